@@ -24,13 +24,14 @@ from .files.catalog import EMBEDDED, embedded_names
 from .files.lora import Adapter, read_adapter
 from .files.sources import generation_of, locate, read_json
 from .files.tokenizers import load_tokenizer
-from .files.weights import Published, inspect, weight_files
+from .files.weights import Published, files_of, inspect
 from .hf.adapt import load_adapter
 from .images.contracts import CodeImaging, ImagingParts
 from .layers.quantize import Quantizer, preferred_dtype, quantizer
 from .loading import assemble
 from .loading.decoding_config import Overrides, build_decoding_config, check_autoregressive, check_tokenizer
 from .loading.kinds import NEXTSTEP
+from .loading.packing import Packing, choose_packing
 from .loading.recognition import read_description, recognise
 from .loading.unread import check_floating, say_left_out
 from .model import LanguageModel
@@ -97,6 +98,8 @@ def load_any(
     decoder: str | os.PathLike[str] | None = None,
     text_encoder: str | None = None,
     quantize: str | None = None,
+    packed: bool | None = None,
+    activations: str | None = None,
     tp: bool = False,
     cuda_graphs: bool = False,
     adapter: str | os.PathLike[str] | None = None,
@@ -107,13 +110,15 @@ def load_any(
     `device_map` ("auto" or accelerate's dictionary) spreads the layers over devices; `mask_id`, `block`, `shift` and
     `attention` override what the checkpoint says. For an image model, `decoder` is its image tokenizer and
     `text_encoder` encodes its captions, if not beside the weights. `quantize` ("int8", "int4", "fp8") quantizes the
-    linear layers. With `tp`, each of the processes that torchrun started holds a share of every layer. With
+    linear layers. `packed` keeps the block-quantized matrices of a GGUF file as they are, which is the default on CPUs
+    with a kernel for them; `activations` is the type of what they multiply, "float32" or "int8". With `tp`, each of the
+    processes that torchrun started holds a share of every layer. With
     `cuda_graphs`, forwards of few queries whose shapes come again are captured as CUDA graphs and replayed. `adapter`,
     a folder or hub id in PEFT's layout, is merged into the weights. Without `images`, a model that draws and writes is
     loaded for its text; nothing changes for others.
     Raises ModelError, with what would work, for what cannot be loaded faithfully.
     """
-    check(quantize=quantize, device_map=device_map)
+    check(quantize=quantize, device_map=device_map, activations=activations)
     if tp:
         exclusive("tp", quantize=quantize, device_map=device_map, cuda_graphs=cuda_graphs or None)
         device = tensor_parallel.own_device(device)
@@ -127,7 +132,7 @@ def load_any(
     with configs.reading(source.name):
         config, published = read_description(source)
     with suppress(ModelError):  # errors of the files themselves are raised when they are needed
-        published = published or inspect(weight_files(source.folder))
+        published = published or inspect(files_of(source))
     configs.check_config(config, f"{source.name}: config.json", published)
     if attention not in (None, "causal"):  # the caller chose it
         config = {key: value for key, value in config.items() if key != "is_causal"}
@@ -141,6 +146,7 @@ def load_any(
             "text_encoder": text_encoder,
         }
         foreign |= {"quantize": quantize, "tp": tp or None, "cuda_graphs": cuda_graphs or None}
+        foreign |= {"packed": packed, "activations": activations}
         for name, value in foreign.items():
             if value is not None:
                 raise ArgumentError(
@@ -161,6 +167,7 @@ def load_any(
         refused: dict[str, Any] = {"mask_id": mask_id, "block": block, "shift": shift, "attention": attention}
         refused |= {"decoder": decoder, "text_encoder": text_encoder}
         refused |= {"tp": tp or None, "cuda_graphs": cuda_graphs or None}
+        refused |= {"packed": packed, "activations": activations}
         for name, value in refused.items():
             if value is not None:
                 raise ArgumentError(
@@ -198,7 +205,7 @@ def load_any(
     )
     if attention is None and source.folder.parent != EMBEDDED:
         check_tokenizer(source.name, spec, config, tokenizer, shape.vocab)
-    published = published or inspect(weight_files(source.folder))
+    published = published or inspect(files_of(source))
     shape = assemble.as_published(spec, shape, published)
     if lora is not None:
         names = assemble.names_of(spec, shape, published)
@@ -208,7 +215,18 @@ def load_any(
     kind, dtype_reason = preferred_dtype(quantize, dtype) or choose_dtype(dtype, target, stored)
     quantization = None if quantize is None else quantizer(quantize, target, kind)
     shares = tensor_parallel.shares(target, shape) if tp else None
-    make_stack = partial(_native, spec, shape, published, kind, target, device_map, quantization or shares)
+    packing = choose_packing(
+        source,
+        target,
+        dtype,
+        packed,
+        activations,
+        quantize=quantize,
+        device_map=device_map,
+        adapter=adapter,
+        tp=tp or None,
+    )
+    make_stack = partial(_native, spec, shape, published, kind, target, device_map, quantization or shares, packing)
     stack = guarded(source.name, make_stack, published, kind)
     say_left_out(source.name, spec, published)
     entry = stack.embed_device
@@ -243,7 +261,8 @@ def load_any(
         limit=shape.least_window if decoding_config.attention in _UNBOUNDED else None,
         recognized="" if source.folder.parent == EMBEDDED else spec.evidence(config),
         choice=f"{where}, {short(kind)} ({dtype_reason})"
-        + ("" if quantization is None else f", {quantization.summary()}"),
+        + ("" if quantization is None else f", {quantization.summary()}")
+        + ("" if packing is None else f", {packing.summary()}"),
         imaging=imaging,
         quantized=quantize,
         processes=1 if shares is None else shares.count,
@@ -275,12 +294,15 @@ def _native(
     device: torch.device,
     device_map: DeviceMap | None,
     finish: Quantizer | Shares | None,
+    packing: Packing | None,
 ) -> Decoder:
     decoder = assemble.empty(shape)
     expected = assemble.targets(spec, decoder, published)
     used = assemble.check(spec, expected, published, shape)
     if device_map is None:
         more: Any = {"memory": assemble.matmul_memory} if finish is None else {"finish": finish}
+        if packing is not None:
+            more["complete"] = packing.weights(decoder, expected, used, dtype)
         assemble.fill(spec, decoder, expected, used, dtype=dtype, device_of=lambda name: device, **more)
         if finish is None:
             assemble.copy_tied_head(decoder)

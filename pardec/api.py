@@ -52,6 +52,8 @@ def load(
     decoder: str | Path | None = None,
     text_encoder: str | None = None,
     quantize: str | None = None,
+    packed: bool | None = None,
+    activations: str | None = None,
     tp: bool = False,
     cuda_graphs: bool = False,
     adapter: str | Path | None = None,
@@ -77,6 +79,12 @@ def load(
         quantize: "int8", "int4" or "fp8" (on GPUs that support it) quantizes the linear layers, which changes the
             output; needs torchao (extra `quant`). `Model.network.describe()` names the layers that are not quantized.
             With int4, dtype="auto" is bfloat16.
+        packed: True keeps the block-quantized matrices of a GGUF file packed, in the file's own bytes, on a CPU; False
+            dequantizes them to `dtype`. By default they stay packed where there is a kernel for them and `dtype` is
+            "auto".
+        activations: what packed matrices multiply. "float32" (the default) gives the dequantized model's outputs, to
+            float32 rounding; "int8" rounds states to 8 bits in groups of 32, as llama.cpp does, which is faster and
+            changes the output of a matmul by about 0.5%.
         tp: under torchrun, each process holds a share of every layer, for models beyond one GPU. All of them have to
             make the same calls, and all get the same tokens.
         cuda_graphs: on a CUDA device, capture forwards of few queries whose shapes recur as CUDA graphs, so that small
@@ -108,6 +116,8 @@ def load(
             decoder=decoder,
             text_encoder=text_encoder,
             quantize=quantize,
+            packed=packed,
+            activations=activations,
             tp=tp,
             cuda_graphs=cuda_graphs,
             adapter=adapter,

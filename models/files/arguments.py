@@ -11,6 +11,7 @@ from ..errors import ArgumentError, did_you_mean
 
 DTYPES = ("float32", "bfloat16", "float16", "fp32", "bf16", "fp16")
 QUANTIZE = ("int8", "int4", "fp8")
+ACTIVATIONS = ("float32", "int8")
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")  # variables that torchrun sets
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")  # accelerate's policies
 # torch's own device types; packages add others by entry points `torch.backends`.
@@ -25,6 +26,7 @@ def check(
     *,
     tp: bool = False,
     mask_id: object = None,
+    activations: object = None,
 ) -> None:
     """Refuses values that no machine accepts (ArgumentError); loading checks what this machine has."""
     if isinstance(device, str) and device != "auto":
@@ -39,6 +41,9 @@ def check(
     if quantize is not None and quantize not in QUANTIZE:
         near = did_you_mean(str(quantize), QUANTIZE)
         raise ArgumentError(f"unknown quantize {quantize!r}{near}", f"use {', '.join(QUANTIZE)}")
+    if activations is not None and activations not in ACTIVATIONS:
+        near = did_you_mean(str(activations), ACTIVATIONS)
+        raise ArgumentError(f"unknown activations {activations!r}{near}", f"use {' or '.join(ACTIVATIONS)}")
     if quantize is not None and device_map is not None:
         raise ArgumentError(
             f"quantize={quantize} and device_map={device_map} cannot be combined: quantized weights cannot be moved",

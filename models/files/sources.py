@@ -34,6 +34,7 @@ class Source:
     folder: Path
     tokenizer: Path
     file: Path | None = None  # the single weight file that was named, without a config.json
+    gguf: Path | None = None  # the GGUF file of which `folder` has the config and the tokenizer
 
 
 def locate(
@@ -158,7 +159,7 @@ def _single_file(file: Path, name: str) -> Source:
         from .gguf.convert import converted
 
         folder = converted(file)
-        return Source(name, folder, folder)
+        return Source(name, folder, folder, gguf=file)
     if file.suffix not in (".pt", ".pth", ".safetensors") or (file.parent / "config.json").is_file():
         raise ArgumentError(f"{file} is a file", "name the folder that holds config.json and the weights")
     return Source(name, file.parent, file.parent, file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,11 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import ModelError, listed, one_line
+from .gguf import is_gguf
+from .gguf.listing import source_of
+from .gguf.tensors import FileTensor, file_tensors
 from .json_text import parse
+from .sources import Source
 
 # Keys that may hold the tensors in a pickle, averaged ones first; without one the pickle is the tensors.
 CONTAINERS = ("model_ema", "model", "module", "state_dict")
@@ -33,6 +38,12 @@ class Published:
     dtype: torch.dtype | None  # None: not a floating-point type that can be loaded
     change: Callable[[Tensor], Tensor] | None = None  # an adapter's change, which keeps the shape
     tensor: Tensor | None = None  # the tensor, where it is in memory and in no file
+    blocks: FileTensor | None = None  # the tensor of a GGUF file
+
+
+def files_of(source: Source) -> list[Path]:
+    """The weight files of a model. Raises ModelError if there are none or a shard is missing."""
+    return weight_files(source.folder) if source.gguf is None else [source.gguf]
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -53,6 +64,8 @@ def weight_files(folder: Path) -> list[Path]:
                     f"{index} names them; copy or download them into the folder",
                 )
             return [folder / name for name in names]
+    if (gguf := source_of(folder)) is not None:
+        return [gguf]
     raise ModelError(
         f"{folder} has a config.json but no weights",
         "expected model.safetensors, model.safetensors.index.json, pytorch_model.bin or pytorch_model.bin.index.json",
@@ -75,7 +88,7 @@ def inspect(files: Iterable[Path]) -> dict[str, Published]:
     """Every tensor of the files by name. Raises ModelError for a damaged file or a name that two files hold."""
     published: dict[str, Published] = {}
     for file in files:
-        for name, entry in (_inspect_safetensors if file.suffix == ".safetensors" else _inspect_pickled)(file):
+        for name, entry in _inspect(file):
             if name in published:
                 raise ModelError(f"tensor {name} is in {published[name].file.name} and again in {file.name}")
             published[name] = entry
@@ -96,6 +109,8 @@ def read(published: dict[str, Published], load: Callable[[str, Tensor], None]) -
     for name, entry in published.items():
         if entry.tensor is not None:
             hand_over(name, entry.tensor)
+        elif entry.blocks is not None:
+            hand_over(name, entry.blocks.values())
         else:
             by_file.setdefault(entry.file, []).append(name)
     for file, names in by_file.items():
@@ -166,6 +181,20 @@ def _opened(file: Path) -> safe_open:
         return safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(f"{file} is damaged or cut short: {error}", AGAIN) from error
+
+
+def _inspect(file: Path) -> Iterator[tuple[str, Published]]:
+    if file.suffix == ".safetensors":
+        return _inspect_safetensors(file)
+    with suppress(OSError):  # of a file that is not there: what reads it says so
+        if is_gguf(file):
+            return _inspect_gguf(file)
+    return _inspect_pickled(file)
+
+
+def _inspect_gguf(file: Path) -> Iterator[tuple[str, Published]]:
+    for name, tensor in file_tensors(file):
+        yield name, Published(file, tensor.shape, tensor.dtype, blocks=tensor)
 
 
 def _inspect_safetensors(file: Path) -> Iterator[tuple[str, Published]]:

@@ -41,8 +41,8 @@ def empty(
 
 
 def repacked(weight: Tensor) -> Tensor | None:
-    """A copy of `weight` [N, K] in panels; None where panels make matmuls no faster."""
-    if not panels.is_faster(weight.shape, weight.dtype, weight.device):
+    """A copy of `weight` [N, K] in panels; None where panels make matmuls no faster, and of packed weights."""
+    if isinstance(weight, PackedWeight) or not panels.is_faster(weight.shape, weight.dtype, weight.device):
         return None
     copy = panels.empty(weight.shape[0], weight.shape[1], weight.dtype)
     copy.fill(weight.detach())
@@ -56,7 +56,7 @@ def dense(weight: Tensor) -> Tensor:
 
 def rows_of(weight: Tensor, index: Tensor) -> Tensor:
     """[N, K] the rows `index` [N] of `weight`, one after the other."""
-    return weight.rows(index) if isinstance(weight, panels.Panels) else dense(weight).index_select(0, index)
+    return weight.rows(index) if isinstance(weight, PackedWeight) else weight.index_select(0, index)
 
 
 def stored(weight: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ModelError, install
+from ..kernels.cpu.blocks import BlockWeight
 from ..parallel.placement import short
 
 _GROUPS = (64, 32)  # group sizes in int4 (weights that share a scale): the first that divides a row
@@ -145,6 +146,8 @@ def weight_bytes(weights: Iterable[Tensor]) -> int:
 
 
 def _bytes(weight: Tensor) -> int:
+    if isinstance(weight, BlockWeight):
+        return weight.stored_bytes
     inner = getattr(weight, "__tensor_flatten__", None)
     if inner is None:
         return weight.nbytes

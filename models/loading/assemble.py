@@ -143,12 +143,16 @@ def fill(
     device_of: Callable[[str], torch.device],
     memory: Callable[[str], Callable[..., Tensor]] = lambda name: torch.empty,
     finish: Finish | None = None,
+    complete: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Read every tensor straight into its parameter; only one published tensor is in memory in addition to the weights.
 
     `memory(name)` returns the function that allocates a matrix of a parameter, given its shape, dtype and device.
     `finish(name, weight)` returns what to keep of a parameter, or of each expert's in a stack, once it is complete.
+    `complete` has the parameters that are not to be read.
     """
+    complete = complete or {}
+    published = {name: entry for name, entry in published.items() if expected[name].parameter not in complete}
     shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
 
     def allocate(name: str) -> Weight:
@@ -158,7 +162,7 @@ def fill(
         return _allocate(name, shapes[name], memory(name), dtype, device, listed=listed)
 
     weights = _read(spec, decoder.config, shapes, expected, published, allocate, partial(_finished, finish))
-    for name, weight in weights.items():
+    for name, weight in (*complete.items(), *weights.items()):
         owner, _, leaf = name.rpartition(".")
         module = decoder.get_submodule(owner)
         delattr(module, leaf)  # a stack may come back as a list

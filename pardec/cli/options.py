@@ -73,6 +73,11 @@ Device = Annotated[str, _option(RUN, "The device: auto, cpu, cuda, cuda:1 or mps
 Dtype = Annotated[str, _option(RUN, "The type of the weights: auto, float32, bfloat16 or float16.")]
 DeviceMap = Annotated[str | None, _option(RUN, "auto distributes the layers over devices.")]
 Quantize = Annotated[str | None, _option(RUN, "int8, int4 or fp8: quantize the linear layers, with the extra quant.")]
+Packed = Annotated[
+    bool | None,
+    _option(RUN, "Keep the blocks of a GGUF file packed in memory, or dequantize them.", "--packed/--dense"),
+]
+Activations = Annotated[str | None, _option(RUN, "What packed weights multiply: float32, or int8, which is faster.")]
 TensorParallel = Annotated[bool, _option(RUN, "Tensor parallelism under torchrun.", "--tp")]
 CudaGraphs = Annotated[bool, _option(RUN, "Replay small forwards as CUDA graphs.", "--cuda-graphs")]
 Adapter = Annotated[
@@ -281,6 +286,8 @@ class Loading:
     dtype: Dtype = "auto"
     device_map: DeviceMap = None
     quantize: Quantize = None
+    packed: Packed = None
+    activations: Activations = None
     cuda_graphs: CudaGraphs = False
     adapter: Adapter = None
     revision: Revision = None

@@ -86,6 +86,7 @@ def check_placing(placing: Mapping[str, Any]) -> None:
         placing.get("device_map"),
         tp=placing.get("tp", False),
         mask_id=placing.get("mask_id"),
+        activations=placing.get("activations"),
     )
 
 

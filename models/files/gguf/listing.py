@@ -32,6 +32,14 @@ def converted_files() -> list[Converted]:
     return sorted(_files(), key=lambda entry: entry.name)
 
 
+def source_of(folder: Path) -> Path | None:
+    """The GGUF file of which `folder` has the config and the tokenizer; None for any other folder."""
+    try:
+        return Path(str(parse((folder / SOURCE).read_bytes())["file"]))
+    except (OSError, LookupError, TypeError, ValueError):
+        return None
+
+
 def _files() -> Iterator[Converted]:
     try:
         if not (cache_folder() / FOLDER).is_dir():

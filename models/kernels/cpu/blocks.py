@@ -22,9 +22,10 @@ The formats are those of ggml (github.com/ggml-org/llama.cpp, ggml-common.h); bl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -134,7 +135,7 @@ class BlockWeight(PackedWeight):
 
     def matmul(self, x: Tensor, base: Tensor | None = None) -> Tensor:
         if not self._takes(x):
-            out = torch.nn.functional.linear(x, self.dense.to(x.dtype))
+            out = torch.nn.functional.linear(_rounded(x) if self.activations == "int8" else x, self.dense.to(x.dtype))
             return out if base is None else out + base
         flat = x.reshape(-1, self.shape[1])
         if base is not None:
@@ -169,6 +170,24 @@ class BlockWeight(PackedWeight):
             start += count
 
 
+def joined(
+    tensors: Sequence[tuple[str, Tensor]], columns: int, dtype: torch.dtype, activations: Activations
+) -> BlockWeight:
+    """The matrix whose rows are those of `tensors`, types and blocks as `pack` takes them, one after the other."""
+    parts = [(kind, [raw for _, raw in own]) for kind, own in groupby(tensors, lambda each: each[0])]
+    packed = [pack(kind, raws[0] if len(raws) == 1 else torch.cat(raws)) for kind, raws in parts]
+    counts = tuple(sum(map(len, raws)) for _, raws in parts)
+    return BlockWeight(tuple(kind for kind, _ in parts), counts, columns, dtype, activations, *packed)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """x [..., K] with each group of 32 rounded to int8 and multiplied back, as the kernel multiplies it."""
+    groups = x.float().unflatten(-1, (-1, GROUP))
+    most = groups.abs().amax(-1, keepdim=True)
+    whole = (groups * torch.where(most > 0, 127 / most, 0)).round_()
+    return (whole * (most / 127)).flatten(-2).to(x.dtype)
+
+
 def kernel() -> Any:
     """The compiled matmul; None where it cannot be compiled or this processor is not supported."""
     return library.kernel_on(supported(), _FILE, "pardec_blocks", _ARGUMENTS)
@@ -190,7 +209,9 @@ def pack(kind: str, raw: Tensor) -> Tensor:
         part = raw[start : start + step]
         if short := -len(part) % WIDTH:
             part = torch.cat((part, part.new_zeros(short, raw.shape[1])))
-        out[start // WIDTH : (start + len(part)) // WIDTH] = _pack(own, _READERS[kind](part.unflatten(1, (-1, own.size))))
+        out[start // WIDTH : (start + len(part)) // WIDTH] = _pack(
+            own, _READERS[kind](part.unflatten(1, (-1, own.size)))
+        )
     return out
 
 

@@ -17,6 +17,10 @@ class PackedWeight(Tensor):
         """The plain matrix [N, K], row by row."""
         raise NotImplementedError
 
+    def rows(self, index: Tensor) -> Tensor:
+        """[..., K] the rows `index` [...] of the plain matrix."""
+        return self.dense[index]
+
     @property
     def parts(self) -> tuple[Any, ...]:
         """The arguments that make the same weight again; its tensors hold the numbers."""
@@ -43,6 +47,8 @@ class PackedWeight(Tensor):
     ) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             return type(args[0])(*args[0].parts)
+        if func is torch.ops.aten.embedding.default and isinstance(args[0], PackedWeight):
+            return args[0].rows(args[1])
         if func._schema.is_mutable and isinstance(args[0], PackedWeight):
             raise NotImplementedError(f"{func} would write to packed weights, which are only read")
         args, kwargs = tree_map_only(PackedWeight, lambda weight: weight.dense, (args, kwargs or {}))

@@ -57,8 +57,7 @@ class Panels(PackedWeight):
         return rearrange(self.packed, "p k j i -> (p j) (k i)")[: self.shape[0], : self.shape[1]]
 
     def rows(self, index: Tensor) -> Tensor:
-        """[N, K] the rows `index` [N]."""
-        return self.packed[index // WIDTH, :, index % WIDTH].flatten(1)[:, : self.shape[1]]
+        return self.packed[index // WIDTH, :, index % WIDTH].flatten(-2)[..., : self.shape[1]]
 
     def fill(self, source: Tensor, start: int = 0) -> None:
         """Copies `source` [n, K] to the rows from `start` on."""

@@ -135,8 +135,11 @@ def write_gguf(file: Path, kind: str = "F32", family: str = "llama", **more: Any
     return file
 
 
-def write_embedded_gguf(file: Path, folder: Path, family: str) -> Path:
-    """A GGUF file of a masked model, without a tokenizer, from its folder in Dream's or LLaDA's format."""
+def write_embedded_gguf(file: Path, folder: Path, family: str, kind: str = "F32") -> Path:
+    """A GGUF file of a masked model, without a tokenizer, from its folder in Dream's or LLaDA's format.
+
+    Its matrices are of the type `kind`.
+    """
     from safetensors.torch import load_file
 
     config = json.loads((folder / "config.json").read_text())
@@ -167,7 +170,12 @@ def write_embedded_gguf(file: Path, folder: Path, family: str) -> Path:
                 values = interleaved(values, heads if part == "q_proj" else shared or heads)
         else:
             stored = {**NAMES, **LLADA_NAMES}[name]
-        writer.add_tensor(stored, np.ascontiguousarray(values))
+        values = np.ascontiguousarray(values)
+        if kind == "F32" or values.ndim == 1:
+            writer.add_tensor(stored, values)
+        else:
+            quantization = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(stored, gguf.quants.quantize(values, quantization), raw_dtype=quantization)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

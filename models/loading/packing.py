@@ -1,0 +1,89 @@
+"""The matrices of a GGUF file that stay packed in memory, as its blocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ArgumentError
+from ..files.sources import Source
+from ..files.weights import Published
+from ..kernels.cpu import blocks
+from .assemble import Target
+
+
+@dataclass(slots=True)
+class Packing:
+    """Packs the matrices of one model, and says which. Made by `choose_packing`."""
+
+    activations: blocks.Activations
+    matrices: Counter[str] = field(default_factory=Counter)  # packed, by types
+    plain: Counter[str] = field(default_factory=Counter)  # dequantized, by types
+
+    def weights(
+        self, decoder: nn.Module, expected: Mapping[str, Target], published: Mapping[str, Published], dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        """The packed matrices by parameter: those of which every tensor has a type that a kernel multiplies."""
+        sources: dict[str, list[tuple[int, Published]]] = {}
+        for name, entry in published.items():
+            sources.setdefault(expected[name].parameter, []).append((expected[name].start, entry))
+        packed: dict[str, Tensor] = {}
+        for name, parameter in decoder.named_parameters():
+            if parameter.dim() != 2 or name not in sources:
+                continue
+            parts = [entry for _, entry in sorted(sources[name], key=lambda each: each[0])]
+            tensors = [entry.blocks for entry in parts if entry.blocks is not None and entry.change is None]
+            kinds = "+".join(dict.fromkeys(tensor.kind for tensor in tensors))
+            rows = sum(tensor.shape[0] for tensor in tensors)
+            if rows != parameter.shape[0] or any(tensor.kind not in blocks.TYPES for tensor in tensors):
+                self.plain[kinds] += 1
+                continue
+            raws = [(tensor.kind, tensor.raw()) for tensor in tensors]
+            packed[name] = blocks.joined(raws, parameter.shape[1], dtype, self.activations)
+            self.matrices[kinds] += 1
+        return packed
+
+    def summary(self) -> str:
+        """A summary in one line."""
+        if not self.matrices:
+            return f"no matrix packed ({', '.join(self.plain)})"
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.matrices.most_common())
+        left = f", {self.plain.total()} dequantized ({', '.join(self.plain)})" if self.plain else ""
+        return f"packed matrices: {kinds}{left}, activations {self.activations}"
+
+
+def choose_packing(
+    source: Source, device: torch.device, dtype: object, packed: bool | None, activations: str | None, **others: object
+) -> Packing | None:
+    """How the blocks of a GGUF file are kept; None: they are dequantized, or `source` is another kind of file.
+
+    Without `packed`, blocks stay packed on a CPU that has a kernel for them, unless the caller names a `dtype` for the
+    weights or sets one of the `others`: arguments of `load` that change or move weights. Raises ArgumentError where
+    `packed` or `activations` cannot be followed.
+    """
+    asked = f"packed={packed}" if packed else f"activations={activations}" if activations is not None else None
+    reason, hint = None, "leave it out"
+    if packed is False:
+        reason = "packed=False"
+    elif source.gguf is None:
+        reason, hint = (
+            f"{source.name} is no GGUF file",
+            'leave it out; quantize="int8" or "int4" quantizes other models',
+        )
+    elif device.type != "cpu":
+        reason, hint = f"the model is on {device}, and packed weights are multiplied on a CPU", 'add device="cpu"'
+    elif given := next((name for name, value in others.items() if value is not None), None):
+        reason, hint = f"{given}={others[given]} needs plain weights", f"leave {given} out"
+    elif packed is None and activations is None and dtype != "auto":
+        reason = f"dtype={dtype}"
+    elif packed is None and (not blocks.library.allowed() or blocks.kernel() is None):
+        reason, hint = "there is no kernel for packed weights here", "install a C compiler, or leave it out"
+    if reason is None:
+        return Packing("int8" if activations == "int8" else "float32")
+    if asked is not None:
+        raise ArgumentError(f"{asked} cannot be followed: {reason}", hint)
+    return None

@@ -1,0 +1,104 @@
+"""Models of GGUF files whose matrices stay packed: the dequantized model's outputs, in the file's bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pardec
+from pardec.models.errors import ArgumentError
+from pardec.models.kernels.cpu import blocks
+from pardec.models.kernels.cpu.blocks import BlockWeight
+from tests.models.loading.gguf_files import write_embedded_gguf, write_gguf
+from tests.models.loading.test_gguf import logits
+
+pytestmark = pytest.mark.skipif(blocks.kernel() is None, reason="no kernel for packed weights here")
+
+
+def packed_names(model: pardec.Model) -> set[str]:
+    parameters = model.network.decoder.named_parameters()  # type: ignore[union-attr]
+    return {name.rpartition(".")[2] for name, weight in parameters if isinstance(weight, BlockWeight)}
+
+
+def masked_file(file: Path, kind: str, family: str) -> Path:
+    published = pardec.load(f"tiny-{family}", device="cpu").network.path
+    assert published is not None
+    return write_embedded_gguf(file, published, family, kind)
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "llada", "dream"])
+@pytest.mark.covers(1)
+def test_a_packed_model_is_the_dequantized_one(tmp_path: Path, kind: str, family: str) -> None:
+    write = masked_file if family in ("llada", "dream") else write_gguf
+    file = write(tmp_path / "toy.gguf", kind, family)
+    own, plain = pardec.load(file, device="cpu"), pardec.load(file, device="cpu", packed=False)
+    assert len(packed_names(own)) > 3
+    assert not packed_names(plain)
+    assert torch.allclose(logits(own), logits(plain), rtol=1e-4, atol=1e-4)
+    rounded = pardec.load(file, device="cpu", activations="int8")
+    assert 1e-4 < (logits(rounded) - logits(plain)).abs().max() < 2
+
+
+def test_the_file_s_own_bytes_are_in_memory(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", "Q4_1")
+    own, plain = pardec.load(file, device="cpu"), pardec.load(file, device="cpu", packed=False)
+    assert own.network.weight_bytes < 0.25 * plain.network.weight_bytes  # 5 bits of 32, and panels filled up
+    assert own.network.decoder.head.weight is own.network.decoder.embed.weight  # type: ignore[union-attr]
+    assert "packed matrices: 9 Q4_1, activations float32" in own.network.choice
+
+
+def test_a_named_dtype_is_that_of_plain_weights(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", "Q8_0")
+    for dtype in ("float32", "bfloat16"):
+        assert not packed_names(pardec.load(file, device="cpu", dtype=dtype))
+        own = pardec.load(file, device="cpu", dtype=dtype, packed=True)
+        assert packed_names(own)
+        assert own.network.dtype == getattr(torch, dtype)
+
+
+@pytest.mark.parametrize("activations", ["float32", "int8"])
+@pytest.mark.parametrize("sampler", ["lookup", "jacobi", "recycling"])
+@pytest.mark.covers(1)
+def test_drafters_give_the_tokens_of_the_packed_model(tmp_path: Path, activations: str, sampler: str) -> None:
+    model: Any = pardec.load(write_gguf(tmp_path / "toy.gguf", "Q4_1"), device="cpu", activations=activations)
+    prompts = ["the 12 the 12 the", "in"]
+    expected = [[*model.generate(prompt, sampler="sequential", max_new_tokens=16).tokens[0]] for prompt in prompts]
+    assert [*map(list, model.generate(prompts, sampler=sampler, max_new_tokens=16).tokens)] == expected
+
+
+@pytest.mark.parametrize("activations", ["float32", "int8"])
+@pytest.mark.parametrize("sampler", ["threshold@dual", "threshold@none", "sequential@prefix"])
+@pytest.mark.covers(1)
+def test_packed_masked_models_decode(tmp_path: Path, activations: str, sampler: str) -> None:
+    file = masked_file(tmp_path / "toy.gguf", "Q8_0", "dream")
+    packed: Any = pardec.load(file, device="cpu", activations=activations)
+    plain: Any = pardec.load("tiny-dream", device="cpu")
+    packed.network.tokenizer, prompts = plain.network.tokenizer, ["add 3 4", "add 12 5"]
+    expected = plain.generate(prompts, sampler=sampler, max_new_tokens=16).tokens
+    found = packed.generate(prompts, sampler=sampler, max_new_tokens=16).tokens
+    assert [*map(list, found)] == [*map(list, expected)]  # 8 bits are enough for this model's answers
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"activations": "int4"}, "unknown activations 'int4'"),
+        ({"activations": "int8", "packed": False}, "activations=int8 cannot be followed: packed=False"),
+        ({"packed": True, "device_map": "auto"}, "packed=True cannot be followed: device_map=auto needs plain weights"),
+    ],
+)
+def test_what_cannot_be_followed_is_named(tmp_path: Path, arguments: dict[str, Any], problem: str) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", "Q8_0")
+    with pytest.raises(ArgumentError, match=problem):
+        pardec.load(file, device="cpu", **arguments)
+
+
+def test_other_files_cannot_stay_packed() -> None:
+    with pytest.raises(ArgumentError, match="packed=True cannot be followed: tiny-llama is no GGUF file"):
+        pardec.load("tiny-llama", device="cpu", packed=True)
+    with pytest.raises(ArgumentError, match="activations=int8"):
+        pardec.load("tiny-mar", device="cpu", activations="int8")
