@@ -25,16 +25,20 @@
 #include <arm_neon.h>
 #endif
 
+#ifndef LANES                   /* float32 numbers of a vector */
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
-#define LANES 16                /* float32 numbers of a vector */
-#define FLOAT_ROWS 8            /* rows of x that a tile of float32 holds: FLOAT_ROWS * VECTORS sums in registers */
-#define INT_ROWS 8
+#define LANES 16
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define LANES 8
-#define FLOAT_ROWS 3
-#define INT_ROWS 4
 #else
 #define LANES 4
+#endif
+#endif
+
+#if LANES == 16                 /* rows of x in a tile: its sums stay in registers */
+#define FLOAT_ROWS 8
+#define INT_ROWS 8
+#else
 #define FLOAT_ROWS 3
 #define INT_ROWS 4
 #endif
@@ -339,7 +343,8 @@ INLINE void dequantize(const int wide, const int halves, const uint8_t *codes, c
 INLINE ints dot(const int wide, ints sum, words w, words a)
 {
 #if LANES == 16
-    return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)(wide ? w ^ 0x80808080 : w), (__m512i)a);
+    if (wide) w ^= 0x80808080;  /* unsigned: 128 more */
+    return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)a);
 #elif defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
     return (ints)vdotq_s32((int32x4_t)sum, (int8x16_t)w, (int8x16_t)a);
 #elif LANES == 4
