@@ -176,42 +176,38 @@ INLINE words looked_up(words x, const int8_t *table)
 static const int8_t IQ4_NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 static const int8_t MXFP4_VALUES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0}; /* each + 12 */
 
+/* The codes of quads `quad` and `quad + 4` of a group, of the j-th vector of rows. */
+INLINE void pair_of(const int kind, const uint8_t *x, int quad, int j, words *first, words *second)
+{
+    ptrdiff_t at = quad * WIDTH * 4 + j * 4 * LANES;
+    if (kind == Q8_0) {
+        *first = *(const words *)(x + at);
+        *second = *(const words *)(x + CODES / 2 + at);
+        return;
+    }
+    const words *high = (const words *)(x + WIDTH * 16 + j * 4 * LANES);    /* the bits above the lower 4 */
+    words both = *(const words *)(x + at);
+    *first = both & 0x0f0f0f0f, *second = (both >> 4) & 0x0f0f0f0f;
+    if (kind == IQ4_NL || kind == MXFP4) {
+        const int8_t *table = kind == IQ4_NL ? IQ4_NL_VALUES : MXFP4_VALUES;
+        *first = looked_up(*first, table), *second = looked_up(*second, table);
+    } else if (kind == Q6_K) {
+        *first |= ((high[0] >> (2 * quad)) & 0x03030303) << 4;
+        *second |= ((high[VECTORS] >> (2 * quad)) & 0x03030303) << 4;
+    } else if (kind == Q5_0 || kind == Q5_1 || kind == Q5_K) {
+        *first |= ((high[0] >> quad) & 0x01010101) << 4;
+        *second |= ((high[0] >> (quad + 4)) & 0x01010101) << 4;
+    }
+}
+
 /* The codes of a group as bytes: out[k / 4][row][k % 4]. */
 INLINE void codes_of(const int kind, const uint8_t *x, uint8_t *out)
 {
-    if (kind == Q8_0) {
-        memcpy(out, x, CODES);
-        return;
-    }
-    const uint8_t *planes = x + WIDTH * 16;     /* the bits above the lower 4 */
-    UNROLL for (int j = 0; j < VECTORS; j++) {
-        words low = {0}, high = {0};
-        if (run_of(kind) == 4 && kind != MXFP4) low = *(const words *)(planes + j * 4 * LANES);
-        if (kind == Q6_K) {
-            low = *(const words *)(planes + j * 4 * LANES);
-            high = *(const words *)(planes + WIDTH * 4 + j * 4 * LANES);
-        }
+    UNROLL for (int j = 0; j < VECTORS; j++)
         UNROLL for (int quad = 0; quad < QUADS / 2; quad++) {
-            ptrdiff_t at = quad * WIDTH * 4 + j * 4 * LANES;
-            words both = *(const words *)(x + at);
-            words first = both & 0x0f0f0f0f, second = (both >> 4) & 0x0f0f0f0f;
-            if (kind == IQ4_NL) {
-                first = looked_up(first, IQ4_NL_VALUES);
-                second = looked_up(second, IQ4_NL_VALUES);
-            } else if (kind == MXFP4) {
-                first = looked_up(first, MXFP4_VALUES);
-                second = looked_up(second, MXFP4_VALUES);
-            } else if (kind == Q6_K) {
-                first |= ((low >> (2 * quad)) & 0x03030303) << 4;
-                second |= ((high >> (2 * quad)) & 0x03030303) << 4;
-            } else if (run_of(kind) == 4) {
-                first |= ((low >> quad) & 0x01010101) << 4;
-                second |= ((low >> (quad + 4)) & 0x01010101) << 4;
-            }
-            *(words *)(out + at) = first;
-            *(words *)(out + WIDTH * GROUP / 2 + at) = second;
+            words *to = (words *)(out + quad * WIDTH * 4 + j * 4 * LANES);
+            pair_of(kind, x, quad, j, to, (words *)((uint8_t *)to + CODES / 2));
         }
-    }
 }
 
 /* Scales and minima of a group: s and m [2][WIDTH], of which the second is that of the second half in Q6_K. */
@@ -359,6 +355,14 @@ INLINE ints dot(const int wide, ints sum, words w, words a)
 /* Rows of x in int8: for each group d, and the sum of a over the group and over each of its halves. */
 struct rows { int8_t *a; float *d; int32_t *sum; ptrdiff_t step; int groups; };
 
+/* A vector of a group's sums, times the scales, added to the total of a row. */
+INLINE void add_group(const int wide, const float *s, const float *m, ptrdiff_t n, ints whole, float d, int32_t added,
+                      float *total)
+{
+    vec value = fused(*(const vec *)(s + n) * d, floats(whole), *(const vec *)(total + n));
+    *(vec *)(total + n) = wide ? value : fused(*(const vec *)(m + n), every(d * added), value);
+}
+
 #define COLUMNS (VECTORS < 2 ? 1 : 2) /* vectors of a tile */
 
 /* `rows` rows from the i-th on, times one group: added to total [rows][WIDTH]. */
@@ -412,15 +416,68 @@ INLINE void int_tile(const int rows, const int run, const int halves, const uint
             }
             UNROLL for (int r = 0; r < rows; r++) {
                 ptrdiff_t at = (i + r) * x->groups + g;
-                float d = x->d[at];
-                UNROLL for (int j = 0; j < COLUMNS; j++) {
-                    vec *to = (vec *)(total + r * WIDTH + (first + j) * LANES);
-                    ptrdiff_t n = half * WIDTH + (first + j) * LANES;
-                    vec value = fused(*(const vec *)(s + n) * d, floats(sum[r][j]), *to);
-                    *to = wide ? value : fused(*(const vec *)(m + n), every(d * x->sum[at * 3 + (halves == 2) + half]), value);
-                }
+                UNROLL for (int j = 0; j < COLUMNS; j++)
+                    add_group(wide, s + half * WIDTH, m + half * WIDTH, (first + j) * LANES, sum[r][j], x->d[at],
+                              x->sum[at * 3 + (halves == 2) + half], total + r * WIDTH);
             }
         }
+}
+
+/* The same for one row and all groups, from the packed codes. */
+INLINE void one_row(const int kind, const uint8_t *panel, int groups, const struct rows *x, int i, float *total)
+{
+    const int wide = is_wide(kind), halves = kind == Q6_K ? 2 : 1;
+    for (int g = 0; g < groups; g++) {
+        const uint8_t *codes = panel + start_of(kind, g) + bytes_of_scales(kind);
+        const int8_t *a = x->a + i * x->step + g * GROUP;
+        ptrdiff_t at = (ptrdiff_t)i * x->groups + g;
+        float s[2 * WIDTH] __attribute__((aligned(64))), m[2 * WIDTH] __attribute__((aligned(64)));
+        for (int line = 0; line < bytes_of_codes(kind) + bytes_of_scales(kind); line += 64)
+            __builtin_prefetch(codes + AHEAD + line, 0, 2);
+        scales_of(kind, panel, g, s, m);
+        UNROLL for (int from = 0; from < VECTORS; from += COLUMNS) {
+            ints sum[2][COLUMNS];
+            int start = LANES == 16 && wide ? -128 * x->sum[at * 3] : 0;
+            UNROLL for (int j = 0; j < COLUMNS; j++)
+                sum[0][j] = (ints){0} + start, sum[1][j] = (ints){0};
+#if LANES == 8
+            const int run = run_of(kind) > 4 ? 4 : run_of(kind), merged = run_of(kind) == 8;
+            __m256i part[2][COLUMNS];
+#endif
+            UNROLL for (int quad = 0; quad < QUADS / 2; quad++) {
+                words w[2][COLUMNS];
+                UNROLL for (int j = 0; j < COLUMNS; j++)
+                    pair_of(kind, codes, quad, from + j, &w[0][j], &w[1][j]);
+                UNROLL for (int half = 0; half < 2; half++) {
+                    uint32_t four;
+                    memcpy(&four, a + (half * QUADS / 2 + quad) * 4, 4);
+#if LANES == 8
+                    const int h = merged ? 0 : half, begin = quad % run == 0 && (!merged || half == 0);
+                    const int end = quad % run == run - 1 && (!merged || half == 1);
+                    __m256i one = _mm256_set1_epi32((int)four);
+                    UNROLL for (int j = 0; j < COLUMNS; j++) {
+                        __m256i own = (__m256i)w[half][j];
+                        __m256i pairs = wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(own), _mm256_sign_epi8(one, own))
+                                             : _mm256_maddubs_epi16(own, one);
+                        part[h][j] = begin ? pairs : _mm256_add_epi16(part[h][j], pairs);
+                        if (end) sum[h][j] += (ints)_mm256_madd_epi16(part[h][j], _mm256_set1_epi16(1));
+                    }
+#else
+                    words one = (words){0} + four;
+                    UNROLL for (int j = 0; j < COLUMNS; j++)
+                        sum[half][j] = dot(wide, sum[half][j], w[half][j], one);
+#endif
+                }
+            }
+            UNROLL for (int half = 0; half < halves; half++)
+                UNROLL for (int j = 0; j < COLUMNS; j++) {
+                    ints whole = sum[half][j];
+                    if (halves == 1) whole += sum[1][j];
+                    add_group(wide, s + half * WIDTH, m + half * WIDTH, (from + j) * LANES, whole, x->d[at],
+                              x->sum[at * 3 + (halves == 2) + half], total);
+                }
+        }
+    }
 }
 
 #define ARGUMENTS                                                                                                  \
@@ -448,6 +505,17 @@ MORE(1, 1) MORE(2, 2) MORE(4, 1) MORE(8, 1)
 #else
 #define OF(run) {int_tile_1_##run, int_tile_2_##run, int_tile_3_##run, int_tile_4_##run}
 #endif
+
+#define ONE(kind)                                                                                                  \
+    static void one_##kind(const uint8_t *panel, int groups, const struct rows *x, int i, float *total)             \
+    {                                                                                                              \
+        one_row(kind, panel, groups, x, i, total);                                                                 \
+    }
+
+ONE(Q4_0) ONE(Q4_1) ONE(Q5_0) ONE(Q5_1) ONE(Q8_0) ONE(IQ4_NL) ONE(MXFP4) ONE(Q4_K) ONE(Q5_K) ONE(Q6_K)
+
+static void (*const ONES[])(const uint8_t *, int, const struct rows *, int, float *) = {
+    one_Q4_0, one_Q4_1, one_Q5_0, one_Q5_1, one_Q8_0, one_IQ4_NL, one_MXFP4, one_Q4_K, one_Q5_K, one_Q6_K};
 
 typedef void (*IntTile)(ARGUMENTS);
 
@@ -588,7 +656,9 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
         for (int from = 0; from < count; from += ROWS) {
             int together = least(ROWS, count - from);
             memset(total, 0, sizeof(float) * together * WIDTH);
-            for (int g = 0; g < groups; g += each) {
+            int alone = rounded && together == 1;
+            if (alone) ONES[kind](here, groups, &rows, from, total);
+            for (int g = alone ? groups : 0; g < groups; g += each) {
                 int some = least(each, groups - g);
                 UNPACKS[kind](here, g, some, codes, s, m);
                 if (!rounded) {
