@@ -16,7 +16,7 @@ INLINE float highest_of(const float *x, int width)
         highest = larger(highest, *(const vec *)(x + n));
         other = larger(other, *(const vec *)(x + n + LANES));
     }
-    if (n) top = _mm512_reduce_max_ps((__m512)larger(highest, other));
+    if (n) top = largest_of(larger(highest, other));
     for (; n < width; n++) top = x[n] > top ? x[n] : top;
     return top;
 }
@@ -45,9 +45,9 @@ int pardec_greedy(const float *logits, int64_t *ids, float *probability, int row
         const float *x = logits + (ptrdiff_t)r * width;
         float top = highest_of(x, width);
         int at = 0, whole = 1;
-        __m512 all = _mm512_set1_ps(top);
+        vec all = spread(top);
         for (; at + LANES <= width; at += LANES) {
-            __mmask16 same = _mm512_cmp_ps_mask(*(const __m512_u *)(x + at), all, _CMP_EQ_OQ);
+            unsigned same = where_equal(*(const vec *)(x + at), all);
             if (same) {
                 at += __builtin_ctz(same);
                 whole = 0;
@@ -91,7 +91,7 @@ int pardec_likeliest(const float *logits, int64_t *ids, float *shares, int rows,
         }
         int n = count;
         for (; n + LANES <= width; n += LANES) {
-            __mmask16 above = _mm512_cmp_ps_mask(*(const __m512_u *)(x + n), _mm512_set1_ps(best[count - 1]), _CMP_GT_OQ);
+            unsigned above = where_above(*(const vec *)(x + n), spread(best[count - 1]));
             for (; above; above &= above - 1) {
                 int at = n + __builtin_ctz(above);
                 enter(x[at], at, count, best, places);

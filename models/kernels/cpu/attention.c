@@ -23,8 +23,13 @@
 #include "attention_tiles.h"
 
 #define BLOCK 48                /* slots: a multiple of what SLOTS and vectors take at once */
-#define ALONE 4                 /* queries without a vector of their own that go over a block together */
-#define MOST_ALONE 8            /* of these, in all: a vector that holds more of them is faster */
+#if LANES == 8                  /* registers hold half as many sums */
+#define ALONE 2                 /* queries without a vector of their own that go over a block together */
+#define MOST_ALONE 4            /* of these, in all: a vector that holds more of them is faster */
+#else
+#define ALONE 4
+#define MOST_ALONE 8
+#endif
 #define LOWEST -1e30f
 #define LINE 64                 /* bytes that are fetched together */
 
@@ -153,6 +158,7 @@ INLINE const float *block_of(int type, const void *x, ptrdiff_t *step, int slots
 /* Values of each two slots in pairs, [slots / 2, dim]; behind the last slot they are 0. */
 INLINE void pair_slots(const void *x, ptrdiff_t step, int slots, int dim, float *room)
 {
+#if HAS_PAIRS
     for (int s = 0; s < slots; s += 2, room += dim) {
         const void *row = past(BFLOAT16, x, s * step), *next = past(BFLOAT16, row, step);
         for (int d = 0; d < dim; d += LANES) {
@@ -163,24 +169,7 @@ INLINE void pair_slots(const void *x, ptrdiff_t step, int slots, int dim, float 
             _mm512_mask_storeu_epi32(room + d, some, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
         }
     }
-}
-
-/* Sums of the four quarters of each of four vectors: quarter i of what comes out has those of quarters i. */
-INLINE vec quarters(const vec *x)
-{
-    __m512 a = (__m512)x[0], b = (__m512)x[1], c = (__m512)x[2], d = (__m512)x[3];
-    __m512d ab = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    __m512d cd = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    return (vec)_mm512_unpacklo_pd(ab, cd) + (vec)_mm512_unpackhi_pd(ab, cd);
-}
-
-/* The sums of 16 vectors, in order, of what `quarters` made of each four. */
-INLINE vec sums_of(const vec *x)
-{
-    __m512 a = (__m512)x[0], b = (__m512)x[1], c = (__m512)x[2], d = (__m512)x[3];
-    __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-    __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
-    return (vec)_mm512_shuffle_f32x4(ab, cd, 0x88) + (vec)_mm512_shuffle_f32x4(ab, cd, 0xdd);
+#endif
 }
 
 #define LONE                                                                                                       \
@@ -218,8 +207,8 @@ INLINE void lone(const int kind, const int count, LONE)
     float weights[ALONE * BLOCK];
     vec share[ALONE];
     for (int s = 0; s < slots; s += LANES) {
-        vec part[ALONE][4];
-        for (int g = 0; g < 4; g++) {
+        vec part[ALONE][LANES / 4];
+        for (int g = 0; g < LANES / 4; g++) {
             const float *row[4];
             vec sum[ALONE][4] = {0};
             UNROLL for (int i = 0; i < 4; i++) row[i] = block->k + least(s + 4 * g + i, slots - 1) * block->k_step;
@@ -242,7 +231,7 @@ INLINE void lone(const int kind, const int count, LONE)
         for (int s = slots; s < end; s++) own[s] = LOWEST;
         vec top = every(LOWEST), mass = {0};
         for (int s = 0; s < end; s += LANES) top = larger(top, *(vec *)(own + s));
-        float highest = _mm512_reduce_max_ps((__m512)top);
+        float highest = largest_of(top);
         if (highest < tops[e]) highest = tops[e];
         share[e] = power(every((tops[e] - highest) * scale));
         for (int s = 0; s < end; s += LANES) {
@@ -266,9 +255,14 @@ INLINE void lone(const int kind, const int count, LONE)
 #define LONE_OF(count)                                                                                             \
     static void lone_##count(LONE) { lone(SINGLE, count, one, block, queries, masks, tops, masses, out); }         \
     static void lone_pairs_##count(LONE) { lone(PAIRS, count, one, block, queries, masks, tops, masses, out); }
-LONE_OF(1) LONE_OF(2) LONE_OF(3) LONE_OF(4)
+LONE_OF(1) LONE_OF(2)
+#if ALONE == 2
+static void (*const LONE_BY[2][ALONE])(LONE) = {{lone_1, lone_2}, {lone_pairs_1, lone_pairs_2}};
+#else
+LONE_OF(3) LONE_OF(4)
 static void (*const LONE_BY[2][ALONE])(LONE) = {
     {lone_1, lone_2, lone_3, lone_4}, {lone_pairs_1, lone_pairs_2, lone_pairs_3, lone_pairs_4}};
+#endif
 
 /* Numbers of float32 that `few` needs room for. */
 static size_t room_for(int dim)
@@ -280,8 +274,8 @@ static size_t room_for(int dim)
  * `more` that go alone. */
 INLINE void few(const int kind, const int vectors, const Head *one, int first, int count, int more, float *held)
 {
-    int type = one->type, dim = one->dim, width = vectors * LANES, each = SLOTS(vectors);
-    int length = kind == PAIRS ? dim / 2 : dim; /* numbers or pairs of a key */
+    int type = one->type, dim = one->dim, width = vectors * LANES;
+    int each = SLOTS(vectors), dimensions = DIMENSIONS(vectors), length = kind == PAIRS ? dim / 2 : dim; /* numbers or pairs of a key */
     float *turned = held, *out = turned + dim * width, *scores = out + dim * width, *queries = scores + BLOCK * width;
     float *others = queries + MOST_ALONE * dim, *keys = others + MOST_ALONE * dim, *values = keys + BLOCK * dim;
     float tops[MOST_ALONE], masses[MOST_ALONE] = {0};
@@ -332,9 +326,9 @@ INLINE void few(const int kind, const int vectors, const Head *one, int first, i
             for (int s = block.seen; s < slots; s++) scores[s * width + n] += mask[s - block.seen];
         }
         weigh(kind, vectors, scores, slots, one->scale, highest, total, share);
-        for (int d = 0; d < dim; d += ROWS) {
-            fetch(one, &block, block.next_v, one->v_slot, d / ROWS, (dim + ROWS - 1) / ROWS);
-            VALUES_BY[kind][vectors - 1][least(ROWS, dim - d) - 1](block.v + d, block.v_step, scores, share,
+        for (int d = 0; d < dim; d += dimensions) {
+            fetch(one, &block, block.next_v, one->v_slot, d / dimensions, (dim + dimensions - 1) / dimensions);
+            VALUES_BY[kind][vectors - 1][least(dimensions, dim - d) - 1](block.v + d, block.v_step, scores, share,
                                                                    out + d * width, block.steps);
         }
     }

@@ -10,7 +10,7 @@
 #define ROWS 8                  /* slots, or dimensions, at once, at most */
 #define PART 8                  /* dimensions, or pairs of them, whose products are summed for themselves */
 
-#ifdef __AVX512BF16__
+#if LANES == 16 && defined(__AVX512BF16__)
 #define HAS_PAIRS 1
 #else
 #define HAS_PAIRS 0
@@ -23,8 +23,21 @@ enum { SINGLE, PAIRS };         /* what a number of 32 bits holds */
 
 typedef float loose __attribute__((aligned(1), may_alias)); /* wherever it lies */
 
+/* Dimensions whose values are added up at once: with 16 registers, as many as SLOTS has. */
+#if LANES == 8
+#define DIMENSIONS(vectors) SLOTS(vectors)
+#else
+#define DIMENSIONS(vectors) ROWS
+#endif
+
 /* Held in a register from here on: read from memory at each use, loads would take longer than the arithmetic. */
+#if LANES == 16
 #define KEPT(x) __asm__("" : "+v"(x))
+#elif LANES == 8
+#define KEPT(x) __asm__("" : "+x"(x))
+#else
+#define KEPT(x) __asm__("" : "+w"(x))
+#endif
 
 #define SCORES const float *k, ptrdiff_t step, const float *q, float *out, int dim
 #define VALUES const float *v, ptrdiff_t step, const float *weights, const vec *share, float *out, int slots
@@ -41,7 +54,7 @@ INLINE vec with_products(const int kind, vec sum, vec a, vec b)
 /* The same, b being one number or pair. */
 INLINE vec with_product(const int kind, vec sum, vec a, const float *b)
 {
-    return with_products(kind, sum, a, (vec)_mm512_set1_ps(*(const loose *)b));
+    return with_products(kind, sum, a, spread(*(const loose *)b));
 }
 
 /* sum[i][n] += x[i * step] * y[n], n = `vectors` vectors. */

@@ -17,9 +17,13 @@
 
 #include "vectors.h"
 
-#define VECTORS 2               /* of a panel */
-#define WIDTH (LANES * VECTORS)
+#define WIDTH 32
+#define VECTORS (WIDTH / LANES) /* of a panel */
+#if LANES == 16
 #define ROWS 6                  /* of x at once: two ROWS * VECTORS sums are as many as registers hold beside the rest */
+#else
+#define ROWS 2                  /* the sums over groups go through memory */
+#endif
 #define STEP (WIDTH * 4)        /* bytes: of four k */
 #define STEPS 16                /* of a group */
 #define GROUP (STEPS * 4)
@@ -29,14 +33,41 @@
 /* Rows of x in 8 bits: `apart` bytes and `groups` groups each. */
 struct rows { int8_t *a; float *s; int *less; ptrdiff_t apart; int groups; };
 
+/* sum + the products of each four bytes of w with those of a. What w has too much, 128, is taken off here where its
+ * products are of bytes with a sign, so that OVER is 0, and by the caller where they are not. A sum of two products of
+ * bytes fits 16 bits: none is -128. */
+#if LANES == 16 && defined(__AVX512VNNI__)
+#define OVER 128
 INLINE ints four_pairs(ints sum, ints w, int a)
 {
-#ifdef __AVX512VNNI__
     return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, _mm512_set1_epi32(a));
-#else
-    return sum; /* not reached: see pardec_multiplies_int8 */
-#endif
 }
+#elif LANES == 8 && defined(__AVXVNNI__)
+#define OVER 128
+INLINE ints four_pairs(ints sum, ints w, int a)
+{
+    return (ints)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, _mm256_set1_epi32(a));
+}
+#elif LANES == 8
+#define OVER 0
+INLINE ints four_pairs(ints sum, ints w, int a)
+{
+    __m256i four = _mm256_set1_epi32(a), own = _mm256_xor_si256((__m256i)w, _mm256_set1_epi8(-128));
+    __m256i twos = _mm256_maddubs_epi16(_mm256_abs_epi8(four), _mm256_sign_epi8(own, four));
+    return sum + (ints)_mm256_madd_epi16(twos, _mm256_set1_epi16(1));
+}
+#elif LANES == 4 && defined(__ARM_FEATURE_DOTPROD)
+#define OVER 0
+INLINE ints four_pairs(ints sum, ints w, int a)
+{
+    int8x16_t own = veorq_s8((int8x16_t)w, vdupq_n_s8(-128));
+    return (ints)vdotq_s32((int32x4_t)sum, own, (int8x16_t)vdupq_n_s32(a));
+}
+#else
+#define OVER 0
+#define NONE                    /* see pardec_multiplies_int8 */
+INLINE ints four_pairs(ints sum, ints w, int a) { return sum; }
+#endif
 
 /* `count` rows from the m-th on, times one panel of `steps` steps. */
 INLINE void tile(const int count, const struct rows *x, int m, const char *w, int steps, vec sum[ROWS][VECTORS])
@@ -52,8 +83,8 @@ INLINE void tile(const int count, const struct rows *x, int m, const char *w, in
                 part[i][j] = (ints){0} + x->less[(m + i) * x->groups + g];
         for (int step = g * STEPS, end = least(step + STEPS, steps); step < end; step++, w += STEP) {
             UNROLL for (int j = 0; j < VECTORS; j++) {
-                column[j] = *(const ints *)(w + j * LINE);
-                __builtin_prefetch(w + AHEAD + j * LINE, 0, 2);
+                column[j] = *(const ints *)(w + j * LANES * 4);
+                if (j * LANES * 4 % LINE == 0) __builtin_prefetch(w + AHEAD + j * LANES * 4, 0, 2);
             }
             UNROLL for (int i = 0; i < count; i++) {
                 int four;
@@ -64,7 +95,7 @@ INLINE void tile(const int count, const struct rows *x, int m, const char *w, in
         }
         UNROLL for (int i = 0; i < count; i++)
             UNROLL for (int j = 0; j < VECTORS; j++)
-                whole[i][j] += (vec)_mm512_cvtepi32_ps((__m512i)part[i][j]) * x->s[(m + i) * x->groups + g];
+                whole[i][j] += floats_of(part[i][j]) * x->s[(m + i) * x->groups + g];
     }
     UNROLL for (int i = 0; i < count; i++)
         UNROLL for (int j = 0; j < VECTORS; j++)
@@ -75,12 +106,27 @@ static void tiles(int count, const struct rows *x, int m, const char *w, int ste
 {
     switch (count) {
     case 1: tile(1, x, m, w, steps, sum); break;
+#if ROWS == 2
+    default: tile(2, x, m, w, steps, sum);
+#else
     case 2: tile(2, x, m, w, steps, sum); break;
     case 3: tile(3, x, m, w, steps, sum); break;
     case 4: tile(4, x, m, w, steps, sum); break;
     case 5: tile(5, x, m, w, steps, sum); break;
     default: tile(6, x, m, w, steps, sum);
+#endif
     }
+}
+
+/* The first `left` of x, no larger than 127, as bytes. */
+INLINE void store_bytes(int8_t *to, int left, ints x)
+{
+#if LANES == 16
+    __mmask16 some = left >= LANES ? 0xffff : (__mmask16)((1u << left) - 1);
+    _mm_mask_storeu_epi8(to, some, _mm512_cvtsepi32_epi8((__m512i)x));
+#else
+    for (int n = 0; n < left; n++) to[n] = (int8_t)x[n];
+#endif
 }
 
 /* x [length] as the m-th of `rows`; an s is no number where one of its x is none, or without bounds. */
@@ -94,27 +140,25 @@ static void round_row(int type, const void *x, int length, const struct rows *ro
             most = larger(larger(values[j], -values[j]), most);
             none += values[j] * 0.0f;
         }
-        float s = _mm512_reduce_max_ps((__m512)most) / 127;
+        float s = largest_of(most) / 127;
         vec by = every(s > 0 ? 1 / s : 0);
         for (int k = first, j = 0; k < least(first + GROUP, length); k += LANES, j++) {
-            __m512i whole = _mm512_cvtps_epi32((__m512)(values[j] * by));
-            int left = length - k;
-            __mmask16 some = left >= LANES ? 0xffff : (__mmask16)((1u << left) - 1);
-            _mm_mask_storeu_epi8(rows->a + m * rows->apart + k, some, _mm512_cvtsepi32_epi8(whole));
-            added += _mm512_reduce_add_epi32(whole);
+            ints whole = whole_of(values[j] * by);
+            store_bytes(rows->a + m * rows->apart + k, least(length - k, LANES), whole);
+            added += whole_sum_of(whole);
         }
         rows->s[m * rows->groups + g] = s + sum_of(none);
-        rows->less[m * rows->groups + g] = -128 * added;
+        rows->less[m * rows->groups + g] = -OVER * added;
     }
 }
 
-/* Whether the processor for which this was compiled has the instruction. */
+/* Whether the processor for which this was compiled has such instructions. */
 int pardec_multiplies_int8(void)
 {
-#ifdef __AVX512VNNI__
-    return 1;
-#else
+#ifdef NONE
     return 0;
+#else
+    return 1;
 #endif
 }
 

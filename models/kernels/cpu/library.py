@@ -78,8 +78,8 @@ def kernel_on(able: bool, source: Path, name: str, arguments: tuple[Any, ...]) -
 
 
 def supported() -> bool:
-    """Whether the processor has AVX-512: not measured speed, so that a machine always rounds the same way."""
-    return torch.backends.cpu.get_cpu_capability() == "AVX512"
+    """Whether the processor has AVX-512, or AVX2 with FMA: no measured speed, so that a machine rounds one way."""
+    return torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2")
 
 
 def is_arm() -> bool:

@@ -20,9 +20,15 @@
 
 #include "vectors.h"
 
-#define VECTORS 3               /* of a panel */
-#define WIDTH (LANES * VECTORS)
-#define ROWS 8                  /* of x at once: ROWS * VECTORS sums are as many as registers hold beside the rest */
+#define WIDTH 48
+#define VECTORS (WIDTH / LANES) /* of a panel */
+#if LANES == 16
+#define ROWS 8                  /* of x at once: as many sums as registers hold beside the rest */
+#define AT_ONCE(rows) VECTORS   /* vectors that so many rows are multiplied with at once: a part of the panel */
+#else
+#define ROWS 4
+#define AT_ONCE(rows) ((rows) <= 2 ? VECTORS : VECTORS / 2)
+#endif
 #define STEP (WIDTH * 4)        /* bytes: of one k in float32, of two in bfloat16 */
 #define DEPTH 192               /* steps of a panel at once, at most: 36 KiB */
 #define PARTS 6                 /* of a sum at least, where it is that long: one unbroken sum of some 100 is rounded */
@@ -41,54 +47,77 @@ enum { FLOATS, HALVES, PAIRS };
 
 INLINE vec pair_sum(vec sum, vec pair, const float *x)
 {
-#ifdef __AVX512BF16__
+#if LANES == 16 && defined(__AVX512BF16__)
     return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)pair, (__m512bh)(vec)_mm512_set1_ps(*x));
 #else
     return sum; /* not reached: see pardec_pairs */
 #endif
 }
 
-/* `rows` rows of x, step by step, times a panel, added to what is there where it goes `onto` that, and to the base where
- * there is one. `fetch` is for the compiler to know: with a branch at each step the sums do not stay in registers. */
-INLINE void tile(const int rows, const int fetch, const int kind, ARGUMENTS)
+/* `rows` rows of x, step by step, times `vectors` vectors of a panel, added to what is there where it goes `onto` that,
+ * and to the base where there is one. `fetch` is for the compiler to know: with a branch at each step the sums do not
+ * stay in registers. */
+INLINE void tile_of(const int rows, const int vectors, const int fetch, const int kind, ARGUMENTS)
 {
     vec sum[ROWS][VECTORS], column[VECTORS];
     UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int j = 0; j < VECTORS; j++)
+        UNROLL for (int j = 0; j < vectors; j++)
             sum[i][j] = (vec){0};
     for (int step = 0; step < steps; step++) {
-        UNROLL for (int j = 0; j < VECTORS; j++)
+        UNROLL for (int j = 0; j < vectors; j++)
             column[j] = *(const vec *)(w + j * LANES * 4);
         if (fetch)
             UNROLL for (int line = 0; line < STEP / LINE; line++)
                 __builtin_prefetch(w + AHEAD + line * LINE, 0, 2);
         if (kind == PAIRS) {
             UNROLL for (int i = 0; i < rows; i++)
-                UNROLL for (int j = 0; j < VECTORS; j++)
+                UNROLL for (int j = 0; j < vectors; j++)
                     sum[i][j] = pair_sum(sum[i][j], column[j], x + i);
         } else if (kind == FLOATS) {
             UNROLL for (int i = 0; i < rows; i++)
-                UNROLL for (int j = 0; j < VECTORS; j++)
+                UNROLL for (int j = 0; j < vectors; j++)
                     sum[i][j] += column[j] * x[i];
-        } else {
-            UNROLL for (int j = 0; j < VECTORS; j++) {
+        } else if (LANES == 16) {
+            UNROLL for (int j = 0; j < vectors; j++) {
                 vec even = (vec)((ints)column[j] << 16), odd = (vec)((ints)column[j] & (int)0xffff0000);
                 UNROLL for (int i = 0; i < rows; i++)
                     sum[i][j] += even * x[i];
                 UNROLL for (int i = 0; i < rows; i++)
                     sum[i][j] += odd * x[rows + i];
             }
+        } else { /* a number of x takes a register here: it serves all vectors */
+            vec part[VECTORS];
+            UNROLL for (int j = 0; j < vectors; j++)
+                part[j] = (vec)((ints)column[j] << 16);
+            UNROLL for (int i = 0; i < rows; i++)
+                UNROLL for (int j = 0; j < vectors; j++)
+                    sum[i][j] += part[j] * x[i];
+            UNROLL for (int j = 0; j < vectors; j++)
+                part[j] = (vec)((ints)*(const vec *)(w + j * LANES * 4) & (int)0xffff0000);
+            UNROLL for (int i = 0; i < rows; i++)
+                UNROLL for (int j = 0; j < vectors; j++)
+                    sum[i][j] += part[j] * x[rows + i];
         }
         x += kind == HALVES ? 2 * rows : rows;
         w += STEP;
     }
     UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int j = 0; j < VECTORS; j++) {
+        UNROLL for (int j = 0; j < vectors; j++) {
             vec *to = (vec *)(out + i * out_step + j * LANES);
             if (onto) sum[i][j] += *to;
             if (base) sum[i][j] += *(const vec *)(base + i * base_step + j * LANES);
             *to = sum[i][j];
         }
+}
+
+/* The same with the whole panel. */
+INLINE void tile(const int rows, const int fetch, const int kind, ARGUMENTS)
+{
+    const int vectors = AT_ONCE(rows);
+    tile_of(rows, vectors, fetch, kind, x, w, onto, base, base_step, out, out_step, steps);
+    if (vectors == VECTORS) return;
+    const int n = vectors * LANES;
+    tile_of(rows, vectors, 0, kind, x, w + n * 4, onto, base ? base + n : NULL, base_step, out + n, out_step, steps);
 }
 
 typedef void (*Tile)(ARGUMENTS);
@@ -99,12 +128,17 @@ typedef void (*Tile)(ARGUMENTS);
         tile(rows, fetch, kind, x, w, onto, base, base_step, out, out_step, steps);                                \
     }
 #define TILES(rows, kind) TILE(rows, 0, kind) TILE(rows, 1, kind)
+#define OF(rows, kind) {tile_##rows##_0_##kind, tile_##rows##_1_##kind}
+#if ROWS == 8
 #define ALL(kind)                                                                                                  \
     TILES(1, kind) TILES(2, kind) TILES(3, kind) TILES(4, kind) TILES(5, kind) TILES(6, kind) TILES(7, kind)       \
     TILES(8, kind)
-#define OF(rows, kind) {tile_##rows##_0_##kind, tile_##rows##_1_##kind}
 #define EACH(kind)                                                                                                 \
     {OF(1, kind), OF(2, kind), OF(3, kind), OF(4, kind), OF(5, kind), OF(6, kind), OF(7, kind), OF(8, kind)}
+#else
+#define ALL(kind) TILES(1, kind) TILES(2, kind) TILES(3, kind) TILES(4, kind)
+#define EACH(kind) {OF(1, kind), OF(2, kind), OF(3, kind), OF(4, kind)}
+#endif
 
 ALL(FLOATS) ALL(HALVES) ALL(PAIRS)
 
@@ -188,7 +222,7 @@ static void turn(const float *x, ptrdiff_t step, float *to, int rows, int length
 /* Whether `kind` PAIRS can be multiplied: the processor for which this was compiled has the instruction. */
 int pardec_pairs(void)
 {
-#ifdef __AVX512BF16__
+#if LANES == 16 && defined(__AVX512BF16__)
     return 1;
 #else
     return 0;

@@ -1,25 +1,38 @@
 /* Vectors of float32 numbers, as all kernels in C have them, and how they come from memory and go there. */
 
-#include <immintrin.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define LANES 16                /* numbers of a vector */
+/* Numbers of a vector: 16 by AVX-512, 8 by AVX2 with FMA, 4 by NEON. Reductions over the lanes of a vector add them in
+ * an order that differs with their number, so that processors of different kinds round differently. */
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#define LANES 16
+#elif defined(__AVX2__) && defined(__FMA__)
+#define LANES 8
+#elif defined(__aarch64__)
+#define LANES 4
+#else
+#error "vectors are made for AVX-512, AVX2 with FMA, and NEON"
+#endif
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint16_t half __attribute__((may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
 
+#if LANES == 16
+#include "vectors_avx512.h"
+#elif LANES == 8
+#include "vectors_avx2.h"
+#else
+#include "vectors_neon.h"
+#endif
+
 INLINE int least(int a, int b) { return a < b ? a : b; }
 
-/* The larger of each; of what is no number, b. */
-INLINE vec larger(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
-
 INLINE vec every(float x) { return (vec){0} + x; }
-
-INLINE float sum_of(vec x) { return _mm512_reduce_add_ps((__m512)x); }
 
 enum { FLOAT32, BFLOAT16 };     /* types of numbers in memory; the second has the upper half of the first's bits */
 
@@ -28,19 +41,6 @@ INLINE ptrdiff_t bytes_of(int type) { return type == FLOAT32 ? 4 : 2; }
 /* Where the number lies that comes `n` after the one at x. */
 INLINE void *past(int type, const void *x, ptrdiff_t n) { return (char *)x + n * bytes_of(type); }
 
-/* bfloat16 as float32. */
-INLINE vec widened(__m256i x) { return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16); }
-
-/* Rounded to the nearest bfloat16, of two that are as near to the even one; what is no number stays none. */
-INLINE __m256i narrowed(vec x)
-{
-    __m512i bits = (__m512i)x, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    __mmask16 none = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
-    up = _mm512_mask_mov_epi32(up, none, _mm512_set1_epi32(0x7fc00000));
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16));
-}
-
 /* As it would come back from memory. */
 INLINE vec rounded(const int type, vec x) { return type == FLOAT32 ? x : widened(narrowed(x)); }
 
@@ -48,9 +48,8 @@ INLINE vec rounded(const int type, vec x) { return type == FLOAT32 ? x : widened
 INLINE vec load(const int type, const void *x, ptrdiff_t n, ptrdiff_t left)
 {
     const void *from = past(type, x, n);
-    if (left >= LANES) return type == FLOAT32 ? *(const vec *)from : widened(_mm256_loadu_si256(from));
-    __mmask16 some = (__mmask16)((1u << left) - 1);
-    return type == FLOAT32 ? (vec)_mm512_maskz_loadu_ps(some, from) : widened(_mm256_maskz_loadu_epi16(some, from));
+    if (left >= LANES) return type == FLOAT32 ? load_floats(from) : load_halves(from);
+    return type == FLOAT32 ? load_some_floats(from, left) : load_some_halves(from, left);
 }
 
 /* The other way round: nothing is written behind the last. */
@@ -59,12 +58,11 @@ INLINE void store(const int type, void *out, ptrdiff_t n, ptrdiff_t left, vec x)
     void *to = past(type, out, n);
     if (left >= LANES) {
         if (type == FLOAT32) *(vec *)to = x;
-        else _mm256_storeu_si256(to, narrowed(x));
+        else store_halves(to, x);
         return;
     }
-    __mmask16 some = (__mmask16)((1u << left) - 1);
-    if (type == FLOAT32) _mm512_mask_storeu_ps(to, some, (__m512)x);
-    else _mm256_mask_storeu_epi16(to, some, narrowed(x));
+    if (type == FLOAT32) store_some_floats(to, left, x);
+    else store_some_halves(to, left, x);
 }
 
 #define MANY 12582912.0f        /* 1.5 * 2^23: what is added to it is rounded to a whole number, which its bits end in */
@@ -93,8 +91,7 @@ INLINE vec power(vec x)
 INLINE vec exponential(vec x)
 {
     x = larger(every(-87.0f), x);
-    __m512 high = _mm512_set1_ps(1.44269502f), low = _mm512_set1_ps(1.9259630e-8f);
-    vec shifted = (vec)_mm512_fmadd_ps((__m512)x, high, _mm512_set1_ps(MANY));
-    vec f = (vec)_mm512_fmsub_ps((__m512)x, high, (__m512)(shifted - MANY));
-    return power_of(shifted, (vec)_mm512_fmadd_ps((__m512)x, low, (__m512)f));
+    vec high = spread(1.44269502f), low = spread(1.9259630e-8f), shifted = fused_add(x, high, spread(MANY));
+    vec f = fused_subtract(x, high, shifted - MANY);
+    return power_of(shifted, fused_add(x, low, f));
 }

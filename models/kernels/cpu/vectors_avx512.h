@@ -1,0 +1,79 @@
+/* The operations of vectors.h by AVX-512: 16 lanes. */
+
+#include <immintrin.h>
+
+/* x in all lanes, with the same bits. */
+INLINE vec spread(float x) { return (vec)_mm512_set1_ps(x); }
+
+/* The larger of each; of what is no number, b. */
+INLINE vec larger(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b); }
+
+/* a * b + c, and a * b - c, rounded once. */
+INLINE vec fused_add(vec a, vec b, vec c) { return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+INLINE vec fused_subtract(vec a, vec b, vec c) { return (vec)_mm512_fmsub_ps((__m512)a, (__m512)b, (__m512)c); }
+
+INLINE float sum_of(vec x) { return _mm512_reduce_add_ps((__m512)x); }
+INLINE float largest_of(vec x) { return _mm512_reduce_max_ps((__m512)x); }
+INLINE int whole_sum_of(ints x) { return _mm512_reduce_add_epi32((__m512i)x); }
+
+/* Bit n of the result: whether a[n] = b[n], or a[n] > b[n]. */
+INLINE unsigned where_equal(vec a, vec b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_EQ_OQ); }
+INLINE unsigned where_above(vec a, vec b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ); }
+
+/* Whole numbers as float32, and float32 rounded to the nearest whole number, of two as near to the even one. */
+INLINE vec floats_of(ints x) { return (vec)_mm512_cvtepi32_ps((__m512i)x); }
+INLINE ints whole_of(vec x) { return (ints)_mm512_cvtps_epi32((__m512)x); }
+
+/* bfloat16 as float32. */
+INLINE vec widened(__m256i x) { return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16); }
+
+/* Rounded to the nearest bfloat16, of two that are as near to the even one; what is no number stays none. */
+INLINE __m256i narrowed(vec x)
+{
+    __m512i bits = (__m512i)x, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+    __mmask16 none = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
+    up = _mm512_mask_mov_epi32(up, none, _mm512_set1_epi32(0x7fc00000));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16));
+}
+
+INLINE vec load_floats(const void *from) { return *(const vec *)from; }
+INLINE vec load_halves(const void *from) { return widened(_mm256_loadu_si256(from)); }
+INLINE void store_halves(void *to, vec x) { _mm256_storeu_si256(to, narrowed(x)); }
+
+/* The same of the first `left`, fewer than LANES: zeros after them, and nothing is written there. */
+INLINE __mmask16 first_lanes(ptrdiff_t left) { return (__mmask16)((1u << left) - 1); }
+INLINE vec load_some_floats(const void *from, ptrdiff_t left)
+{
+    return (vec)_mm512_maskz_loadu_ps(first_lanes(left), from);
+}
+INLINE vec load_some_halves(const void *from, ptrdiff_t left)
+{
+    return widened(_mm256_maskz_loadu_epi16(first_lanes(left), from));
+}
+INLINE void store_some_floats(void *to, ptrdiff_t left, vec x)
+{
+    _mm512_mask_storeu_ps(to, first_lanes(left), (__m512)x);
+}
+INLINE void store_some_halves(void *to, ptrdiff_t left, vec x)
+{
+    _mm256_mask_storeu_epi16(to, first_lanes(left), narrowed(x));
+}
+
+/* Sums of the four quarters of each of four vectors: quarter i of what comes out has those of quarters i. */
+INLINE vec quarters(const vec *x)
+{
+    __m512 a = (__m512)x[0], b = (__m512)x[1], c = (__m512)x[2], d = (__m512)x[3];
+    __m512d ab = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    __m512d cd = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    return (vec)_mm512_unpacklo_pd(ab, cd) + (vec)_mm512_unpackhi_pd(ab, cd);
+}
+
+/* The sums of 16 vectors, in order, of what `quarters` made of each four. */
+INLINE vec sums_of(const vec *x)
+{
+    __m512 a = (__m512)x[0], b = (__m512)x[1], c = (__m512)x[2], d = (__m512)x[3];
+    __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    return (vec)_mm512_shuffle_f32x4(ab, cd, 0x88) + (vec)_mm512_shuffle_f32x4(ab, cd, 0xdd);
+}
