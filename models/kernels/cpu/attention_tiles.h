@@ -30,15 +30,6 @@ typedef float loose __attribute__((aligned(1), may_alias)); /* wherever it lies 
 #define DIMENSIONS(vectors) ROWS
 #endif
 
-/* Held in a register from here on: read from memory at each use, loads would take longer than the arithmetic. */
-#if LANES == 16
-#define KEPT(x) __asm__("" : "+v"(x))
-#elif LANES == 8
-#define KEPT(x) __asm__("" : "+x"(x))
-#else
-#define KEPT(x) __asm__("" : "+w"(x))
-#endif
-
 #define SCORES const float *k, ptrdiff_t step, const float *q, float *out, int dim
 #define VALUES const float *v, ptrdiff_t step, const float *weights, const vec *share, float *out, int slots
 

@@ -66,6 +66,9 @@ INLINE void tile_of(const int rows, const int vectors, const int fetch, const in
     for (int step = 0; step < steps; step++) {
         UNROLL for (int j = 0; j < vectors; j++)
             column[j] = *(const vec *)(w + j * LANES * 4);
+        if (LANES == 8 && kind == FLOATS)
+            UNROLL for (int j = 0; j < vectors; j++)
+                KEPT(column[j]);
         if (fetch)
             UNROLL for (int line = 0; line < STEP / LINE; line++)
                 __builtin_prefetch(w + AHEAD + line * LINE, 0, 2);

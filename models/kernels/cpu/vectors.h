@@ -30,6 +30,15 @@ typedef uint16_t half __attribute__((may_alias));
 #include "vectors_neon.h"
 #endif
 
+/* Held in a register from here on: read from memory at each use, loads would take longer than the arithmetic. */
+#if LANES == 16
+#define KEPT(x) __asm__("" : "+v"(x))
+#elif LANES == 8
+#define KEPT(x) __asm__("" : "+x"(x))
+#else
+#define KEPT(x) __asm__("" : "+w"(x))
+#endif
+
 INLINE int least(int a, int b) { return a < b ? a : b; }
 
 INLINE vec every(float x) { return (vec){0} + x; }
