@@ -216,9 +216,10 @@ INLINE void lone(const int kind, const int count, LONE)
             fetch(one, block, block->next_v, one->v_slot, s / 4 + g, BLOCK / 4);
             for (int d = 0; d < length; d += LANES) /* half a vector of pairs may be the last */
                 UNROLL for (int e = 0; e < count; e++) {
-                    vec query = load(FLOAT32, queries + e * dim, d, length - d);
+                    ptrdiff_t left = LANES == 16 ? length - d : LANES;
+                    vec query = load(FLOAT32, queries + e * dim, d, left);
                     UNROLL for (int i = 0; i < 4; i++)
-                        sum[e][i] = with_products(kind, sum[e][i], query, load(FLOAT32, row[i], d, length - d));
+                        sum[e][i] = with_products(kind, sum[e][i], query, load(FLOAT32, row[i], d, left));
                 }
             UNROLL for (int e = 0; e < count; e++) part[e][g] = quarters(sum[e]);
         }
