@@ -75,7 +75,7 @@ def _check_quantize(files: DraftFiles, target: LanguageModel) -> None:
             else f"not on {target.device}"
         )
         raise ModelError(
-            f"{files.name} cannot draft in 8 bits: such matmuls run on processors with AVX512-VNNI, {why}",
+            f"{files.name} cannot draft in 8 bits: such matmuls run on processors with AVX512-VNNI or AVX2, {why}",
             "leave the parameter quantize out",
         )
 

@@ -2,9 +2,9 @@
 
     panels[p, k, j, 0] = W[48 p + j, k] of float32;  panels[p, k, j, i] = W[48 p + j, 2 k + i] of bfloat16
 
-PyTorch's matmuls of 2 to 48 float32 rows take as long as those of 64, since the matrix comes from memory before its
-arithmetic begins; here the two go on at once. A sum is made in one order whatever else is multiplied, so that a row
-gives the same bits alone and in any batch.
+PyTorch's matmuls of 2 to 48 float32 rows take as long as those of 64 (with AVX2: those of 2 as long as of 8), since the
+matrix comes from memory before its arithmetic begins; here the two go on at once. A sum is made in one order whatever
+else is multiplied, so that a row gives the same bits alone and in any batch.
 
 Weights are float32 or bfloat16. Sums are float32 in either case; with bfloat16 weights x may be bfloat16, and what
 comes out is rounded to its type. Half the bytes are half the time where memory decides, as in forwards of few tokens;
