@@ -78,7 +78,10 @@ def kernel_on(able: bool, source: Path, name: str, arguments: tuple[Any, ...]) -
 
 
 def supported() -> bool:
-    """Whether the processor has AVX-512, or AVX2 with FMA: no measured speed, so that a machine rounds one way."""
+    """Whether the processor has AVX-512, or AVX2 with FMA: no measured speed, so that a machine rounds one way.
+
+    The kernels compile for 64-bit ARM as well, where it has not been measured whether they are faster than PyTorch.
+    """
     return torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2")
 
 
