@@ -127,8 +127,10 @@ def in_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("PARDEC_KERNELS", raising=False)
     monkeypatch.setattr(library, "supported", lambda: True)
     library.kernel.cache_clear()
+    library.kernel_on.cache_clear()
     yield
     library.kernel.cache_clear()
+    library.kernel_on.cache_clear()
 
 
 @pytest.fixture

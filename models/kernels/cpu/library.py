@@ -61,6 +61,7 @@ def threads(work: int) -> int:
     return torch.get_num_threads() if work >= SPREAD else 1
 
 
+@cache
 def kernel(source: Path, name: str, arguments: tuple[Any, ...]) -> Any:
     """The function `name` of a C file; None where it is not compiled or this processor is not supported."""
     return kernel_on(supported(), source, name, arguments)

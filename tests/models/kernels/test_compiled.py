@@ -200,6 +200,7 @@ def loaded(in_c, monkeypatch, request):
     def load():
         compiled.library.cache_clear()
         compiled.kernel.cache_clear()
+        compiled.kernel_on.cache_clear()
         return pardec.load("tiny-llama", device="cpu", dtype="float32")
 
     yield load
@@ -276,6 +277,7 @@ def test_other_processors_and_forced_versions_take_none(in_c, monkeypatch):
         monkeypatch.delenv("PARDEC_KERNELS")
         monkeypatch.setattr(compiled, "supported", lambda: False)
         compiled.kernel.cache_clear()
+        compiled.kernel_on.cache_clear()
         assert not layer_c.usable(cpu, torch.float32)
     with torch.enable_grad():
         assert not layer_c.usable(cpu, torch.float32)
