@@ -202,6 +202,7 @@ INLINE void lone_values(const int kind, const int count, const int width, const 
  * those that all see. */
 INLINE void lone(const int kind, const int count, LONE)
 {
+    if (kind == PAIRS && !HAS_PAIRS) return;
     int slots = block->slots, dim = one->dim, length = kind == PAIRS ? dim / 2 : dim;
     float scale = one->scale;
     float weights[ALONE * BLOCK];
@@ -275,6 +276,7 @@ static size_t room_for(int dim)
  * `more` that go alone. */
 INLINE void few(const int kind, const int vectors, const Head *one, int first, int count, int more, float *held)
 {
+    if (kind == PAIRS && !HAS_PAIRS) return;
     int type = one->type, dim = one->dim, width = vectors * LANES;
     int each = SLOTS(vectors), dimensions = DIMENSIONS(vectors), length = kind == PAIRS ? dim / 2 : dim; /* numbers or pairs of a key */
     float *turned = held, *out = turned + dim * width, *scores = out + dim * width, *queries = scores + BLOCK * width;

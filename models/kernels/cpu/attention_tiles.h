@@ -65,6 +65,7 @@ INLINE void add_products(const int kind, const int rows, const int vectors, vec 
 /* out[rows, n] = k[rows, dim] @ q[dim, n], n = `vectors` vectors, by sums over PART dimensions. */
 INLINE void scores_of(const int kind, const int rows, const int vectors, SCORES)
 {
+    if (kind == PAIRS && !HAS_PAIRS) return; /* nothing to compile */
     vec whole[ROWS][VECTORS] = {0};
     for (; dim > 0; dim -= PART) {
         vec sum[ROWS][VECTORS] = {0};
@@ -83,6 +84,7 @@ INLINE void scores_of(const int kind, const int rows, const int vectors, SCORES)
  * pairs. */
 INLINE void values_of(const int kind, const int rows, const int vectors, VALUES)
 {
+    if (kind == PAIRS && !HAS_PAIRS) return;
     vec sum[ROWS][VECTORS] = {0};
     for (int s = 0; s < slots; s++, v += step, weights += vectors * LANES)
         add_products(kind, rows, vectors, sum, v, 1, weights);

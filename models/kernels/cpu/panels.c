@@ -45,9 +45,15 @@ enum { FLOATS, HALVES, PAIRS };
     const float *x, const char *w, int onto, const float *base, ptrdiff_t base_step, float *out, ptrdiff_t out_step, \
         int steps
 
+#if LANES == 16 && defined(__AVX512BF16__)
+#define HAS_PAIRS 1
+#else
+#define HAS_PAIRS 0
+#endif
+
 INLINE vec pair_sum(vec sum, vec pair, const float *x)
 {
-#if LANES == 16 && defined(__AVX512BF16__)
+#if HAS_PAIRS
     return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)pair, (__m512bh)(vec)_mm512_set1_ps(*x));
 #else
     return sum; /* not reached: see pardec_pairs */
@@ -59,6 +65,7 @@ INLINE vec pair_sum(vec sum, vec pair, const float *x)
  * stay in registers. */
 INLINE void tile_of(const int rows, const int vectors, const int fetch, const int kind, ARGUMENTS)
 {
+    if (kind == PAIRS && !HAS_PAIRS) return; /* nothing to compile */
     vec sum[ROWS][VECTORS], column[VECTORS];
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int j = 0; j < vectors; j++)
@@ -223,14 +230,7 @@ static void turn(const float *x, ptrdiff_t step, float *to, int rows, int length
 }
 
 /* Whether `kind` PAIRS can be multiplied: the processor for which this was compiled has the instruction. */
-int pardec_pairs(void)
-{
-#if LANES == 16 && defined(__AVX512BF16__)
-    return 1;
-#else
-    return 0;
-#endif
-}
+int pardec_pairs(void) { return HAS_PAIRS; }
 
 /* x [rows, length] of rows `step` apart, times panels of `columns` rows, onto `base` (NULL: zeros; its rows lie
  * `base_step` apart, 0 where all are one) -> out [rows, columns]. `kind` says of which types they are; of PAIRS, length
