@@ -217,7 +217,7 @@ class _Sizes:
         elif on_cpu and not supported():
             mlp = 4 * config.width + 2 * inner  # the product is written over gate and up
         else:
-            mlp = 3 * config.width + 3 * inner
+            mlp = 4 * config.width + 3 * inner
         widest = max(mlp, 4 * config.width + attention)
         return int(tokens * (widest * size + _INDEX) + mask)
 
