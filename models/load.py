@@ -27,7 +27,7 @@ from .files.tokenizers import load_tokenizer
 from .files.weights import Published, files_of, inspect
 from .hf.adapt import load_adapter
 from .images.contracts import CodeImaging, ImagingParts
-from .layers.quantize import Quantizer, preferred_dtype, quantizer
+from .layers.quantize import Quantizer, in_blocks, preferred_dtype, quantizer
 from .loading import assemble
 from .loading.decoding_config import Overrides, build_decoding_config, check_autoregressive, check_tokenizer
 from .loading.kinds import NEXTSTEP
@@ -110,10 +110,10 @@ def load_any(
     `device_map` ("auto" or accelerate's dictionary) spreads the layers over devices; `mask_id`, `block`, `shift` and
     `attention` override what the checkpoint says. For an image model, `decoder` is its image tokenizer and
     `text_encoder` encodes its captions, if not beside the weights. `quantize` ("int8", "int4", "fp8") quantizes the
-    linear layers. `packed` keeps the block-quantized matrices of a GGUF file as they are, which is the default on CPUs
-    with a kernel for them; `activations` is the type of what they multiply, "float32" or "int8". With `tp`, each of the
-    processes that torchrun started holds a share of every layer. With
-    `cuda_graphs`, forwards of few queries whose shapes come again are captured as CUDA graphs and replayed. `adapter`,
+    weights. `packed` keeps the block-quantized matrices of a GGUF file as they are, which is the default on CPUs with a
+    kernel for them; `activations` is the type of what these, or on a CPU quantized weights, multiply: "float32" or
+    "int8". With `tp`, each of the processes that torchrun started holds a share of every layer. With `cuda_graphs`,
+    forwards of few queries whose shapes come again are captured as CUDA graphs and replayed. `adapter`,
     a folder or hub id in PEFT's layout, is merged into the weights. Without `images`, a model that draws and writes is
     loaded for its text; nothing changes for others.
     Raises ModelError, with what would work, for what cannot be loaded faithfully.
@@ -167,7 +167,7 @@ def load_any(
         refused: dict[str, Any] = {"mask_id": mask_id, "block": block, "shift": shift, "attention": attention}
         refused |= {"decoder": decoder, "text_encoder": text_encoder}
         refused |= {"tp": tp or None, "cuda_graphs": cuda_graphs or None}
-        refused |= {"packed": packed, "activations": activations}
+        refused |= {"packed": packed, "activations": None if in_blocks(quantize, target) else activations}
         for name, value in refused.items():
             if value is not None:
                 raise ArgumentError(
@@ -177,8 +177,9 @@ def load_any(
         check_autoregressive(source.name, None, config, read_json(source.folder / "generation_config.json"))
         check_floating(source.name, config, published)
         placement: Any = {"device": target, "reason": device_reason, "dtype": dtype, "device_map": device_map}
+        placement |= {"quantize": quantize, "activations": activations}
         try:
-            return _described(load_adapter(source, config, why, **placement, quantize=quantize, lora=lora), lora)
+            return _described(load_adapter(source, config, why, **placement, lora=lora), lora)
         except ModelError as error:
             if match(config, published) is None:
                 raise
@@ -212,15 +213,15 @@ def load_any(
         tied = (str(names["embed.weight"]), str(names["head.weight"])) if shape.tied else None
         published = lora.merge(published, base=source.name, tied=tied, twin=spec.twin)
     stored = stored_dtype(published)
-    kind, dtype_reason = preferred_dtype(quantize, dtype) or choose_dtype(dtype, target, stored)
-    quantization = None if quantize is None else quantizer(quantize, target, kind)
+    kind, dtype_reason = preferred_dtype(quantize, dtype, target) or choose_dtype(dtype, target, stored)
+    quantization = None if quantize is None else quantizer(quantize, target, kind, activations)
     shares = tensor_parallel.shares(target, shape) if tp else None
     packing = choose_packing(
         source,
         target,
         dtype,
         packed,
-        activations,
+        activations if quantization is None else None,
         quantize=quantize,
         device_map=device_map,
         adapter=adapter,
@@ -306,7 +307,7 @@ def _native(
         assemble.fill(spec, decoder, expected, used, dtype=dtype, device_of=lambda name: device, **more)
         if finish is None:
             assemble.copy_tied_head(decoder)
-        elif isinstance(finish, Quantizer) and decoder.config.tied:
+        elif isinstance(finish, Quantizer) and decoder.config.tied and not finish.embeddings:
             finish.skip("head.weight", "it is the embedding")
         return decoder
     from .parallel.device_map import spread

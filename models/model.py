@@ -18,6 +18,7 @@ from .cuda_graphs.runner import native
 from .decoder import Decoder
 from .errors import CacheError, CapacityError, ModelError, SpecError
 from .hidden import Hidden, IdSubset
+from .kernels.cpu.blocks import BlockWeight
 from .kv_stores.cache import StoredCache
 from .kv_stores.contracts import Store
 from .layers.quantize import weight_bytes
@@ -114,6 +115,17 @@ class LanguageModel:
     def weight_bytes(self) -> int:
         """Bytes of memory that the parameters take in this process."""
         return weight_bytes(self.decoder.parameters())
+
+    @property
+    def activations(self) -> str | None:
+        """What its block-quantized weights multiply, "float32" or "int8"; None for a model that has none of these."""
+        own = (weight.activations for weight in self.decoder.parameters() if isinstance(weight, BlockWeight))
+        return next(own, None)
+
+    @property
+    def packed(self) -> bool:
+        """Whether matrices are in memory as the blocks of its GGUF file."""
+        return self.quantized is None and self.activations is not None
 
     @property
     def codebook(self) -> Tensor | None:

@@ -33,6 +33,7 @@ def load_adapter(
     dtype: str | torch.dtype,
     device_map: str | dict[str, Any] | None,
     quantize: str | None = None,
+    activations: str | None = None,
     lora: Adapter | None = None,
 ) -> LanguageModel:
     """Loads through transformers; `why` (no native family fits) becomes part of `describe`.
@@ -55,8 +56,8 @@ def load_adapter(
         module, _, function = where.partition(":")
         prepare = getattr(import_module(module), function)(source)
     published = inspect(weight_files(source.folder))
-    kind, kind_reason = preferred_dtype(quantize, dtype) or choose_dtype(dtype, device, stored_dtype(published))
-    quantize_weight = None if quantize is None else quantizer(quantize, device, kind)
+    kind, kind_reason = preferred_dtype(quantize, dtype, device) or choose_dtype(dtype, device, stored_dtype(published))
+    quantize_weight = None if quantize is None else quantizer(quantize, device, kind, activations)
     placement = device_map if device_map is not None else {"": device}
     state = None if lora is None else _merged_state(lora, published, source.name)
     make = partial(_load, source, kind, placement, images=prepare is not None, state=state)

@@ -47,9 +47,8 @@ def replacement(model: LanguageModel, published: dict[str, Published]) -> Callab
     read(files, lambda name, tensor: state.__setitem__(name, tensor.clone()))
     fresh = _loaded(library, state, model)
     if model.quantized is not None:
-        quantize_linears(
-            quantizer(model.quantized, model.device, model.dtype), fresh, fresh.get_input_embeddings().weight
-        )
+        again = quantizer(model.quantized, model.device, model.dtype, model.activations)
+        quantize_linears(again, fresh, fresh.get_input_embeddings().weight)
     values = fresh.state_dict(keep_vars=True)
 
     def write() -> None:

@@ -1,6 +1,7 @@
-"""Quantizes the linear layers to 8 or 4 bits through torchao, an extra; matmuls run in the model's dtype.
+"""Quantizes weights to 8 or 4 bits: on CPUs to blocks that pardec's own kernel multiplies, elsewhere through torchao.
 
-Norms, biases, the embedding and the routers of experts are not quantized, nor is a head tied to the embedding.
+Norms, biases and the routers of experts are not quantized. torchao, an extra, leaves the embedding and a head tied to
+it as they are, and multiplies in the model's dtype.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError, ModelError, install
-from ..kernels.cpu.blocks import BlockWeight
+from ..kernels.cpu import block_rounding, library
+from ..kernels.cpu.blocks import GROUP, Activations, BlockWeight, kernel
 from ..parallel.placement import short
 
 _GROUPS = (64, 32)  # group sizes in int4 (weights that share a scale): the first that divides a row
@@ -31,26 +33,20 @@ class Quantizer:
 
     kind: str
     device: torch.device
-    version: str  # torchao's
-    convert: Callable[[nn.Linear, Any], Any]  # torchao's quantize_
-    config: Callable[[int], Any]  # group size -> torchao's configuration
     count: int = 0  # number of quantized weights
     skipped: dict[str, list[str]] = field(default_factory=dict)  # reason -> names of weights
+    embeddings: ClassVar[bool] = False  # whether embeddings, and heads tied to them, are quantized
 
     def __call__(self, name: str, weight: Tensor) -> Tensor:
         """The weight `name` [N, K] quantized; anything else, or a weight that cannot be, unchanged."""
-        if weight.ndim < 2 or name == _EMBEDDING or name.endswith(_ROUTER):
+        if weight.ndim < 2 or (name == _EMBEDDING and not self.embeddings) or name.endswith(_ROUTER):
             return weight
-        why = self._refuses(weight)
+        why = f"it has {weight.ndim} dimensions" if weight.ndim != 2 else self._refuses(name, weight)
         if why is not None:
             self.skip(name, why)
             return weight
-        group = _group(weight.shape[1]) or 0
-        holder = nn.Linear(1, 1, bias=False, device="meta")
-        holder.weight = nn.Parameter(weight, requires_grad=False)
-        self.convert(holder, self.config(group))
         self.count += 1
-        return holder.weight.detach()
+        return self._converted(name, weight)
 
     def skip(self, name: str, why: str) -> None:
         """Notes that a weight is not quantized."""
@@ -65,16 +61,43 @@ class Quantizer:
         if not self.count:
             raise ModelError(
                 f"no linear layer of the model can be quantized to {self.kind}: {'; '.join(left) or 'it has none'}",
-                'leave quantize out, or use quantize="int8"',
+                self._hint(),
             )
         total = self.count + sum(map(len, self.skipped.values()))
-        summary = f"{self.kind} in {self.count} of {total} matrices (torchao {self.version})"
+        summary = f"{self.kind} in {self.count} of {total} matrices ({self._method()})"
         return f"{summary}, not in {', '.join(left)}" if left else summary
 
-    def _refuses(self, weight: Tensor) -> str | None:
-        """Why this weight cannot be quantized; None if it can."""
-        if weight.ndim != 2:
-            return f"it has {weight.ndim} dimensions"
+    def _refuses(self, name: str, weight: Tensor) -> str | None:
+        """Why this matrix cannot be quantized; None if it can."""
+        raise NotImplementedError
+
+    def _converted(self, name: str, weight: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _method(self) -> str:
+        """What multiplies the weights, in a few words."""
+        raise NotImplementedError
+
+    def _hint(self) -> str:
+        return 'leave quantize out, or use quantize="int8"'
+
+
+@dataclass(slots=True)
+class TorchaoQuantizer(Quantizer):
+    """Quantizes with torchao, which multiplies in the model's dtype."""
+
+    version: str = ""  # torchao's
+    convert: Callable[[nn.Linear, Any], Any] = field(kw_only=True)  # torchao's quantize_
+    config: Callable[[int], Any] = field(kw_only=True)  # group size -> torchao's configuration
+
+    def _converted(self, name: str, weight: Tensor) -> Tensor:
+        group = _group(weight.shape[1]) or 0
+        holder = nn.Linear(1, 1, bias=False, device="meta")
+        holder.weight = nn.Parameter(weight, requires_grad=False)
+        self.convert(holder, self.config(group))
+        return holder.weight.detach()
+
+    def _refuses(self, name: str, weight: Tensor) -> str | None:
         if self.kind != "int4":
             return None
         if _group(weight.shape[1]) is None:
@@ -83,19 +106,73 @@ class Quantizer:
             return f"{weight.shape[0]} rows are not a multiple of {_TILE}"
         return None
 
+    def _method(self) -> str:
+        return f"torchao {self.version}"
 
-def preferred_dtype(kind: str | None, requested: str | torch.dtype) -> tuple[torch.dtype, str] | None:
+
+@dataclass(slots=True)
+class BlockQuantizer(Quantizer):
+    """Rounds matrices to blocks of 32 weights, which a kernel for CPUs multiplies as they are.
+
+    int8 is Q8_0 of ggml, and int4 is its Q4_1, with embeddings and heads in Q8_0.
+    """
+
+    dtype: torch.dtype = torch.float32
+    activations: Activations = "float32"
+    embeddings: ClassVar[bool] = True
+
+    def _block_type(self, name: str) -> str:
+        return "Q4_1" if self.kind == "int4" and not _is_vocabulary(name) else "Q8_0"
+
+    def _converted(self, name: str, weight: Tensor) -> Tensor:
+        return block_rounding.rounded(self._block_type(name), weight, self.dtype, self.activations)
+
+    def _refuses(self, name: str, weight: Tensor) -> str | None:
+        if weight.shape[1] % GROUP:
+            return f"{weight.shape[1]} columns are not a multiple of {GROUP}"
+        if block_rounding.overflows(self._block_type(name), weight):
+            return "its scales are beyond float16"
+        return None
+
+    def _method(self) -> str:
+        return f"blocks of {GROUP}, activations {self.activations}"
+
+    def _hint(self) -> str:
+        return "leave quantize out"
+
+
+def _is_vocabulary(name: str) -> bool:
+    """Whether a matrix is an embedding or a head, by its own name or that of transformers."""
+    return name.rpartition(".")[0].rpartition(".")[2] in ("embed", "head", "lm_head", "embed_out")
+
+
+def in_blocks(kind: str | None, device: torch.device) -> bool:
+    """Whether `kind` on `device` means blocks of weights that a kernel of pardec's multiplies."""
+    return kind in ("int8", "int4") and device.type == "cpu" and library.allowed() and kernel() is not None
+
+
+def preferred_dtype(
+    kind: str | None, requested: str | torch.dtype, device: torch.device
+) -> tuple[torch.dtype, str] | None:
     """The dtype that "auto" means for `kind`, and why; None if any will do."""
-    if kind != "int4" or requested != "auto":
+    if kind != "int4" or requested != "auto" or in_blocks(kind, device):
         return None
     return torch.bfloat16, "int4 matmuls are slow in float32, or not available"
 
 
-def quantizer(kind: str, device: torch.device, dtype: torch.dtype) -> Quantizer:
-    """The quantizer to `kind` on `device`.
+def quantizer(kind: str, device: torch.device, dtype: torch.dtype, activations: str | None = None) -> Quantizer:
+    """The quantizer to `kind` on `device`: to blocks on a CPU with a kernel for them, else by torchao.
 
-    Raises ModelError if torchao is missing or too old, or if this device or dtype has no such matmul.
+    Raises ModelError if torchao is needed and missing or too old, if this device or dtype has no such matmul, or if
+    `activations`, what blocks multiply, were chosen where there are no blocks.
     """
+    if in_blocks(kind, device):
+        return BlockQuantizer(kind, device, dtype=dtype, activations="int8" if activations == "int8" else "float32")
+    if activations is not None:
+        reason = f"on {device} torchao multiplies quantized weights" if kind != "fp8" else "fp8 weights are torchao's"
+        if device.type == "cpu" and kind != "fp8":
+            reason = "there is no kernel for packed weights here"
+        raise ArgumentError(f"activations={activations} cannot be followed: {reason}", "leave activations out")
     if kind == "fp8" and not _capable(device, (8, 9)):
         raise ArgumentError(
             f"fp8 needs a CUDA GPU of compute capability 8.9 or more, and the model is on {device}",
@@ -119,7 +196,7 @@ def quantizer(kind: str, device: torch.device, dtype: torch.dtype) -> Quantizer:
                 f"torchao {metadata.version('torchao')} has no {kind} for {device.type}: {error}", install("quant")
             ) from error
         raise ModelError("quantize needs torchao, which is not installed", install("quant")) from error
-    return Quantizer(kind, device, metadata.version("torchao"), convert, config)
+    return TorchaoQuantizer(kind, device, version=metadata.version("torchao"), convert=convert, config=config)
 
 
 def quantize_linears(quantizer: Quantizer, model: nn.Module, embedding: Tensor) -> None:

@@ -19,6 +19,7 @@ from ..errors import ModelError, listed
 from ..families import FamilySpec
 from ..files.weights import Published, read
 from ..kernels import layout
+from ..kernels.cpu.blocks import BlockWeight
 from .unread import check_unread, has_own_head
 
 ROUTER = (
@@ -210,6 +211,12 @@ def refill(
 
 def overwrite(weight: Tensor, source: Tensor) -> None:
     """Copies `source` to the memory of `weight`, which is quantized in the same way if it is."""
+    if isinstance(weight, BlockWeight):
+        if not isinstance(source, BlockWeight) or source.types != weight.types:
+            raise ModelError("a new weight cannot be quantized as the old one is", "load the new checkpoint as a model")
+        for own, new in zip(weight.packed, source.packed, strict=True):
+            own.copy_(new)
+        return
     parts = getattr(weight, "__tensor_flatten__", None)
     if parts is None:
         layout.fill(weight, source)

@@ -149,6 +149,11 @@ def _native(
             f"some weights of {model.name} are offloaded from its devices and cannot be replaced",
             "load it without device_map, or in a smaller dtype, so that no layer is offloaded",
         )
+    if model.packed:
+        raise ModelError(
+            f"the weights of {model.name} are packed as the blocks of its GGUF file, and cannot be replaced",
+            "load it with packed=False",
+        )
     # Whether the head is tied is the loaded model's own choice, not the config's.
     shape = replace(spec.decoder(model.config), tied=stack.config.tied)
     whole = assemble.empty(shape)
@@ -167,7 +172,7 @@ def _native(
     _check_floating(conditions)
     finish: assemble.Finish | None = None
     if model.quantized is not None:
-        finish = quantizer(model.quantized, model.device, model.dtype)
+        finish = quantizer(model.quantized, model.device, model.dtype, model.activations)
     elif model.processes > 1:
         finish = tensor_parallel.shares(model.device, whole.config)
 

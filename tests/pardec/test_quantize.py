@@ -6,8 +6,12 @@ import json
 import pytest
 
 import pardec
+from pardec.models.kernels.cpu import blocks
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs torchao (the extra quant)")
+pytestmark = pytest.mark.skipif(
+    blocks.kernel() is None and importlib.util.find_spec("torchao") is None,
+    reason="needs a kernel for blocks, or torchao (the extra quant)",
+)
 PROMPTS = ["Tom has 18 cups. He loses 4. How many cups does Tom have now?", "Ann has 8 cups. How many has Ann?"]
 
 
@@ -27,7 +31,7 @@ def test_smaller_weights_decode_and_a_row_is_the_same_alone(name, sampler):
 def test_the_command_takes_it_and_says_so(cli):
     code, out, err = cli("generate", "tiny-llama", "-p", PROMPTS[0], "-n", 4, "--quantize", "int4", "--json")
     assert code == 0, err
-    assert "int4 in 16 of 17 matrices" in err
+    assert ("int4 in 16 of 17 matrices" if blocks.kernel() is None else "int4 in 18 of 18 matrices") in err
     assert json.loads(out)["environment"]["quantize"] == "int4"
     code, _, err = cli("generate", "tiny-llama", "-p", "a", "--quantize", "int3")
     assert (code, "unknown quantize 'int3'" in err) == (2, True)

@@ -19,12 +19,14 @@ import pardec
 from pardec.models.errors import ArgumentError, ModelError
 from pardec.models.files.sources import local
 from pardec.models.kernels.cpu.panels import Panels
+from pardec.models.layers import quantize
 from pardec.models.load import load
 from pardec.models.loading.update import load_weights
 from pardec.models.trimmed import trimmed
 from tests.models import llamagen_files
 from tests.models.families import test_diffusion_gemma, test_experts
 from tests.models.families.test_mar import FILE, GOLDEN
+from tests.models.loading.gguf_files import write_gguf
 from tests.models.toys import SMALL, llama_config, llama_folder, llama_tensors
 
 IDS = torch.arange(3, 23)[None]
@@ -156,20 +158,44 @@ def test_panels_and_the_copy_of_a_tied_head(dtype: str, tied: bool, tmp_path: Pa
     assert isinstance(decoder.head.again if tied else decoder.head.weight, Panels)
 
 
+@pytest.fixture(params=["blocks", "torchao"])
+def quantizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What quantizes on a CPU: pardec where it has a kernel, else torchao."""
+    if request.param == "torchao":
+        pytest.importorskip("torchao")
+        monkeypatch.setattr(quantize, "kernel", lambda: None)
+    elif quantize.kernel() is None:
+        pytest.skip("no kernel for packed weights here")
+
+
+@pytest.mark.usefixtures("quantizes")
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_quantized_layers_are_quantized_again(kind: str, tmp_path: Path) -> None:
-    pytest.importorskip("torchao")
     base = llama_folder(tmp_path / "base", hidden_size=64, intermediate_size=64, vocab_size=64)
     check_updated(base, other(tensors_in(base)), tmp_path / "new", quantize=kind, dtype="bfloat16")
 
 
+@pytest.mark.usefixtures("quantizes")
 def test_quantized_experts_and_layers_of_another_library(tmp_path: Path) -> None:
-    pytest.importorskip("torchao")
-    test_experts.published(tmp_path / "experts", test_experts.SDAR_MOE)
-    by_transformers(tmp_path / "neox", "GPTNeoX")
+    test_experts.published(tmp_path / "experts", test_experts.SDAR_MOE | {"hidden_size": 64})
+    by_transformers(tmp_path / "neox", "GPTNeoX", hidden_size=64)
     for name in ("experts", "neox"):
         new = other(tensors_in(tmp_path / name))
         check_updated(tmp_path / name, new, tmp_path / f"new {name}", quantize="int8")
+
+
+def test_packed_blocks_of_a_gguf_file_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", "Q8_0")
+    model = pardec.load(file, device="cpu", packed=True)
+    before = model.logits(IDS)
+    with pytest.raises(ModelError, match="packed as the blocks of its GGUF file") as caught:
+        model.load_weights(tmp_path / "toy")
+    assert "packed=False" in str(caught.value.hint)
+    assert torch.equal(model.logits(IDS), before)
+    assert model.network.weights_version == 0
+    plain = pardec.load(file, device="cpu", packed=False)
+    plain.load_weights({name: weight + 0.25 for name, weight in tensors_in(tmp_path / "toy").items()})
+    assert not torch.equal(plain.logits(IDS), before)
 
 
 def test_layers_laid_out_by_a_device_map(tmp_path: Path) -> None:
