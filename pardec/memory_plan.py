@@ -81,19 +81,19 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         lines = [f"{self.spec}, {self.batch} rows of {self.prompt} + {self.new} tokens, drafts of {self.nodes} nodes"]
-        lines += [f"{name.replace('_', ' '):>16}  {_size(size):>10}" for name, size in self.parts.items() if size]
-        lines.append(f"{'peak':>16}  {_size(self.peak):>10}")
+        lines += [f"{name.replace('_', ' '):>16}  {size_text(size):>10}" for name, size in self.parts.items() if size]
+        lines.append(f"{'peak':>16}  {size_text(self.peak):>10}")
         lines.append(
-            f"of a round's work, {_size(self.logits)} are logits and {_size(self.taps)} states for the drafter"
+            f"of a round's work, {size_text(self.logits)} are logits and {size_text(self.taps)} states for the drafter"
         )
         if self.memory is not None:
             fits = "fits" if self.fits else "does not fit"
-            lines.append(f"it {fits} {_size(self.memory)}, in which {self.largest_batch} rows would")
+            lines.append(f"it {fits} {size_text(self.memory)}, in which {self.largest_batch} rows would")
         for name, value in (("depth k", self.largest_k), ("tree", self.largest_tree)):
             if value is not None:
                 lines.append(f"the largest {name} that fits {self.batch} rows: {value}")
         if self.least is not None:
-            lines.append(f"least memory with speculation: {_size(self.least)}")
+            lines.append(f"least memory with speculation: {size_text(self.least)}")
         if self.pays_from is not None:
             lines.append(f"drafting saves time if more than {self.pays_from:.0%} of the drafted tokens are accepted")
         if self.speedup is not None:
@@ -306,7 +306,7 @@ def _peak(parts: Mapping[str, int]) -> int:
     return sum(size for name, size in parts.items() if name not in works) + max(parts[name] for name in works)
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
     """Bytes as text, in the unit with the fewest digits."""
     size, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):

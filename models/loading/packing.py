@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ArgumentError
+from ..files.gguf.tensors import FileTensor
 from ..files.sources import Source
 from ..files.weights import Published
 from ..kernels.cpu import blocks
@@ -24,14 +25,14 @@ class Packing:
     matrices: Counter[str] = field(default_factory=Counter)  # packed, by types
     plain: Counter[str] = field(default_factory=Counter)  # dequantized, by types
 
-    def weights(
-        self, decoder: nn.Module, expected: Mapping[str, Target], published: Mapping[str, Published], dtype: torch.dtype
-    ) -> dict[str, Tensor]:
-        """The packed matrices by parameter: those of which every tensor has a type that a kernel multiplies."""
+    def chosen(
+        self, decoder: nn.Module, expected: Mapping[str, Target], published: Mapping[str, Published]
+    ) -> dict[str, list[FileTensor]]:
+        """The tensors of each parameter that stays packed: of which every one has a type that a kernel multiplies."""
         sources: dict[str, list[tuple[int, Published]]] = {}
         for name, entry in published.items():
             sources.setdefault(expected[name].parameter, []).append((expected[name].start, entry))
-        packed: dict[str, Tensor] = {}
+        chosen: dict[str, list[FileTensor]] = {}
         for name, parameter in decoder.named_parameters():
             if parameter.dim() != 2 or name not in sources:
                 continue
@@ -41,10 +42,20 @@ class Packing:
             rows = sum(tensor.shape[0] for tensor in tensors)
             if rows != parameter.shape[0] or any(tensor.kind not in blocks.TYPES for tensor in tensors):
                 self.plain[kinds] += 1
-                continue
+            else:
+                self.matrices[kinds] += 1
+                chosen[name] = tensors
+        return chosen
+
+    def weights(
+        self, decoder: nn.Module, expected: Mapping[str, Target], published: Mapping[str, Published], dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        """The packed matrices by parameter."""
+        shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
+        packed: dict[str, Tensor] = {}
+        for name, tensors in self.chosen(decoder, expected, published).items():
             raws = [(tensor.kind, tensor.raw()) for tensor in tensors]
-            packed[name] = blocks.joined(raws, parameter.shape[1], dtype, self.activations)
-            self.matrices[kinds] += 1
+            packed[name] = blocks.joined(raws, shapes[name][1], dtype, self.activations)
         return packed
 
     def summary(self) -> str:
@@ -52,7 +63,7 @@ class Packing:
         if not self.matrices:
             return f"no matrix packed ({', '.join(self.plain)})"
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.matrices.most_common())
-        left = f", {self.plain.total()} dequantized ({', '.join(self.plain)})" if self.plain else ""
+        left = f", {self.plain.total()} plain ({', '.join(self.plain)})" if self.plain else ""
         return f"packed matrices: {kinds}{left}, activations {self.activations}"
 
 
@@ -66,24 +77,29 @@ def choose_packing(
     `packed` or `activations` cannot be followed.
     """
     asked = f"packed={packed}" if packed else f"activations={activations}" if activations is not None else None
-    reason, hint = None, "leave it out"
-    if packed is False:
-        reason = "packed=False"
-    elif source.gguf is None:
-        reason, hint = (
-            f"{source.name} is no GGUF file",
-            'leave it out; quantize="int8" or "int4" quantizes other models',
-        )
-    elif device.type != "cpu":
-        reason, hint = f"the model is on {device}, and packed weights are multiplied on a CPU", 'add device="cpu"'
-    elif given := next((name for name, value in others.items() if value is not None), None):
-        reason, hint = f"{given}={others[given]} needs plain weights", f"leave {given} out"
-    elif packed is None and activations is None and dtype != "auto":
-        reason = f"dtype={dtype}"
-    elif packed is None and (not blocks.library.allowed() or blocks.kernel() is None):
-        reason, hint = "there is no kernel for packed weights here", "install a C compiler, or leave it out"
-    if reason is None:
+    against = reason_against(source, device, dtype, packed, activations, **others)
+    if against is None:
         return Packing("int8" if activations == "int8" else "float32")
     if asked is not None:
+        reason, hint = against
         raise ArgumentError(f"{asked} cannot be followed: {reason}", hint)
+    return None
+
+
+def reason_against(
+    source: Source, device: torch.device, dtype: object, packed: bool | None, activations: str | None, **others: object
+) -> tuple[str, str] | None:
+    """Why no blocks stay packed, and what to do about it; None where they do. The arguments are `choose_packing`'s."""
+    if packed is False:
+        return "packed=False", "leave it out"
+    if source.gguf is None:
+        return f"{source.name} is no GGUF file", 'leave it out; quantize="int8" or "int4" quantizes other models'
+    if device.type != "cpu":
+        return f"the model is on {device}, and packed weights are multiplied on a CPU", 'add device="cpu"'
+    if given := next((name for name, value in others.items() if value is not None), None):
+        return f"{given}={others[given]} needs plain weights", f"leave {given} out"
+    if packed is None and activations is None and dtype != "auto":
+        return f"dtype={dtype}", "leave it out"
+    if packed is None and (not blocks.library.allowed() or blocks.kernel() is None):
+        return "there is no kernel for packed weights here", "install a C compiler, or leave it out"
     return None

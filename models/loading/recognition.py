@@ -14,7 +14,7 @@ from ..files import configs
 from ..files.catalog import EMBEDDED
 from ..files.sources import MAR_FILE, Source, locate, read_json
 from ..files.tokenizers import load_tokenizer
-from ..files.weights import Published, inspect, weight_files
+from ..files.weights import Published, files_of, inspect, weight_files
 from .decoding_config import build_decoding_config, check_autoregressive, check_tokenizer, describe_ends, end_ids
 from .kinds import IMAGE_MODELS, NEXTSTEP
 
@@ -78,7 +78,7 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
     with configs.reading(source.name):
         config, published = read_description(source)
     with suppress(ModelError):
-        published = published or inspect(weight_files(source.folder))
+        published = published or inspect(files_of(source))
     configs.check_config(config, f"{source.name}: config.json", published)
     description: dict[str, Any] = {"name": source.name, "path": str(source.file or source.folder)}
     if config.get("model_type") in ("mar", "var", *NEXTSTEP):

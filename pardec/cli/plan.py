@@ -1,8 +1,9 @@
-"""`pardec plan`: the memory of a request, and the largest batch and draft that fit a budget."""
+"""`pardec plan`: the memory of a model before it is loaded, or of a request, and what fits a budget."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,6 +24,7 @@ Acceptance = Annotated[
     typer.Option(help="Probability that a drafted token is accepted, to print the speed-up.", min=0, max=1),
 ]
 
+_NO_MATTER = ("revision", "offline", "mask_id", "cuda_graphs")  # options that do not change a local model's memory
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -42,11 +44,25 @@ def plan(
 ) -> None:
     """Print the memory of weights, keys and values, drafts and logits, without decoding, and what fits a budget.
 
+    Of a GGUF file or a folder, without --sampler, --memory and --acceptance: what it takes once it is loaded, and an
+    estimate of its speed, before its weights are read.
+
+    pardec plan model.gguf
+
     pardec plan tiny-llama -s lookup@kivi:bits=4 --batch 8 --prompt 256 --new 128
 
     pardec plan MODEL -s model:name=DRAFTER,k=5+beam --prompt 2000 --new 500 --memory 3GB --acceptance 0.7
     """
     budget = None if memory is None else size(memory)
+    if sampler is None and budget is None and acceptance is None and Path(model).expanduser().exists():
+        from ..load_plan import plan_loading
+
+        given = o.to_arguments(loading)
+        for name in _NO_MATTER:
+            given.pop(name, None)
+        loaded = plan_loading(model, **given)
+        dump(loaded.document()) if json_ else show(str(loaded))
+        return
 
     # Imported here since it imports torch, which --help and a misspelt option do not need.
     from ..memory_plan import plan as planned

@@ -1,0 +1,244 @@
+"""The matrices that a model will have in memory, by its files' headers alone: no weight is read."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..decoder_config import DecoderConfig
+from ..errors import ArgumentError, ModelError
+from ..files import configs
+from ..files.sources import local, locate
+from ..files.weights import Published, files_of, inspect
+from ..kernels.cpu import blocks, panels
+from ..kernels.cpu.blocks import GROUP, TYPES, WIDTH
+from ..layers.quantize import BlockQuantizer, in_blocks, preferred_dtype
+from ..parallel.placement import choose_device, choose_dtype, short, stored_dtype
+from . import assemble
+from .packing import choose_packing, reason_against
+from .recognition import read_description, recognise
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A parameter of two or three axes."""
+
+    name: str
+    shape: tuple[int, ...]
+    types: str  # its block types in memory, such as "Q4_K+Q6_K", or its dtype
+    stored: str  # its types in the file
+    bytes: int  # in memory
+    read: float  # share of it that a forward of one token reads
+    rows: bool  # it is looked up by rows, and multiplies nothing
+
+    @property
+    def packed(self) -> bool:
+        """Whether it is block-quantized in memory."""
+        return self.types.partition("+")[0] in TYPES
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A model as `load` will make it."""
+
+    name: str
+    family: str
+    attention: str
+    config: DecoderConfig
+    positions: int | None
+    device: torch.device
+    dtype: torch.dtype
+    activations: str | None  # what block-quantized weights multiply; None: there are none
+    is_gguf: bool
+    why_plain: str  # why the matrices of a GGUF file do not stay packed; "" where they do, and of other files
+    matrices: tuple[Matrix, ...]
+    vectors: int  # bytes of all other parameters
+    loading: int  # bytes of the largest tensor while it is read, in addition to the weights
+
+    @property
+    def masked(self) -> bool:
+        """Whether it is a masked model."""
+        return self.attention != "causal"
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights in memory."""
+        return self.vectors + sum(matrix.bytes for matrix in self.matrices)
+
+    def cache_bytes(self, positions: int, dtype: torch.dtype) -> int:
+        """Bytes of keys and values of one row."""
+        layers = [self.config.of(layer) for layer in range(self.config.layers)]
+        return positions * dtype.itemsize * 2 * sum(layer.kv_heads * layer.head_dim for layer in layers)
+
+
+def outline(
+    name_or_path: str | os.PathLike[str],
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    quantize: str | None = None,
+    packed: bool | None = None,
+    activations: str | None = None,
+    **others: Any,
+) -> Outline:
+    """What `load` will make of a local model, with the same arguments. `others` need plain weights.
+
+    Raises ModelError for what cannot be loaded, or runs through transformers, and for torchao's quantization.
+    """
+    source = locate(name_or_path)
+    target, _ = choose_device(device)
+    with configs.reading(source.name):
+        config, published = read_description(source)
+    with suppress(ModelError):  # raised again below, where weights are missing
+        published = published or inspect(files_of(source))
+    configs.check_config(config, f"{source.name}: config.json", published)
+    with configs.reading(source.name):
+        spec, why = recognise(config, published)
+    if spec is None:
+        raise ModelError(f"{source.name} runs through transformers ({why}): its memory is known once it is loaded")
+    with configs.reading(source.name):
+        shape, positions = spec.decoder(config), spec.positions(config)
+    published = published or inspect(files_of(source))
+    shape = assemble.as_published(spec, shape, published)
+    stored = stored_dtype(published)
+    kind, _ = preferred_dtype(quantize, dtype, target) or choose_dtype(dtype, target, stored)
+    if quantize is not None and not in_blocks(quantize, target):
+        raise ArgumentError(
+            f"quantize={quantize} on {target} is torchao's, and its memory is known once the model is loaded",
+            "leave quantize out",
+        )
+    decoder = assemble.empty(shape)
+    expected = assemble.targets(spec, decoder, published)
+    used = assemble.check(spec, expected, published, shape)
+    others = {name: value for name, value in others.items() if value}
+    rounding = None if quantize is None else BlockQuantizer(quantize, target)
+    placing: Any = (source, target, dtype, packed, None if rounding else activations)
+    packing = choose_packing(*placing, quantize=quantize, **others)
+    against = reason_against(*placing, quantize=quantize, **others)
+    chosen = {} if packing is None else packing.chosen(decoder, expected, used)
+    kept = {name: [(tensor.kind, tensor.shape[0]) for tensor in tensors] for name, tensors in chosen.items()}
+    matrices, vectors = _matrices(decoder, kept, rounding, _stored_types(expected, used), kind, target)
+    in_use = "float32" if activations is None else activations
+    return Outline(
+        source.name,
+        spec.name,
+        spec.attention,
+        shape,
+        positions,
+        target,
+        kind,
+        in_use if any(matrix.packed for matrix in matrices) else None,
+        source.gguf is not None,
+        against[0] if against is not None and source.gguf is not None else "",
+        matrices,
+        vectors,
+        _loading(decoder, expected, used, chosen, rounding, kind),
+    )
+
+
+def _matrices(
+    decoder: nn.Module,
+    kept: Mapping[str, list[tuple[str, int]]],
+    rounding: BlockQuantizer | None,
+    stored: Mapping[str, str],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[tuple[Matrix, ...], int]:
+    config: DecoderConfig = decoder.config  # type: ignore[assignment]
+    found, vectors = [], 0
+    for name, parameter in decoder.named_parameters():
+        size, own = tuple(parameter.shape), torch.float32 if name.rpartition(".")[2] in assemble.ROUTER else dtype
+        if len(size) < 2 or own is not dtype:
+            vectors += prod(size) * own.itemsize
+            continue
+        parts = kept.get(name)
+        if parts is None and rounding is not None and size[-1] % GROUP == 0:
+            parts = [(rounding.block_type(name), size[-2])] * (size[0] if len(size) == 3 else 1)
+        if parts is None:
+            types, count = short(dtype), prod(size) * dtype.itemsize
+            if name == "embed.weight" and config.tied and panels.is_faster(size, dtype, device):
+                count *= 2  # the head has a copy in its own layout
+        else:
+            types = "+".join(dict.fromkeys(each for each, _ in parts))
+            count = sum(-(-rows // WIDTH) * blocks.panel_bytes(each, size[-1]) for each, rows in parts)
+        looked_up = name == "embed.weight" and not config.tied
+        share = 1.0 if len(size) == 2 or config.experts is None else config.experts.top / config.experts.count
+        if name == "embed.weight" and count > prod(size) * dtype.itemsize:
+            share = 0.5
+        found.append(Matrix(name, size, types, stored.get(name, ""), count, 0.0 if looked_up else share, looked_up))
+    return tuple(found), vectors
+
+
+def _stored_types(expected: Mapping[str, assemble.Target], published: Mapping[str, Published]) -> dict[str, str]:
+    types: dict[str, dict[str, None]] = {}
+    for name, entry in published.items():
+        kind = entry.blocks.kind if entry.blocks is not None else short(entry.dtype) if entry.dtype else "?"
+        types.setdefault(expected[name].parameter, {})[kind] = None
+    return {name: "+".join(kinds) for name, kinds in types.items()}
+
+
+def _loading(
+    decoder: nn.Module,
+    expected: Mapping[str, assemble.Target],
+    published: Mapping[str, Published],
+    chosen: Mapping[str, Any],
+    rounding: BlockQuantizer | None,
+    dtype: torch.dtype,
+) -> int:
+    """Bytes of the largest tensor while it is read."""
+    most = 0
+    for name, entry in published.items():
+        count = prod(entry.shape)
+        if entry.blocks is None:
+            size = count * (entry.dtype or torch.float32).itemsize
+        else:
+            size = entry.blocks.size
+            if expected[name].parameter not in chosen:
+                size += count * entry.blocks.dtype.itemsize
+        most = max(most, size)
+    if rounding is not None:  # a whole parameter is in memory before it is rounded
+        most += max((prod(each.shape[-2:]) for each in decoder.parameters()), default=0) * dtype.itemsize
+    return most
+
+
+def memory_described(name_or_path: str | os.PathLike[str]) -> dict[str, str]:
+    """What `load` keeps packed of a GGUF file, what it dequantizes and why, as values to show; nothing of others."""
+    source = local(name_or_path)
+    if source is None or source.gguf is None:
+        return {}
+    made = outline(name_or_path)
+    found: dict[str, str] = {}
+    if packed := [matrix for matrix in made.matrices if matrix.packed]:
+        found["packed"] = f"{_counted(packed)}, {_megabytes(packed)}; packed=False dequantizes"
+    for what, why in (
+        ("dequantized", made.why_plain or "no kernel multiplies these types"),
+        ("plain", "not quantized"),
+    ):
+        own = [matrix for matrix in made.matrices if not matrix.packed and _is_quantized(matrix) == (what != "plain")]
+        if own:
+            found[what] = f"{_counted(own)}, {_megabytes(own)} in {short(made.dtype)} ({why})"
+    if made.activations is not None:
+        found["activations"] = f"{made.activations}, or faster and less precise with activations=int8"
+    size = made.cache_bytes(1000, made.dtype) / 1e6
+    found["keys and values"] = f"{short(made.dtype)}, {size:.3g} MB per 1,000 positions"
+    return found
+
+
+def _is_quantized(matrix: Matrix) -> bool:
+    return any(kind not in ("F32", "F16", "BF16") for kind in matrix.stored.split("+"))
+
+
+def _counted(matrices: Sequence[Matrix]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in Counter(each.stored for each in matrices).most_common())
+
+
+def _megabytes(matrices: Sequence[Matrix]) -> str:
+    return f"{sum(matrix.bytes for matrix in matrices) / 1e6:,.3g} MB"

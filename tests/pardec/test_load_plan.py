@@ -1,0 +1,122 @@
+"""What a plan says before a model is loaded, against the model that is loaded with the same arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pardec
+from pardec import load_plan
+from pardec.load_plan import LoadPlan, plan_loading
+from pardec.models.errors import ArgumentError, ModelError
+from pardec.models.files.gguf.tensors import FileTensor
+from pardec.models.kernels.cpu import blocks
+from tests.models.families import test_experts
+from tests.models.loading.gguf_files import write_gguf
+from tests.models.loading.test_packing import masked_file
+from tests.models.toys import llama_folder
+
+Cli = Callable[..., tuple[int, str, str]]
+needs_kernel = pytest.mark.skipif(blocks.kernel() is None, reason="no kernel for packed weights here")
+ARGUMENTS: list[dict[str, Any]] = [{}, {"packed": False}, {"dtype": "bfloat16"}, {"activations": "int8"}]
+ARGUMENTS += [{"quantize": "int8"}, {"quantize": "int4", "activations": "int8"}]
+
+
+@pytest.fixture(autouse=True)
+def unmeasured(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Speeds are not measured, except in the test of them."""
+    if request.function is not test_speeds_are_measured:
+        monkeypatch.setattr(load_plan, "best", lambda run, device: 1e-3)
+
+
+@needs_kernel
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
+@pytest.mark.parametrize("kind", ["Q4_1", "F16", "F32"])
+@pytest.mark.covers(1)
+def test_bytes_of_a_gguf_file_are_those_of_the_loaded_model(
+    tmp_path: Path, kind: str, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", kind)
+    model = pardec.load(file, device="cpu", **arguments).language_model
+    monkeypatch.setattr(FileTensor, "raw", None)  # no weight is read
+    plan = plan_loading(file, device="cpu", **arguments)
+    assert plan.weights == model.weight_bytes
+    assert plan.parameters == model.parameters
+    assert plan.activations == model.activations
+    cache = model.new_cache(1, 1000)
+    size = sum(part[:, :1000].nbytes for part in (*cache.k, *cache.v))
+    assert next(iter(plan.cache.values())) == size
+
+
+def test_a_folder_of_safetensors_and_experts(tmp_path: Path) -> None:
+    folder = llama_folder(tmp_path / "llama", hidden_size=64, intermediate_size=96)
+    test_experts.published(tmp_path / "experts", test_experts.LLADA2)
+    for where in (folder, tmp_path / "experts"):
+        for arguments in ({}, {"dtype": "bfloat16"}, *([{"quantize": "int8"}] if blocks.kernel() else [])):
+            if where != folder and "quantize" in arguments:
+                continue
+            plan = plan_loading(where, device="cpu", **arguments)
+            assert plan.weights == pardec.load(where, device="cpu", **arguments).language_model.weight_bytes
+    whole, experts = plan_loading(folder, device="cpu"), plan_loading(tmp_path / "experts", device="cpu")
+    assert whole.tokens_per_second is not None
+    assert experts.tokens_per_second is None
+    assert experts.read < 0.8 * experts.weights  # of 8 experts, a token takes some
+
+
+@needs_kernel
+def test_masked_models_have_the_time_of_a_forward(tmp_path: Path) -> None:
+    plan = plan_loading(masked_file(tmp_path / "toy.gguf", "Q8_0", "dream"), device="cpu")
+    assert plan.tokens_per_second is None
+    assert plan.forward_s > 0
+    assert not any("int8" in kind for kind in plan.cache)
+    assert "ms per forward" in str(plan)
+    assert "tokens per second" not in str(plan)
+
+
+@needs_kernel
+def test_what_stays_packed_and_what_does_not_is_said(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", "Q8_0")
+    assert plan_loading(file, device="cpu").matrices == {"Q8_0": 9}
+    plain = plan_loading(file, device="cpu", dtype="bfloat16")
+    assert (plain.matrices, plain.plain, plain.why_plain) == ({"bfloat16": 9}, {"Q8_0": 9}, "dtype=bfloat16")
+    assert "not packed: 9 Q8_0 (dtype=bfloat16)" in str(plain)
+    with pytest.raises(ArgumentError, match="activations=int8 cannot be followed: packed=False"):
+        plan_loading(file, device="cpu", packed=False, activations="int8")
+
+
+def test_what_headers_do_not_tell_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pardec.models.layers import quantize
+
+    folder = llama_folder(tmp_path)
+    monkeypatch.setattr(quantize, "kernel", lambda: None)
+    with pytest.raises(ArgumentError, match="quantize=int8 on cpu is torchao's"):
+        plan_loading(folder, device="cpu", quantize="int8")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
+    with pytest.raises(ModelError, match="runs through transformers"):
+        plan_loading(folder, device="cpu")
+
+
+def test_speeds_are_measured(tmp_path: Path) -> None:
+    plan: LoadPlan = plan_loading(llama_folder(tmp_path, hidden_size=64, intermediate_size=96), device="cpu")
+    assert plan.tokens_per_second is not None
+    assert 1 < plan.tokens_per_second < 1e6
+    assert plan.threads == torch.get_num_threads()
+
+
+def test_the_command_plans_before_loading(cli: Cli, tmp_path: Path) -> None:
+    folder = llama_folder(tmp_path, hidden_size=64, intermediate_size=96)
+    code, out, err = cli("plan", folder, "--json", "--device", "cpu")
+    assert code == 0, err
+    assert json.loads(out)["matrices"] == {"float32": 10}
+    code, out, err = cli("plan", folder, "--device", "cpu")
+    assert code == 0, err
+    assert "peak while loading" in out
+    code, out, err = cli("plan", folder, "-s", "lookup", "--prompt", 8, "--new", 8, "--device", "cpu", "--json")
+    assert code == 0, err
+    assert "round_work" in json.loads(out)["parts"]
