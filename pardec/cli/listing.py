@@ -126,9 +126,11 @@ def _recognition(name: str, card: dict[str, Any]) -> dict[str, Any]:
     """How a model loads; for an embedded model this is known without importing torch."""
     if card and Path(card["path"]).parent == EMBEDDED:
         return {"loads": "natively"}
+    from pardec.models.loading.outline import memory_described
     from pardec.models.loading.recognition import describe
 
-    return describe(name)
+    described = describe(name)
+    return described | memory_described(name) if described["loads"] == "natively" else described
 
 
 def _may_be_a_model(name: str) -> bool:

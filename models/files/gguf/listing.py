@@ -29,7 +29,8 @@ class Converted:
 
 def converted_files() -> list[Converted]:
     """The files, sorted by name. Those that others may have written to are left out."""
-    return sorted(_files(), key=lambda entry: entry.name)
+    newest = sorted(_files(), key=lambda entry: int(f"0{entry.path.rpartition('-')[2]}"))  # versions of the folders
+    return sorted({entry.name: entry for entry in newest}.values(), key=lambda entry: entry.name)
 
 
 def source_of(folder: Path) -> Path | None:

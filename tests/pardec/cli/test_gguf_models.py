@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import pardec
+from pardec.models.kernels.cpu import blocks
 from tests.models.loading.gguf_files import write_gguf
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -74,3 +75,15 @@ def test_list_and_show_know_it_also_where_it_is_moved(
     assert str(moved) not in cli("list", "models")[1]
     pardec.load(moved, device="cpu")
     assert str(moved) in cli("list", "models")[1]
+
+
+@pytest.mark.skipif(blocks.kernel() is None, reason="no kernel for packed weights here")
+def test_show_and_plan_say_what_stays_packed(cli: Cli, file: Path) -> None:
+    code, out, err = cli("show", file)
+    assert code == 0, err
+    assert "packed: 9 Q8_0, " in out
+    assert "activations: float32" in out
+    assert "keys and values: " in out
+    code, out, err = cli("plan", file, "--device", "cpu")
+    assert code == 0, err
+    assert "matrices: 9 Q8_0" in out
