@@ -121,16 +121,17 @@ class BlockQuantizer(Quantizer):
     activations: Activations = "float32"
     embeddings: ClassVar[bool] = True
 
-    def _block_type(self, name: str) -> str:
+    def block_type(self, name: str) -> str:
+        """The type of the blocks of a weight."""
         return "Q4_1" if self.kind == "int4" and not _is_vocabulary(name) else "Q8_0"
 
     def _converted(self, name: str, weight: Tensor) -> Tensor:
-        return block_rounding.rounded(self._block_type(name), weight, self.dtype, self.activations)
+        return block_rounding.rounded(self.block_type(name), weight, self.dtype, self.activations)
 
     def _refuses(self, name: str, weight: Tensor) -> str | None:
         if weight.shape[1] % GROUP:
             return f"{weight.shape[1]} columns are not a multiple of {GROUP}"
-        if block_rounding.overflows(self._block_type(name), weight):
+        if block_rounding.overflows(self.block_type(name), weight):
             return "its scales are beyond float16"
         return None
 

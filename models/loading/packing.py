@@ -22,13 +22,17 @@ class Packing:
     """Packs the matrices of one model, and says which. Made by `choose_packing`."""
 
     activations: blocks.Activations
+    asked: str | None = None  # the argument by which the caller asked for it
     matrices: Counter[str] = field(default_factory=Counter)  # packed, by types
     plain: Counter[str] = field(default_factory=Counter)  # dequantized, by types
 
     def chosen(
         self, decoder: nn.Module, expected: Mapping[str, Target], published: Mapping[str, Published]
     ) -> dict[str, list[FileTensor]]:
-        """The tensors of each parameter that stays packed: of which every one has a type that a kernel multiplies."""
+        """The tensors of each parameter that stays packed: of which every one has a type that a kernel multiplies.
+
+        Raises ArgumentError where there are none, and the caller asked for them.
+        """
         sources: dict[str, list[tuple[int, Published]]] = {}
         for name, entry in published.items():
             sources.setdefault(expected[name].parameter, []).append((expected[name].start, entry))
@@ -45,6 +49,12 @@ class Packing:
             else:
                 self.matrices[kinds] += 1
                 chosen[name] = tensors
+        if self.asked is not None and not chosen:
+            kinds = ", ".join(self.plain) or "no matrix"
+            raise ArgumentError(
+                f"{self.asked} cannot be followed: the file holds {kinds}, and no kernel multiplies these types",
+                f"leave it out, or use a file of one of the types {', '.join(blocks.TYPES)}",
+            )
         return chosen
 
     def weights(
@@ -79,7 +89,7 @@ def choose_packing(
     asked = f"packed={packed}" if packed else f"activations={activations}" if activations is not None else None
     against = reason_against(source, device, dtype, packed, activations, **others)
     if against is None:
-        return Packing("int8" if activations == "int8" else "float32")
+        return Packing("int8" if activations == "int8" else "float32", asked)
     if asked is not None:
         reason, hint = against
         raise ArgumentError(f"{asked} cannot be followed: {reason}", hint)

@@ -42,6 +42,10 @@ def test_bytes_of_a_gguf_file_are_those_of_the_loaded_model(
     tmp_path: Path, kind: str, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write_gguf(tmp_path / "toy.gguf", kind)
+    if kind != "Q4_1" and list(arguments) == ["activations"]:
+        with pytest.raises(ArgumentError, match=f"the file holds {kind}, and no kernel multiplies"):
+            plan_loading(file, device="cpu", **arguments)
+        return
     model = pardec.load(file, device="cpu", **arguments).language_model
     monkeypatch.setattr(FileTensor, "raw", None)  # no weight is read
     plan = plan_loading(file, device="cpu", **arguments)

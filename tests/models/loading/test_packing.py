@@ -12,7 +12,9 @@ import pardec
 from pardec.models.errors import ArgumentError
 from pardec.models.kernels.cpu import blocks
 from pardec.models.kernels.cpu.blocks import BlockWeight
+from pardec.models.loading.outline import memory_described, outline
 from tests.models.loading.gguf_files import write_embedded_gguf, write_gguf
+from tests.models.loading.mixed_gguf import Q4_K_M, write_mixed
 from tests.models.loading.test_gguf import logits
 
 pytestmark = pytest.mark.skipif(blocks.kernel() is None, reason="no kernel for packed weights here")
@@ -97,6 +99,56 @@ def test_what_cannot_be_followed_is_named(tmp_path: Path, arguments: dict[str, A
     file = write_gguf(tmp_path / "toy.gguf", "Q8_0")
     with pytest.raises(ArgumentError, match=problem):
         pardec.load(file, device="cpu", **arguments)
+
+
+MIXED = [
+    (Q4_K_M, "7 Q4_K, 2 Q6_K, 1 Q4_K+Q6_K", ""),
+    (Q4_K_M | {"token_embd": "F16"}, "6 Q4_K, 2 Q6_K, 1 Q4_K+Q6_K", "1 plain (F16)"),
+    ({"": "Q5_K", "output": "Q6_K", "token_embd": "Q8_0"}, "8 Q5_K, 1 Q8_0, 1 Q6_K", ""),
+    ({"": "Q3_K", "blk.1.attn_q": "Q4_K", "output": "Q6_K"}, "1 Q6_K", "9 plain (Q3_K, Q4_K+Q3_K)"),
+    ({"": "IQ4_XS", "output": "Q6_K"}, "1 Q6_K", "9 plain (IQ4_XS)"),
+    ({"": "Q2_K"}, "", "no matrix packed (Q2_K)"),
+]
+
+
+@pytest.mark.parametrize(("types", "packed", "plain"), MIXED)
+def test_files_of_several_types(tmp_path: Path, types: dict[str, str], packed: str, plain: str) -> None:
+    file = write_mixed(tmp_path / "toy.gguf", types)
+    own, dense = pardec.load(file, device="cpu"), pardec.load(file, device="cpu", packed=False)
+    assert packed in own.network.choice
+    assert plain in own.network.choice
+    assert torch.allclose(logits(own), logits(dense), rtol=1e-4, atol=1e-4)
+    outlined = outline(file, device="cpu")
+    assert outlined.weight_bytes == own.network.weight_bytes
+    ids: Any = {"input_ids": [[5, 9, 30, 5, 9]], "max_new_tokens": 12, "stop_ids": []}
+    assert own.generate(**ids, sampler="lookup").tokens == own.generate(**ids, sampler="sequential").tokens
+
+
+def test_a_tied_head_of_several_types(tmp_path: Path) -> None:
+    for embedding, is_packed in (("Q6_K", True), ("F16", False)):
+        file = write_mixed(tmp_path / "toy.gguf", Q4_K_M | {"token_embd": embedding}, tied=True)
+        own, dense = pardec.load(file, device="cpu"), pardec.load(file, device="cpu", packed=False)
+        assert isinstance(own.network.decoder.head.weight, BlockWeight) == is_packed  # type: ignore[union-attr]
+        assert torch.allclose(logits(own), logits(dense), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("arguments", [{"packed": True}, {"activations": "int8"}], ids=str)
+def test_types_without_a_kernel_are_refused_where_they_are_to_stay_packed(tmp_path: Path, arguments: Any) -> None:
+    file = write_mixed(tmp_path / "toy.gguf", {"": "Q2_K"})
+    with pytest.raises(ArgumentError, match="cannot be followed: the file holds Q2_K, and no kernel"):
+        pardec.load(file, device="cpu", **arguments)
+
+
+def test_what_shows_of_a_file(tmp_path: Path) -> None:
+    file = write_mixed(tmp_path / "toy.gguf", {"": "Q3_K", "token_embd": "F16", "output": "Q6_K"})
+    shown = memory_described(file)
+    assert shown["packed"].startswith("1 Q6_K, 0.0605 MB")
+    assert shown["dequantized"].startswith("8 Q3_K, ")
+    assert shown["dequantized"].endswith(" MB in float32 (no kernel multiplies these types)")
+    assert shown["plain"].startswith("1 F16, ")
+    assert shown["activations"].startswith("float32")
+    assert shown["keys and values"] == "float32, 2.05 MB per 1,000 positions"
+    assert memory_described("tiny-llama") == {}
 
 
 def test_other_files_cannot_stay_packed() -> None:
