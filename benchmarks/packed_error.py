@@ -33,7 +33,7 @@ def answers(model: pardec.Model, prompts: list[str], new: int) -> list[tuple[lis
 
 def log_probabilities(model: pardec.Model, texts: list[tuple[list[int], int]]) -> Tensor:
     """[T, V] of the predictions of all tokens of all answers."""
-    rows = [model.logits([ids])[0, start - 1 : -1].double().log_softmax(-1) for ids, start in texts]
+    rows = [model.logits(torch.tensor([ids]))[0, start - 1 : -1].double().log_softmax(-1) for ids, start in texts]
     return torch.cat(rows)
 
 

@@ -57,6 +57,12 @@ class Engine:
         return self.network.name
 
     @property
+    def weight_settings(self) -> dict[str, Any]:
+        """The arguments of `load` by which its weights are not plain, as used: quantize, packed, activations."""
+        own = {name: getattr(self.network, name, None) for name in ("packed", "activations")}
+        return {name: value for name, value in {"quantize": self.quantized, **own}.items() if value}
+
+    @property
     def quantized(self) -> str | None:
         """The quantization of its linear layers ("int8", "int4", "fp8"), or None."""
         return self.network.quantized
@@ -173,8 +179,7 @@ class Engine:
         values = {**versions(), "device": str(device), "dtype": dtype.removeprefix("torch.")}
         if device.type == "cpu":
             values["threads"] = str(self.threads)
-        if self.quantized is not None:
-            values["quantize"] = self.quantized
+        values |= {name: str(value) for name, value in self.weight_settings.items()}
         if self.network.weights_version:
             values["weights_version"] = str(self.network.weights_version)
         if self.network.processes > 1:

@@ -53,8 +53,7 @@ class Batches:
             **self.call.settings,
             "dtype": str(self.model.network.dtype).removeprefix("torch."),
         }
-        if self.model.quantized is not None:
-            settings["quantize"] = self.model.quantized
+        settings |= self.model.weight_settings
         self.file = RowsFile(output, settings, overwrite=overwrite, warn=say)
         self.file.check_writable()
         each = zip(self.items, self.call.seeds, self.call.constraints, strict=True)

@@ -70,6 +70,8 @@ class Loading:
     decoder: str | None = None
     text_encoder: str | None = None
     quantize: str | None = None
+    packed: bool | None = None
+    activations: str | None = None
     cuda_graphs: bool = False
     adapter: str | None = None
 
@@ -155,12 +157,12 @@ def _identity(model: Model | str, loading: Loading) -> dict[str, Any]:
     if isinstance(model, str):
         settings = {"dtype": loading.dtype, "revision": loading.revision, "mask_id": loading.mask_id}
         adapter = {} if loading.adapter is None else {"adapter": loading.adapter}
-        return {"model": model, **settings, **_quantization(loading.quantize), **adapter}
+        return {"model": model, **settings, **_weights(loading), **adapter}
     dtype = str(model.network.dtype).removeprefix("torch.")
     settings = {"dtype": dtype, "revision": loading.revision, "mask_id": model.driver.mask_id}
     version = model.network.weights_version
     updated = {"weights_version": version} if version else {}
-    return {"model": model.name, **settings, **_quantization(model.quantized), **updated}
+    return {"model": model.name, **settings, **model.weight_settings, **updated}
 
 
 def _chat(model: Model | str, chat: bool | None) -> dict[str, str]:
@@ -169,9 +171,10 @@ def _chat(model: Model | str, chat: bool | None) -> dict[str, str]:
     return {} if chat is None and embedded else {"chat": "auto" if chat is None else "chat" if chat else "raw"}
 
 
-def _quantization(quantize: str | None) -> dict[str, str]:
-    """The quantization; empty if there is none, so that row keys of unquantized runs do not change."""
-    return {} if quantize is None else {"quantize": quantize}
+def _weights(loading: Loading) -> dict[str, Any]:
+    """How weights are kept; empty where nothing is said, so that row keys of such runs do not change."""
+    given = {name: getattr(loading, name) for name in ("quantize", "packed", "activations")}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _describe(model: Model | str, loading: Loading) -> tuple[Kind, Mapping[str, Any]]:

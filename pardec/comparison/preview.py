@@ -17,6 +17,7 @@ from .run import Folder
 if TYPE_CHECKING:
     from ..api import Model
 
+_LOADING = ("device", "dtype", "quantize", "packed", "activations")
 _ELSE = ("prompts", "scorer", "chat", "cost_ratio", "out", "resume", "retry_failed", "executor", "workers", "progress")
 
 
@@ -65,7 +66,11 @@ def preview(
     return {
         "model": config["model"],
         "family": config["family"],
-        "loading": {name: getattr(loading, name) for name in ("device", "dtype", "quantize") if getattr(loading, name)},
+        "loading": {name: value for name in _LOADING if (value := getattr(loading, name))},
+            name: getattr(loading, name)
+            for name in ("device", "dtype", "quantize", "activations")
+            if getattr(loading, name)
+        },
         "tasks": config["tasks"],
         "seeds": list(grid.seeds),
         "batch_size": grid.batch_size,

@@ -25,13 +25,20 @@ def load_without_weights(
         ModelError: what `load` raises.
         SpecError: the dtype of the workers cannot be determined here.
     """
+    import torch
+
+    from pardec.models.layers.quantize import in_blocks
+
     from ..api import load
 
     options.pop("device_map", None)
-    options.pop("cuda_graphs", None)
-    if options.pop("quantize", None) == "int4" and dtype == "auto":
-        dtype = "bfloat16"  # the meaning of "auto" for int4
-    if dtype == "auto" and not (on_gpu if device == "auto" else device.startswith("cuda")):
+    for name in ("cuda_graphs", "packed", "activations"):
+        options.pop(name, None)
+    on_cpu = not (on_gpu if device == "auto" else device.startswith("cuda"))
+    quantize = options.pop("quantize", None)
+    if quantize == "int4" and dtype == "auto" and not (on_cpu and in_blocks(quantize, torch.device("cpu"))):
+        dtype = "bfloat16"  # the meaning of "auto" for int4 of torchao
+    if dtype == "auto" and on_cpu:
         dtype = "float32"  # the meaning of "auto" on a CPU
     try:
         return load(name, device="meta", dtype=dtype, **options)

@@ -24,7 +24,8 @@ _CACHE_SIZE = 2  # draft models of a kind that stay loaded
 @lru_cache(maxsize=_CACHE_SIZE)
 def language_model(name: str, device: torch.device, dtype: torch.dtype) -> LanguageModel:
     """Loads a draft model of text, or returns the cached one."""
-    return load(name, device=device, dtype=dtype)
+    # "auto" is float32 on a CPU, and lets matrices of a GGUF file stay packed.
+    return load(name, device=device, dtype="auto" if device.type == "cpu" and dtype == torch.float32 else dtype)
 
 
 @lru_cache(maxsize=_CACHE_SIZE)

@@ -12,6 +12,7 @@ _DEFAULTS = {
     "limit": 50, "seeds": [0], "split": "heldout", "problem_seed": 7, "batch_size": 8, "references": True,
     "replays": 4, "points": None, "cost_ratio": None, "dtype": "auto", "revision": None, "quantize": None,
     "device": "auto", "device_map": None, "executor": "local", "workers": None, "cuda_graphs": False, "adapter": None,
+    "packed": None, "activations": None,
 }  # fmt: skip
 
 
@@ -58,6 +59,8 @@ def shell(config: Mapping[str, Any]) -> list[str]:
             lines.append("--no-references")
         elif name == "chat":
             lines.append("--chat" if value else "--raw")
+        elif name == "packed":
+            lines.append("--packed" if value else "--dense")
         elif value is True:
             lines.append(f"--{name.replace('_', '-')}")
         elif name == "seeds":

@@ -34,7 +34,7 @@ __all__ = ["BUDGET", "COSTS", "Advice", "preview", "tune"]
 
 _LOADING = (
     *("device", "dtype", "device_map", "revision", "offline", "mask_id", "quantize", "cuda_graphs"),
-    "adapter",
+    *("adapter", "packed", "activations"),
 )
 
 

@@ -17,7 +17,10 @@ _MODEL = (
     *("pretrained", "batch_size", "device", "max_length", "seed", "likelihood", "mc_num", "check_greedy"),
     *("add_bos_token", "prefix_token_id"),
 )
-_LOAD = ("dtype", "device_map", "revision", "offline", "mask_id", "block", "quantize", "adapter")
+_LOAD = (
+    *("dtype", "device_map", "revision", "offline", "mask_id", "block", "quantize", "packed", "activations"),
+    "adapter",
+)
 _GENERATE = tuple(name for name, each in ARGUMENTS.items() if each.lm_eval)
 _LENGTH = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first one present is used
 _NO_EFFECT = {"num_beams": 1, "use_cache": True, "n": 1}  # values that change nothing

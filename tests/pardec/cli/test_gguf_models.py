@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 import pardec
+from pardec.comparison.run import Run
 from pardec.models.kernels.cpu import blocks
+from pardec.requests import draft_models
 from tests.models.loading.gguf_files import write_gguf
 
+needs_kernel = pytest.mark.skipif(blocks.kernel() is None, reason="no kernel for packed weights here")
 Cli = Callable[..., tuple[int, str, str]]
 
 
@@ -77,7 +80,7 @@ def test_list_and_show_know_it_also_where_it_is_moved(
     assert str(moved) in cli("list", "models")[1]
 
 
-@pytest.mark.skipif(blocks.kernel() is None, reason="no kernel for packed weights here")
+@needs_kernel
 def test_show_and_plan_say_what_stays_packed(cli: Cli, file: Path) -> None:
     code, out, err = cli("show", file)
     assert code == 0, err
@@ -87,3 +90,53 @@ def test_show_and_plan_say_what_stays_packed(cli: Cli, file: Path) -> None:
     code, out, err = cli("plan", file, "--device", "cpu")
     assert code == 0, err
     assert "matrices: 9 Q8_0" in out
+
+
+@needs_kernel
+def test_results_record_how_weights_are_kept(file: Path) -> None:
+    for arguments, kept in (
+        ({}, {"packed": "True", "activations": "float32"}),
+        ({"activations": "int8"}, {"packed": "True", "activations": "int8"}),
+        ({"quantize": "int8", "activations": "int8"}, {"quantize": "int8", "activations": "int8"}),
+        ({"packed": False}, {}),
+    ):
+        values = pardec.load(file, device="cpu", **arguments).environment()
+        assert {name: values[name] for name in ("quantize", "packed", "activations") if name in values} == kept
+
+
+@needs_kernel
+def test_rows_of_other_activations_are_not_continued(cli: Cli, file: Path, tmp_path: Path) -> None:
+    command = ("generate", file, "-p", "the", "-n", 4, "--device", "cpu", "-o", tmp_path / "rows.jsonl")
+    code, _, err = cli(*command)
+    assert code == 0, err
+    code, _, err = cli(*command, "--activations", "int8")
+    assert code == 2, err
+    assert "activations" in err
+    code, _, err = cli(*command)
+    assert code == 0, err
+    assert "has 1 of 1 rows already" in err
+
+
+@needs_kernel
+def test_a_comparison_of_other_activations_is_not_resumed(cli: Cli, file: Path, tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "the 1"}\n')
+    command = ("compare", file, "--prompts", tmp_path / "p.jsonl", "-s", "sequential", "-n", 4, "--no-references")
+    command = (*command, "--device", "cpu", "--out", tmp_path / "run", "--json")
+    code, _, err = cli(*command, "--activations", "int8")
+    assert code == 0, err
+    assert {row["activations"] for row in Run.load(tmp_path / "run").rows} == {"int8"}
+    assert "--activations int8" in (tmp_path / "run" / "report.html").read_text()
+    code, _, err = cli(*command, "--resume")
+    assert code == 2, err
+    code, _, err = cli(*command, "--activations", "int8", "--resume")
+    assert code == 0, err
+
+
+@needs_kernel
+def test_a_file_that_drafts_stays_packed(file: Path) -> None:
+    model = pardec.load(file, device="cpu")
+    drafter = draft_models.language_model(str(file), model.network.device, model.network.dtype)
+    assert drafter.packed
+    plain = model.generate("the the", max_new_tokens=8, stop_ids=[]).tokens
+    for spec in (f"model:name={file},k=3", f"model:name={file},k=3@int8"):
+        assert model.generate("the the", sampler=spec, max_new_tokens=8, stop_ids=[]).tokens == plain
