@@ -1,26 +1,29 @@
 """Decodes on a CPU with pardec and with other engines, which take turns in one run: speed, memory, equality of tokens.
 
     python benchmarks/cpu_engines.py --model FILE.gguf --prompts QUESTIONS.jsonl [--count 10] [--max-new-tokens 64]
-        [--threads 1] [--rounds 1] [--rows NAME ...] [--text] [--masked] [--memory] [--diffusion-cli FILE]
-        [--venv FOLDER] [--json FILE] [--markdown]
+        [--threads 1] [--rounds 1] [--clock wall|process] [--rows NAME ...] [--text] [--masked] [--memory]
+        [--diffusion-cli FILE] [--venv FOLDER] [--json FILE] [--markdown]
 
 `--text` (what runs if nothing is asked for) decodes the first turns of Spec-Bench's questions greedily, from a GGUF
 file of SmolLM2 (`scripts/get_smollm2` fetches it). Each engine is a process that lives for the whole run; for each
 prompt every engine has its turn, and another one begins. Seconds are all time from prompt to last token; a second turn
 with one new token gives the prompt's share, so that prompt and decoding can be told apart. `--masked` measures forwards
 of a random masked model of 100M parameters beside `llama-diffusion-cli`, and `--memory` one block of an 8B model in
-4 bits (4.9 GB on the disk). Results are kept in the JSON file, by table; `--markdown` writes the page from it.
+4 bits (4.9 GB on the disk). Results are kept in the JSON file, by table; `--markdown` writes the page from it. With
+`--clock process` the tables have the time of an engine's threads in place of that on the clock, which on one thread is
+nearly the same and changes less with other load on the machine; the JSON file has both.
 
 Peers are installed by pip into FOLDER, one environment each, since their requirements contradict each other; a
 temporary folder without `--venv`. One that cannot be installed or does not run is left out, with the reason. Where
 torch would bring CUDA: `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`. `llama-diffusion-cli` is built from
-the sources of llama.cpp in the package llama-cpp-python, with gcc, cmake and ninja, by these commands, which the program
-runs itself unless `--diffusion-cli` names a program that is there:
+the sources of llama.cpp in the package llama-cpp-python, with gcc, cmake and ninja, by these commands, which the
+program runs itself unless `--diffusion-cli` names a program that is there:
 
     pip download --no-deps --no-binary llama-cpp-python llama-cpp-python==0.3.36
     tar xzf llama_cpp_python-0.3.36.tar.gz
     cmake -S llama_cpp_python-0.3.36/vendor/llama.cpp -B build -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON
-        -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_APP=OFF
+        -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF
+        -DLLAMA_BUILD_APP=OFF
     cmake --build build --target llama-diffusion-cli
 """
 
@@ -53,7 +56,7 @@ Row = dict[str, Any]
 
 LLAMA_CPP = "llama-cpp-python==0.3.36"  # its sources have llama.cpp's
 ENVIRONMENTS = {
-    "transformers": ("transformers==5.23.0", "torch==2.13.0", "gguf==0.19.0"),
+    "transformers": ("transformers==5.23.0", "torch==2.13.0", "gguf==0.19.0", "accelerate==1.15.0"),
     "llama.cpp": ("xllamacpp==2026.10.11549",),
     "openvino": ("openvino-genai==2026.4.1.0",),
     "openvino-export": ("optimum-intel[openvino]==2.2.0", "nncf==3.4.0"),
@@ -147,6 +150,7 @@ class Peers:
 
     def __init__(self, folder: Path, threads: int) -> None:
         self.folder, self.threads = folder, threads
+        self.failed: dict[str, Left] = {}  # conversions and environments, which are tried once
         for name in ("environments", "models", "logs"):
             (folder / name).mkdir(parents=True, exist_ok=True)
 
@@ -154,6 +158,8 @@ class Peers:
         """The interpreter of an environment, which is made when it is first asked for; "" is this program's own."""
         if not name:
             return Path(sys.executable)
+        if name in self.failed:
+            raise self.failed[name]
         home, wanted = self.folder / "environments" / name, "\n".join(ENVIRONMENTS[name])
         done = home / "installed.txt"
         if not (done.is_file() and done.read_text() == wanted):
@@ -162,7 +168,8 @@ class Peers:
             pip = [home / "bin" / "python", "-m", "pip", "--disable-pip-version-check", "-q", "install"]
             ran = subprocess.run([*pip, *ENVIRONMENTS[name]], capture_output=True, text=True, check=False)
             if ran.returncode:
-                raise Left(f"cannot be installed: {pip_error(ran.stderr)}")
+                self.failed[name] = Left(f"cannot be installed: {pip_error(ran.stderr)}")
+                raise self.failed[name]
             done.write_text(wanted)
         return home / "bin" / "python"
 
@@ -173,6 +180,8 @@ class Peers:
     def converted(self, name: str, environment: str, script: str, **request: Any) -> Path:
         """A folder that a worker converted a model to; it is kept for the next run."""
         folder = self.folder / "models" / name
+        if name in self.failed:
+            raise self.failed[name]
         if not folder.is_dir():
             print(f"converting to {name}", flush=True)
             part = folder.with_name(f"{name}-part")
@@ -180,6 +189,9 @@ class Peers:
             try:
                 worker.ask("convert", folder=str(part), **request)
                 part.rename(folder)
+            except Left as reason:
+                self.failed[name] = Left(f"cannot be converted: {reason}")
+                raise self.failed[name] from reason
             finally:
                 worker.stop()
                 shutil.rmtree(part, ignore_errors=True)
@@ -252,7 +264,7 @@ def processor_features(flags: Iterable[str]) -> str:
     return ", ".join(names) or "unknown"
 
 
-def conditions(threads: int) -> Row:
+def conditions(options: argparse.Namespace) -> Row:
     """When and on what a table was measured."""
     flags: list[str] = []
     with contextlib.suppress(OSError):
@@ -260,7 +272,8 @@ def conditions(threads: int) -> Row:
         flags = found[1].split() if found else []
     load = round(os.getloadavg()[0], 2)
     date = datetime.now(UTC).date().isoformat()
-    return {"date": date, "processor": processor_features(flags), "flags": flags, "threads": threads, "load": load}
+    machine = {"processor": processor_features(flags), "flags": flags, "load": load}
+    return {"date": date, **machine, "threads": options.threads, "clock": options.clock}
 
 
 # Text
@@ -397,7 +410,7 @@ def measure_text(options: argparse.Namespace, peers: Peers) -> Row:
                 arm.worker.stop()
     loaded = [{"engine": arm.row, "modes": list(arm.modes), **arm.resident} for arm in started]
     return {
-        **conditions(options.threads), "model": options.model.name, "model_bytes": options.model.stat().st_size,
+        **conditions(options), "model": options.model.name, "model_bytes": options.model.stat().st_size,
         "prompts": [prompt for prompt, _ in prompts], "prompt_tokens": [len(own) for own in ids],
         "max_new_tokens": options.max_new_tokens, "rounds": options.rounds, "versions": versions,
         "loaded": loaded, "left": left, "turns": turns,
@@ -426,6 +439,7 @@ def take_turns(
             continue
         kept = until_end(whole["result"], stop)
         figures = {name: whole[name] for name in ("seconds", "cpu_seconds", "peak")}
+        figures["first_cpu_seconds"] = one["cpu_seconds"]
         turn = {"engine": arm.row, "mode": label, "prompt": prompt, "round": round_, "tokens": kept}
         turns.append({**turn, "decoded": min(len(kept) + 1, new), "first_seconds": one["seconds"], **figures})
 
@@ -440,8 +454,11 @@ def text_rows(document: Row) -> list[Row]:
     rows = []
     for (engine, mode), prompts in groups.items():
         plain = groups.get((engine, PLAIN), {})
-        seconds = sum(statistics.median(turn["seconds"] for turn in turns) for turns in prompts.values())
-        first = sum(statistics.median(turn["first_seconds"] for turn in turns) for turns in prompts.values())
+        clock = {"wall": "seconds", "process": "cpu_seconds"}[document["clock"]]
+        seconds, first = (
+            sum(statistics.median(turn[name] for turn in turns) for turns in prompts.values())
+            for name in (clock, f"first_{clock}")
+        )
         every = [turn for turns in prompts.values() for turn in turns]
         count = sum(turns[0]["decoded"] for turns in prompts.values())
         rest = seconds - first
@@ -553,7 +570,14 @@ def parse_diffusion(text: str, steps: int) -> Row:
 
 
 def diffusion(program: Path, file: Path, positions: int, per_block: int, threads: int) -> Row:
-    """One run of llama-diffusion-cli: the prompt of 32 tokens, and the rest of the positions in blocks."""
+    """A run of llama-diffusion-cli, and a short one, so that processor time without that of loading is known, too."""
+    short, whole = (one_diffusion(program, file, positions, steps, threads) for steps in (1, per_block))
+    process = (whole["cpu_seconds"] - short["cpu_seconds"]) / (whole["forwards"] - short["forwards"])
+    return {**whole, "cpu_ms": 1000 * process}
+
+
+def one_diffusion(program: Path, file: Path, positions: int, per_block: int, threads: int) -> Row:
+    """The prompt of 32 tokens, and the rest of the positions in blocks."""
     steps = per_block * positions // BLOCK
     sizes = ["-ub", positions, "-b", positions, "-c", positions, "-n", positions]
     blocks = ["--diffusion-block-length", BLOCK, "--diffusion-steps", steps, "--diffusion-algorithm", 4]
@@ -568,7 +592,7 @@ def diffusion(program: Path, file: Path, positions: int, per_block: int, threads
     measured = parse_diffusion(text, steps)
     if measured["forwards"] != expected:
         raise Left(f"llama-diffusion-cli made {measured['forwards']} forwards, not {expected}: other prompt or blocks")
-    return {**measured, "peak": 1024 * usage.ru_maxrss}
+    return {**measured, "peak": 1024 * usage.ru_maxrss, "cpu_seconds": usage.ru_utime + usage.ru_stime}
 
 
 def cli(options: argparse.Namespace, peers: Peers) -> Path:
@@ -607,13 +631,14 @@ def measure_masked(options: argparse.Namespace, peers: Peers) -> Row:
                 if any(row["engine"] == engine and row["type"] == kind for row in left):
                     continue
                 try:
-                    if engine in ("llama-diffusion-cli",) and program:
+                    if engine == "llama-diffusion-cli" and program:
                         turn = diffusion(program, files[kind], PROMPT + NEW, BLOCK, options.threads)
                     else:
                         request = {"sampler": f"sequential{mode}", "ids": ids, "new": NEW, "block": BLOCK}
                         reply = workers[kind, engine].ask("canvas", **request)
-                        turn = {"forwards": reply["result"], "ms": 1000 * reply["seconds"] / reply["result"]}
-                        turn["peak"] = reply["peak"]
+                        turn = {"forwards": reply["result"], "peak": reply["peak"]}
+                        for name, seconds in (("ms", "seconds"), ("cpu_ms", "cpu_seconds")):
+                            turn[name] = 1000 * reply[seconds] / reply["result"]
                 except Left as reason:
                     left.append({"engine": engine, "type": kind, "reason": str(reason)})
                     continue
@@ -623,14 +648,15 @@ def measure_masked(options: argparse.Namespace, peers: Peers) -> Row:
     finally:
         for worker in workers.values():
             worker.stop()
-    return {**conditions(options.threads), "source": LLAMA_CPP, "left": left, "turns": turns}
+    return {**conditions(options), "source": LLAMA_CPP, "left": left, "turns": turns}
 
 
 def masked_table(document: Row) -> str:
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for turn in document["turns"]:
         groups.setdefault((turn["type"], turn["engine"], turn["cache"]), []).append(turn)
-    medians = {key: statistics.median(turn["ms"] for turn in turns) for key, turns in groups.items()}
+    clock = {"wall": "ms", "process": "cpu_ms"}[document["clock"]]
+    medians = {key: statistics.median(turn[clock] for turn in turns) for key, turns in groups.items()}
     lines = []
     for (kind, engine, cache), turns in sorted(groups.items()):
         ms, peer = medians[kind, engine, cache], medians.get((kind, "llama-diffusion-cli", ""))
@@ -658,19 +684,20 @@ def measure_memory(options: argparse.Namespace, peers: Peers) -> Row:
             ids = [2 + i % 64 for i in range(PROMPT)]
             request = {"sampler": f"fixed:steps={STEPS}", "ids": ids, "new": BLOCK, "block": BLOCK}
             reply = worker.ask("canvas", **request)
-            figures = {"load_seconds": load["seconds"], "seconds": reply["seconds"], "peak": reply["peak"]}
+            figures = {"load_seconds": load["seconds"], "peak": max(load["peak"], reply["peak"])}
+            figures |= {name: reply[name] for name in ("seconds", "cpu_seconds")}
             rows.append({"engine": f"pardec {name}", "forwards": reply["result"], **figures})
         except Left as reason:
             left.append({"engine": f"pardec {name}", "reason": str(reason)})
         finally:
             worker.stop()
     try:
-        turn = diffusion(cli(options, peers), file, PROMPT + BLOCK, STEPS, options.threads)
+        turn = one_diffusion(cli(options, peers), file, PROMPT + BLOCK, STEPS, options.threads)
         seconds = turn["ms"] * turn["forwards"] / 1000
         rows.append({"engine": "llama-diffusion-cli", **turn, "load_seconds": None, "seconds": seconds})
     except Left as reason:
         left.append({"engine": "llama-diffusion-cli", "reason": str(reason)})
-    return {**conditions(options.threads), "bytes": file.stat().st_size, "rows": rows, "left": left}
+    return {**conditions(options), "bytes": file.stat().st_size, "rows": rows, "left": left}
 
 
 def memory_table(document: Row) -> str:
@@ -728,7 +755,9 @@ One block of {block} positions after a prompt of {prompt}, by a random model of 
 def said(document: Row) -> str:
     """The sentence on conditions."""
     plural = "s" * (document["threads"] != 1)
-    return f"{document['threads']} thread{plural} of a processor with {document['processor']}; {document['date']}."
+    clock = {"wall": "time on the clock", "process": "processor time"}[document["clock"]]
+    where = f"{document['threads']} thread{plural} of a processor with {document['processor']}"
+    return f"{where}, {clock}; {document['date']}."
 
 
 def page(document: Row) -> str:
@@ -767,6 +796,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--clock", choices=("wall", "process"), default="wall", help="what the tables call time")
     parser.add_argument("--rows", nargs="+", default=[], help="parts of names: only engines that have one")
     for name in MEASURES:
         parser.add_argument(f"--{name}", action="store_true", help=f"measure the table of {name}")
@@ -782,7 +812,10 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         folder = options.venv or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cpu-engines-")))
         for name in wanted:
-            document[name] = MEASURES[name](options, Peers(folder.resolve(), options.threads))
+            try:
+                document[name] = MEASURES[name](options, Peers(folder.resolve(), options.threads))
+            except Left as reason:  # pardec itself, before any engine
+                sys.exit(f"error: {reason}")
             options.json.write_text(json.dumps(document, indent=1) + "\n")
             print(f"\n{TABLES[name](document[name])}", flush=True)
     if options.markdown:

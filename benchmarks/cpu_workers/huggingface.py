@@ -32,7 +32,11 @@ class HuggingFace:
         from pathlib import Path
 
         source = {"pretrained_model_name_or_path": str(Path(file).parent), "gguf_file": Path(file).name}
-        transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).save_pretrained(folder)
+        read = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+        del read.config.quantization_config  # what was read from GGUF cannot be saved, so a new model takes its tensors
+        plain = type(read)(read.config)
+        plain.load_state_dict(read.state_dict())
+        plain.save_pretrained(folder)
         transformers.AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
 
 

@@ -32,7 +32,7 @@ class Pardec:
 
     def prompts(self, texts: list[str]) -> Values:
         """The ids of prompts, each in the chat template as a user's turn, and of the tokens that end an answer."""
-        ends = self.model.language_model.eos_ids
+        ends = self.model.language_model.decoding_config.eos_ids
         return {"ids": [chat_ids(self.model, text) for text in texts], "stop": sorted(ends)}
 
 
