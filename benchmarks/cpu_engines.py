@@ -368,7 +368,7 @@ def encoded(peers: Peers, model: Path, texts: list[str]) -> tuple[list[list[int]
 
 
 def until_end(tokens: list[int], stop: Sequence[int]) -> list[int]:
-    """The tokens up to and with the first that ends the answer."""
+    """The tokens before the first one that ends the answer."""
     end = next((i for i, token in enumerate(tokens) if token in stop), None)
     return tokens if end is None else tokens[:end]
 
