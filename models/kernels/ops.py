@@ -73,7 +73,8 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     else:  # no temporary tensors of this size
         out[..., :half].addcmul_(part[..., half:], sin[..., :half])
         out[..., half:].addcmul_(part[..., :half], sin[..., half:])
-    out = out.to(x.dtype)
+    if out.dtype != x.dtype:
+        out = out.to(x.dtype)
     return out if dim == x.shape[-1] else torch.cat((out, x[..., dim:]), -1)
 
 
@@ -89,10 +90,9 @@ def rotary_and_cache(
         slots: where the cache keeps this forward's keys and values; None: they are not kept, and attend to themselves.
         layer: index of the layer in the cache.
     """
-    values = (heads + qkv.shape[2]) // 2  # of H + 2 K: H + K, where values begin
-    rotated = apply_rotary(qkv.narrow(2, 0, values), cos, sin)
-    q, k = rotated.narrow(2, 0, heads), rotated.narrow(2, heads, values - heads)
-    v = qkv.narrow(2, values, values - heads)
+    kv_heads = (qkv.shape[2] - heads) // 2
+    to_rotate, v = qkv.split_with_sizes((heads + kv_heads, kv_heads), 2)
+    q, k = apply_rotary(to_rotate, cos, sin).split_with_sizes((heads, kv_heads), 2)
     if slots is None:
         return q, k, v
     if slots.views is None:
