@@ -79,14 +79,18 @@ def assign_rows(source: Source, rows: np.ndarray, other: Source, theirs: np.ndar
 def row_seeds(seed: int | list[int], count: int) -> tuple[int, ...]:
     """Returns one seed per row: the list itself, or seeds derived from (seed, i) for row i."""
     if isinstance(seed, int):
-        first = _mix(torch.tensor(_signed(seed)))
-        return tuple(_mix(first + torch.arange(count) * _GOLDEN).tolist())
+        return tuple(_derived(seed, np.arange(count)).tolist())
     return tuple(seed)
 
 
 def row_seed(seed: int, row: int) -> int:
     """The seed of row `row`, as in `row_seeds`."""
-    return int(_mix(_mix(torch.tensor([_signed(seed)])) + torch.tensor([row]) * _GOLDEN))
+    return int(_derived(seed, np.array([row]))[0])
+
+
+def _derived(seed: int, rows: np.ndarray) -> np.ndarray:
+    """The seeds [n] of `rows` [n], derived from `seed`."""
+    return _mix_(_mix_(np.array([_signed(seed)])) + rows * _GOLDEN)
 
 
 def wide(values: Tensor) -> Tensor:
