@@ -384,7 +384,7 @@ class Canvas(RowState):
             self._clocks = np.concatenate([self._clocks, np.zeros_like(self._clocks)], 1)
         self._clocks[:, self._forwards] = self.step
         self._forwards += 1
-        self.block_started = np.zeros_like(self.block_started)
+        self.block_started = np.zeros(len(self.rows), dtype=bool)
         self.step = self.step + 1
         self.nfe = self.nfe + 1
         value = self._update(beside)

@@ -587,11 +587,10 @@ def at_least_one(chosen: Tensor, proposal: Proposal, progress: np.ndarray | None
     eligible = proposal.evidence.eligible
     chosen = chosen & eligible
     if progress is None and chosen.device.type == "cpu":  # for so few values numpy's lower overhead wins
-        host = chosen.numpy()
+        host, may = chosen.numpy(), eligible.numpy()
         if (none := ~host.any(1)).any():
-            on_host = np.where(eligible.numpy(), np.maximum(proposal.score.numpy(), _LEAST_SCORE), -np.inf)
-            row, column = np.flatnonzero(none), on_host.argmax(1)[none]
-            host[row, column] = eligible.numpy()[row, column]
+            likeliest = np.where(may, np.maximum(proposal.score.numpy(), _LEAST_SCORE), -np.inf).argmax(1)[none]
+            host[none, likeliest] = may[none, likeliest]
         return chosen
     first = eligible
     if progress is not None:

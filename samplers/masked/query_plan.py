@@ -355,10 +355,11 @@ class QueryPlanner:
         """
         canvas = self.canvas
         new = canvas.nfe == 0
+        any_new = new.any()
         shift = np.full(len(canvas), canvas.shift)
         if query.shifted is not None:
             shift = np.where(query.shifted, 1, shift)
-        for index in np.flatnonzero(new).tolist():
+        for index in np.flatnonzero(new).tolist() if any_new else ():
             self.reuse.begin(index, canvas.tokens_host[index], int(canvas.block_start[index] - shift[index]))
         first_start = self.reuse.length.copy()
         order = np.arange(canvas.length)
@@ -367,17 +368,17 @@ class QueryPlanner:
             if query.mask is not None:
                 mask = query.mask[:, : canvas.length].cpu().numpy()
             return self._of_mask(self.visible.queried(mask, new), query, shift, self.visible)
-        if new.all():
+        if any_new and new.all():
             return Queries(canvas.rows, first_start, canvas.end, shift)
         if query.mask is None:
             first = canvas.block_start if self.every else canvas.first_open
             start = np.minimum(query.start, np.maximum(first - shift, 0))
             stop = np.maximum(query.stop, canvas.block_end - shift)
-            if new.any():
+            if any_new:
                 start, stop = np.where(new, first_start, start), np.where(new, canvas.end, stop)
             return Queries(canvas.rows, start, stop, shift)
         mask = query.mask[:, : canvas.length].cpu().numpy().copy()
-        if new.any():
+        if any_new:
             mask = np.where(new[:, None], (order >= first_start[:, None]) & (order < canvas.end[:, None]), mask)
         return self._of_mask(mask, query, shift)
 
