@@ -166,7 +166,8 @@ class Decoder(nn.Module):
 
     def unembed(self, normed: Tensor) -> Tensor:
         """The head alone: states after the final norm [M, E] -> logits [M, V] in the model's dtype."""
-        head, weight = self.head, self.head.weight
+        head = self.head
+        weight = head.weight
         plain = self.placement is None and head.again is None and type(weight) is nn.Parameter
         logits = F.linear(normed, weight) if plain and not matmul.onednn_is_faster() else head.forward(normed)
         if self.config.logit_cap is not None:

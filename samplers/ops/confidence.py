@@ -94,7 +94,7 @@ def probability_of(logits: Tensor, rows: Tensor, ids: Tensor) -> Tensor:
     if logits.dtype == torch.float32 and choose_ops(logits.device, logits.dtype).version == "c" and compiled():
         return probability_c(logits, rows, ids)
     chosen = logits.flatten(0, -2).index_select(0, rows)
-    return chosen.softmax(-1).gather(-1, ids[:, None])[:, 0]
+    return chosen.softmax(-1).gather(-1, ids.unsqueeze(1)).squeeze(1)
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

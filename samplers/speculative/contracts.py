@@ -129,12 +129,12 @@ class Draft:
     @staticmethod
     def none(text: Sequences) -> Draft:
         """A draft of node 0 alone (each row's last committed token), so that the forward predicts the next token."""
-        return Draft(text.last[:, None], np.ones_like(text.length), text.length - 1)
+        return Draft(text.last.unsqueeze(1), np.ones(len(text), dtype=np.int64), text.length - 1)
 
     @staticmethod
     def chain(text: Sequences, drafted: Tensor, counts: np.ndarray, **more: Any) -> Draft:
         """A chain of the first counts[b] tokens of `drafted` [B, K] after node 0, as wide as the longest row."""
-        last, most = text.last[:, None], int(counts.max(initial=0))
+        last, most = text.last.unsqueeze(1), int(counts.max(initial=0))
         tokens = torch.cat((last, drafted[:, :most]), 1) if most else last
         return Draft(tokens, counts + 1, text.length - 1, **more)
 

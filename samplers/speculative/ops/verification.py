@@ -27,7 +27,7 @@ def follow(draft: Draft, pick: Tensor) -> Verdict:
     """
     if draft.width == 1:
         first = torch.zeros_like(draft.tokens)
-        return Verdict(first, first[:, 0], pick[:, 0], first.bool(), first.float(), pick=pick)
+        return Verdict(first, first.squeeze(1), pick.squeeze(1), first.bool(), first.float(), pick=pick)
     if draft.parents is not None and draft.preaccepted is None:
         return _follow_on_host(draft, pick)
     if draft.preaccepted is None and pick.device.type == "cpu":
@@ -51,7 +51,7 @@ def _follow_chains(draft: Draft, pick: Tensor) -> Verdict:
     real = (order > 0) & (order < draft.sizes[:, None])
     if draft.verify is not None:
         real &= draft.verify.numpy()
-    same = np.zeros_like(real)
+    same = np.zeros(real.shape, dtype=bool)
     np.equal(draft.tokens.numpy()[:, 1:], picks[:, :-1], out=same[:, 1:])
     same &= real
     count = np.logical_and.accumulate(same[:, 1:], 1).sum(1)
