@@ -206,6 +206,9 @@ def attention_pattern(
             from torch.nn.attention.bias import causal_lower_right  # loads the compiler, which takes seconds
 
             return AttentionPattern(chosen, extent, plan.rows, mask=causal_lower_right(plan.width, extent))
+        if not in_c:  # the mask that `visible_slots` gives, from the numbers that the host knows
+            hidden = torch.full((plan.width, extent), -torch.inf, dtype=dtype, device=device).triu_(span[0] + 1)
+            return AttentionPattern(chosen, extent, plan.rows, mask=hidden.expand(plan.batch, 1, -1, -1))
     if chosen == "triton":
         tree = plan.visible.parents is not None
         by_rule = tree or plan.visible.kind in ("bidirectional", "causal") or plan.visible.block is not None
