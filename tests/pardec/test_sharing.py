@@ -6,16 +6,8 @@ import pytest
 
 import pardec
 from pardec.models.errors import SpecError
-from tests.models.toys import torchrun
 
 ASKED = ("generate", "tiny-llama", "-p", "Ann has 8 cups. How many has Ann?", "-n", 8, "--device", "cpu")
-
-
-def test_the_command_prints_once_what_one_process_prints(cli):
-    done = torchrun("-m", "pardec", *ASKED, "--tp")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout == cli(*ASKED)[1]
-    assert done.stderr.count("1 more of 2 processes") == 1
 
 
 @pytest.mark.parametrize(

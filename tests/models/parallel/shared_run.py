@@ -1,10 +1,15 @@
-"""Run by torchrun in two processes: compares a shared model with the whole one, for each folder; prints JSON."""
+"""Run by torchrun in two processes: compares a shared model with the whole one, for each folder; prints JSON.
+
+Last it runs the command `pardec generate`, with and without --tp.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import torch
@@ -12,6 +17,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 import pardec
+from pardec.cli import run
 from pardec.models.errors import ModelError
 from pardec.models.load import load
 from pardec.models.loading.update import load_weights
@@ -67,11 +73,20 @@ def told(name: str) -> dict[str, object]:
     }
 
 
+def printed(*more: str) -> tuple[int, str, str]:
+    """The exit code and the outputs of the command in this process."""
+    asked = ["generate", "tiny-llama", "-p", "Ann has 8 cups. How many has Ann?", "-n", "8", "--device", "cpu"]
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        code = run([*asked, *more])
+    return code, out.getvalue(), err.getvalue()
+
+
 found = {name: told(name) for name in SAMPLERS}
 try:
     load(FOLDER / "odd", device="cpu", tp=True)
 except ModelError as error:
     found["odd"] = {"refused": str(error)}
+found["command"] = {"alone": printed(), "shared": printed("--tp")}
 gathered: list[object] = [None] * dist.get_world_size()
 dist.all_gather_object(gathered, found)
 if os.environ["RANK"] == "0":

@@ -48,7 +48,7 @@ def llada_folder(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two processes saw of three models."""
+    """What each of two processes saw of three models and of a command."""
     folder = tmp_path_factory.mktemp("shared")
     config = llama_config(**SHAPE)
     write_checkpoint(folder / "llama", config, {name: 2 * value for name, value in llama_tensors(config).items()})
@@ -92,6 +92,14 @@ def test_new_weights_are_shared_in_place(found, name):
 
 def test_heads_that_do_not_divide_are_refused(found):
     assert [one["odd"]["refused"] for one in found] == ["2 processes cannot share kv_heads=1 evenly"] * 2
+
+
+def test_the_command_prints_once_what_one_process_prints(found):
+    (code, out, err), (_, silent, untold) = (one["command"]["shared"] for one in found)
+    assert code == 0, err
+    assert out == found[0]["command"]["alone"][1] != ""
+    assert (silent, untold) == ("", "")
+    assert err.count("1 more of 2 processes") == 1
 
 
 def test_outside_torchrun_and_beside_other_placements_it_is_refused(tmp_path, monkeypatch):
