@@ -96,10 +96,19 @@ def path(draft: Draft, row: int, node: int) -> list[int]:
     return found[::-1]
 
 
+_heard: dict[tuple[Any, ...], Tensor] | None = None  # logits after texts and after their beginnings, inside `heard`
+
+
 def distribution(model: LanguageModel, text: Sequence[int], **part: Any) -> Tensor:
-    """Raw logits [V] after `text`, by a forward without a cache; `part` of the stack."""
-    plan = Plan.full(torch.tensor([list(text)]), model.visible())
-    return model.forward(Plan(**{**{name: getattr(plan, name) for name in Plan.__slots__}, **part})).logits()[0, -1]
+    """Raw logits [V] after `text`, by a forward without a cache; `part` of the stack. Inside `heard` made once."""
+    known = {} if _heard is None else _heard
+    key = (id(model), repr(part))
+    if (*key, *text) not in known:
+        plan = Plan.full(torch.tensor([list(text)]), model.visible())
+        plan = Plan(**{**{name: getattr(plan, name) for name in Plan.__slots__}, **part})
+        for size, logits in enumerate(model.forward(plan).logits()[0], 1):
+            known[(*key, *text[:size])] = logits
+    return known[(*key, *text)]
 
 
 def apart(found: Tensor, expected: Tensor) -> float:
@@ -113,6 +122,7 @@ def heard(truth: Callable[[list[int]], Tensor] | None = None) -> Iterator[list[f
 
     Returns the largest difference of each, divided by its largest logit.
     """
+    global _heard
     errors: list[float] = []
     forward, verify = DraftModelState.forward, VerifyForward.verify
 
@@ -128,13 +138,17 @@ def heard(truth: Callable[[list[int]], Tensor] | None = None) -> Iterator[list[f
     def verified(self: VerifyForward, draft: Draft) -> Any:
         raw, made = verify(self, draft)
         for row, size in enumerate(draft.sizes):
-            for node in range(size):
+            for node in reversed(range(size)):  # of a chain the first is the beginning of all others
                 text = [*self.text.row(row).tolist(), *path(draft, row, node)]
                 errors.append(apart(raw[row, node], distribution(self.model, text)))
         return raw, made
 
-    with patch.object(DraftModelState, "forward", listened), patch.object(VerifyForward, "verify", verified):
-        yield errors
+    _heard = {}
+    try:
+        with patch.object(DraftModelState, "forward", listened), patch.object(VerifyForward, "verify", verified):
+            yield errors
+    finally:
+        _heard = None
 
 
 # --- shapes without a model ---

@@ -102,10 +102,14 @@ def compared(plain: NaiveDFlash, name: str) -> Iterator[list[float]]:
     anchored = bool(KINDS[name].get("markov")) and KINDS[name].get("sample_from_anchor", True)
     taps = (0, 2, 3)
 
-    def expected(text: list[int], drafted: list[int]) -> Tensor:
+    @cache  # the nodes of a round share their text
+    def block_after(*text: int) -> Tensor:
         with torch.inference_mode():
-            context = states(text, taps)[:-1]
-        block = plain.block(context, text[-1], MASK, 5)[0 if anchored else 1 :]
+            context = states(list(text), taps)[:-1]
+        return plain.block(context, text[-1], MASK, 5)[0 if anchored else 1 :]
+
+    def expected(text: list[int], drafted: list[int]) -> Tensor:
+        block = block_after(*text)
         if KINDS[name].get("selected"):
             logits = plain.chosen(block, [text[-1], *drafted])[-1]
         elif KINDS[name].get("markov"):
