@@ -21,7 +21,6 @@ from tests.samplers.joint_distributions import (
     WORLDS,
     Reading,
     acceptances,
-    drafting,
     leading,
     measure,
     small,
@@ -53,11 +52,6 @@ def always(spec: str) -> bool:
     The long run draws each pair.
     """
     return spec in DRAFTERS.values() or spec.rsplit("+", 1)[0] in MATCHED
-
-
-def in_turn(spec: str) -> bool:
-    """Every drafter once, and an eighth of the other pairs."""
-    return spec in DRAFTERS.values() or one_in(8, spec)
 
 
 def prolonged(spec: str) -> bool:
@@ -183,20 +177,6 @@ def test_a_draft_outside_the_target_s_support_is_never_committed() -> None:
 def test_a_right_drafter_is_always_accepted() -> None:
     done = run(SHORT.model, speculation(Adversary("right")), SHORT.prompts * 200, 4, temperature=1.0)
     assert set(done.nfe) == {2}  # the prompt's forward, and one over three drafts
-
-
-# --- the same numbers for a row wherever it stands ---
-
-
-@pytest.mark.parametrize("spec", thinned(((spec,) for spec in SPECS if "goodput" not in spec), in_turn))
-def test_a_row_draws_the_same_alone_and_in_any_batch(spec: str) -> None:
-    given = [[1, 3], [0, 2, 4, 0, 1], [2], [4, 4, 4]]
-    with drafting(5):
-        together = run(SHORT.model, spec, given, [7, 4, 9, 5], temperature=1.0, seeds=[1, 2, 3, 4])
-        for row, prompt, count in ((1, given[1], 4), (2, given[2], 9)):  # the shortest answer and the longest
-            alone = run(SHORT.model, spec, [prompt], count, temperature=1.0, seeds=[row + 1])
-            length = len(prompt) + count
-            assert alone.tokens[0, :length].tolist() == together.tokens[row, :length].tolist()
 
 
 # --- the tests of draws themselves ---
