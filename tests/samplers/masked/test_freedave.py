@@ -60,8 +60,9 @@ WAYS: tuple[dict[str, float], ...] = ({}, {"temperature": 0.8, "top_p": 0.9}, {"
     ),
 )
 def test_every_token_of_every_row_is_kept(family: str, cache: str, options: dict[str, float]) -> None:
-    fewer = 0
-    for seed, select in enumerate(SELECTS):
+    fewer, turn = 0, CACHES[family].index(cache)
+    for seed in range(turn, turn + 3):
+        select = SELECTS[seed % len(SELECTS)]
         plain, free = (
             decoded(family, f"{head}{select}+eos@{cache}", seed=seed, stop_ids=(EOS,), **options)
             for head in ("", "freedave:drafts=3+")
@@ -159,9 +160,9 @@ SETS = (
 
 @pytest.mark.parametrize(("family", "cache"), [(family, cache) for family in CACHES for cache in CACHES[family]])
 def test_every_set_of_drafts_keeps_every_token(family: str, cache: str) -> None:
-    """Greedy, sampled and guided by turns; a set costs no forward more than the sampler without it."""
+    """Greedy, sampled and guided by turns, with two of the sets; they cost no forward more than the sampler alone."""
     fewer, turn = 0, CACHES[family].index(cache)
-    for at, drafts in enumerate(SETS):
+    for at, drafts in list(enumerate(SETS))[turn % 2 :: 2]:
         select, options = SELECTS[(at + turn) % len(SELECTS)], WAYS[(at + turn) % len(WAYS)]
         plain, free = (
             decoded(family, f"{head}{select}+eos@{cache}", seed=at, stop_ids=(EOS,), **options)

@@ -32,6 +32,7 @@ def distributions(canvas: Canvas) -> dict[int, np.ndarray]:
     return {p: distribution for p, distribution in enumerate(logits.softmax(-1)[:, :MASK].numpy()) if canvas[p] == MASK}
 
 
+@cache
 def joint(canvas: Canvas, choose: Choose, temperature: float = 1.0) -> dict[Canvas, float]:
     """The law of the finished canvas: independent draws at all open positions each step, `choose` commits some."""
     found: Counter[Canvas] = Counter()
@@ -62,6 +63,7 @@ def surest(score: dict[int, float]) -> list[int]:
     return [max(score, key=lambda p: (score[p], -p))]
 
 
+@cache
 def sampled(spec: str, canvas: Canvas, source: Source | None = None, temperature: float = 1.0) -> Counter[Canvas]:
     source = source or Keyed(tuple(range(ROWS)))
     asked = request([canvas] * ROWS, [2] * ROWS, source=source, temperature=temperature)
