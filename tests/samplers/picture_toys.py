@@ -166,7 +166,7 @@ def joint(
     return found
 
 
-SIDE, VOCAB = 5, 9  # of the pictures that drafters are tested on
+SIDE, VOCAB = 4, 9  # of the pictures that drafters are tested on
 CAPTIONS = features((3, 1, 2, 3), seed=4)
 GUIDED = {"cfg": 3.0}
 

@@ -192,7 +192,7 @@ def test_defaults_of_pictures_and_of_text() -> None:
 
 def test_copies_of_neighbours_make_flat_pictures_quick() -> None:
     """Where neighbours are mostly alike, a window of copies is accepted far more often than random tokens."""
-    model = toy_pictures(5, SIDE, VOCAB, 0.7)
+    model = toy_pictures(5, 5, VOCAB, 0.7)
     stack: Any = model.decoder
     with torch.no_grad():
         stack.embed.weight.copy_(torch.eye(VOCAB, 16) * 4)
