@@ -106,21 +106,6 @@ def test_bodies_that_do_not_end(model: Model) -> None:
             assert b" 408 " in connection.recv(65536)
 
 
-def test_headers_that_do_not_end(tmp_path: Any) -> None:
-    from tests.pardec.server.test_command import start
-
-    process, url = start(tmp_path / "log", "--receiving", "0.5")
-    try:
-        host, _, port = url.removeprefix("http://").partition(":")
-        httpx.get(f"{url}/health", timeout=60)
-        with socket.create_connection((host, int(port)), timeout=20) as connection:
-            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
-            assert connection.recv(65536) == b""
-    finally:
-        process.kill()
-        process.wait(10)
-
-
 @pytest.fixture(scope="module")
 def model() -> Model:
     return pardec.load("tiny-llama", device="cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -36,7 +37,7 @@ def ask(url: str, **fields: Any) -> httpx.Response:
 
 def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    options = ("-n", "5", "-s", "lookup", "--name", "llama", "--prefix-cache", "8", "--grace", "10")
+    options = ("-n", "5", "-s", "lookup", "--name", "llama", "--prefix-cache", "8", "--grace", "10", "--receiving", "2")
     process, url = start(log, *options)
     try:
         first, second = (ask(url, prompt="Tom has 8 cups. " * 4, ignore_eos=True) for _ in range(2))
@@ -44,6 +45,10 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
         assert first.json()["choices"][0]["text"] == second.json()["choices"][0]["text"]
         assert [card["id"] for card in httpx.get(f"{url}/v1/models").json()["data"]] == ["llama", "tiny-llama"]
+        host, _, port = url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=20) as connection:  # headers that do not end
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
+            assert connection.recv(65536) == b""
         answers: list[httpx.Response] = []
         late = threading.Thread(target=lambda: answers.append(ask(url, max_tokens=300, ignore_eos=True, n=1)))
         late.start()
