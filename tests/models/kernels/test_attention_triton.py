@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from pardec.models.kernels.attention import attend, attention_pattern, visible_slots
-from pardec.models.plan import Visible, plan_on
+from pardec.models.plan import Plan, Visible, plan_on
 from tests.grids import thinned
-from tests.models.toys import ask, ids
+from tests.models.toys import ask, ids, model, poisoned
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
@@ -35,11 +35,9 @@ def met(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
 def test_the_kernels_agree_with_their_definition_under_the_interpreter():
     # Triton decides on its interpreter when it is imported, so it needs a process of its own.
     here = Path(__file__)
-    stack = here.parents[1] / "test_decoder.py"
     ops = here.parents[2] / "samplers" / "ops"
     again = [here, here.with_name("test_kernels_triton.py")]
     again += [ops / f"test_{name}_triton.py" for name in ("confidence", "verdict", "neighbourhood")]
-    again += [f"{stack}::test_a_row_alone_gives_what_it_gives_in_a_ragged_batch[block-causal]"]  # the others: on a GPU
     environment = os.environ | {"TRITON_INTERPRET": "1", "PARDEC_KERNELS": "triton", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, again)]
     done = subprocess.run(command, cwd=here.parents[3], env=environment, capture_output=True, text=True)
@@ -133,6 +131,20 @@ def test_a_row_alone_adds_up_what_it_adds_up_in_a_batch_of_longer_ones(monkeypat
     assert parts_of(4) < lengths.max()  # there are parts, and a row that lies in one of them
     for row, length in enumerate(lengths.tolist()):
         assert torch.equal(run([row], length)[0], together[row])
+
+
+@pytest.mark.skipif(not RUNS, reason="runs in the process that the test above starts")
+def test_a_decoder_gives_what_it_gives_without_triton(monkeypatch):
+    lengths = torch.tensor([7, 3])
+    found = {}
+    for name in ("triton", "reference"):
+        monkeypatch.setenv("PARDEC_KERNELS", name)
+        toy = model("block-causal", block=4, layers=2)
+        plan = Plan.full(ids(2, 7), toy.visible(), lengths)
+        found[name] = [toy.forward(plan, cache).logits() for cache in (None, poisoned(toy.new_cache(2, 9)))]
+    for out, expected in zip(found["triton"], found["reference"], strict=True):
+        for row, length in enumerate(lengths.tolist()):
+            torch.testing.assert_close(out[row, :length], expected[row, :length], rtol=2e-5, atol=2e-5)
 
 
 def test_long_queries_are_not_split():
