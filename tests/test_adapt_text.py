@@ -19,6 +19,7 @@ from text_training.block_diffusion import complementary_loss, logits_of, streams
 import pardec  # noqa: E402
 from pardec.models.plan import Plan  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("without_autocast")
 BLOCK, MASK = 8, 4
 ROWS = [
     {"prompt": "Ann has 8 cups.", "text": "8 + 5 = 13; answer 13"},
@@ -111,6 +112,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path) -> None:
         assert torch.equal(value, again.learned[name]), name
 
 
+@pytest.mark.usefixtures("with_autocast")
 def test_an_adapter_is_merged_and_kept_beside(tmp_path: Path) -> None:
     pytest.importorskip("peft")
     run = adaptation(tmp_path, 2, "--lora", "4")

@@ -172,9 +172,10 @@ def test_generate_is_that_of_transformers(steps: int, bound: float, confidence: 
     arguments = {"max_new_tokens": 2 * CANVAS, "block_length": CANVAS, "temperature": 1.0, "stop_ids": []}
     together = model.generate(input_ids=prompts, sampler=spec, seed=[5, 6], **arguments)
     for row, prompt in enumerate(prompts):
-        expected = published_generate(reference, prompt, 5 + row, steps, bound, confidence)
         alone = model.generate(input_ids=[prompt], sampler=spec, seed=[5 + row], **arguments)
-        assert alone.sequences[0].tolist() == expected
+        if row == steps // 3 % 2:  # each case with one of the prompts
+            expected = published_generate(reference, prompt, 5 + row, steps, bound, confidence)
+            assert alone.sequences[0].tolist() == expected
         assert together.sequences[row, : len(prompt) + 2 * CANVAS].tolist() == alone.sequences[0].tolist()
         assert together.nfe[row] == alone.nfe[0]
 

@@ -21,7 +21,7 @@ TASKS = Path(__file__).parents[1] / "lm_eval_task"
 
 def evaluate(model: Any, task: str, **arguments: Any) -> dict[str, Any]:
     manager = TaskManager(include_path=str(TASKS), include_defaults=False)
-    result = simple_evaluate(model=model, tasks=[task], task_manager=manager, bootstrap_iters=0, limit=6, **arguments)
+    result = simple_evaluate(model=model, tasks=[task], task_manager=manager, bootstrap_iters=0, limit=3, **arguments)
     assert result is not None
     scores: dict[str, Any] = result["results"][task]
     return {name: value for name, value in scores.items() if "stderr" not in name}

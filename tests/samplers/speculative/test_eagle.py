@@ -84,13 +84,16 @@ def compared(tensors: dict[str, Tensor], flat: dict[str, Any], name: str) -> Ite
     raw = PairState._raw
     flags = {**flat, "norm_output": flat.get("norm_output") and LAYOUTS[name][0] == "speculators"}
 
+    features: dict[tuple[int, ...], Tensor] = {}  # the nodes of a round share their text
+
     def truth(state: PairState, text: list[int], drafted: list[int]) -> Tensor:
         model = state.context.model
-        plan = Plan.full(torch.tensor([text]), model.visible())
-        hidden = model.forward(replace(plan, hidden=state.model.states.layers))
-        features = state.model.fuse(state.model.states.of(hidden))[0, :-1]
-        tokens = [*text, *drafted][1:]
-        return naive_eagle.draft(tensors, model.decoder.embedding, tokens, features, flat, flags)[0][-1]
+        if tuple(text) not in features:
+            plan = Plan.full(torch.tensor([text]), model.visible())
+            hidden = model.forward(replace(plan, hidden=state.model.states.layers))
+            features[tuple(text)] = state.model.fuse(state.model.states.of(hidden))[0, :-1]
+        tokens, given = [*text, *drafted][1:], features[tuple(text)]
+        return naive_eagle.draft(tensors, model.decoder.embedding, tokens, given, flat, flags)[0][-1]
 
     def listened(self: PairState, draft: Draft, nodes: Tensor, *, subset: bool = False) -> Tensor:
         logits = raw(self, draft, nodes, subset=subset)
