@@ -99,7 +99,7 @@ def test_what_cannot_be_is_refused(model: ContinuousModel) -> None:
 def test_a_head_that_takes_fewer_transitions_as_the_image_fills_beats_one_that_takes_few_throughout() -> None:
     """Small images need more transitions at the end than the published 5."""
     model, task = pardec.load("tiny-mar", device="cpu", dtype="float32"), pardec.task("classes")
-    problems = task.problems(n=8)
+    problems = task.problems(n=4)
     right = {}
     for part in ("head=50", "head=50,head_to=25", "head=10", "head=50,head_to=10"):
         result = model.generate(label=[one.label for one in problems], sampler=f"mar:steps=16,{part}", cfg=2.0, seed=0)

@@ -55,7 +55,7 @@ def spec(folder: Path, k: int = 4, more: str = "") -> str:
     return f'dflash:name="{folder}",k={k}{more}'
 
 
-@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
+@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=6))
 @pytest.mark.covers(1)
 def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str, folders: dict[str, Path]) -> None:
     for name in ("dflash", "second", "rnn"):

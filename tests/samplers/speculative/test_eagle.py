@@ -58,7 +58,7 @@ def folder(at: Path, name: str, layers: int = 4, **more: Any) -> tuple[dict[str,
     )
 
 
-@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
+@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=6))
 @pytest.mark.covers(1)
 def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str) -> None:
     spec = f"eagle:name=toy,k=4+{shape}{length}"

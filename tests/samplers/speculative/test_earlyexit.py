@@ -21,7 +21,7 @@ from tests.samplers.spec_checks import refused_specs
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 
 
-@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
+@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=6))
 @pytest.mark.covers(1)
 def test_greedy_decoding_is_kept(shape: str, length: str) -> None:
     spec = f"earlyexit:layers=3,k=4+{shape}{length}"

@@ -33,7 +33,7 @@ from tests.samplers.module_files import falcon
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 
 
-@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
+@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=6))
 @pytest.mark.covers(1)
 def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str, tmp_path: Path) -> None:
     spec = f"falcon:name={falcon(tmp_path / 'f', target(), 2 + len(length) % 2)},k=5+{shape}{length}"

@@ -44,7 +44,7 @@ def drafter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 # --- greedy decoding ---
 
 
-@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
+@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=6))
 @pytest.mark.covers(1)
 def test_greedy_decoding_is_kept_in_a_ragged_batch(shape: str, length: str, drafter: DraftModule) -> None:
     spec = spec_of(drafter, f"+{SHAPES[shape]}{length}")

@@ -227,7 +227,7 @@ def test_every_draft_is_of_one_forward_over_the_whole_text(shape: str, shift: in
     assert max(errors) < 5e-5
 
 
-@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
+@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=6))
 @pytest.mark.covers(1)
 def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str) -> None:
     wanted = spec(4, f"+{shape}{length}")

@@ -58,6 +58,7 @@ def test_rows_take_the_forwards_of_a_naive_one(seed: int, window: int, ngram: in
 
 @pytest.mark.parametrize("more", ["", "pool_from_prompt=false", "init=random", "reference=true"])
 @pytest.mark.parametrize(("window", "ngram", "guesses"), SHAPES)
+@pytest.mark.covers(1)
 def test_every_window_is_plain_greedy_in_every_batch(window: int, ngram: int, guesses: int, more: str) -> None:
     model = toy_ar(4, 6, 1.5)
     spec = f"lookahead:window={window},ngram={ngram},guesses={guesses},{more}".rstrip(",")

@@ -39,7 +39,7 @@ LAYOUTS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
+@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=6))
 @pytest.mark.covers(1)
 def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str, tmp_path: Path) -> None:
     for carry in CARRIES:

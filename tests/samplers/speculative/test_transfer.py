@@ -31,7 +31,7 @@ SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:b
 LAYERS = ((0, 1, 2), (1, 2), (2,))
 
 
-@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=3))
+@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=6))
 @pytest.mark.covers(1)
 def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str, tmp_path: Path) -> None:
     for carry, layers in (("", LAYERS[0]), (",carry=0-2-1", LAYERS[1])):
