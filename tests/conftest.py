@@ -78,7 +78,7 @@ def _value(value: Any, numbers: defaultdict[int, int]) -> Any:
 
 @pytest.fixture(scope="module")
 def dream() -> Any:
-    """The embedded masked model, of each file its own."""
+    """The embedded masked model; each test file loads its own copy."""
     import pardec
 
     return pardec.load("tiny-dream", device="cpu")
@@ -86,7 +86,7 @@ def dream() -> Any:
 
 @pytest.fixture(scope="module")
 def llama() -> Any:
-    """The embedded autoregressive model, of each file its own."""
+    """The embedded autoregressive model; each test file loads its own copy."""
     import pardec
 
     return pardec.load("tiny-llama", device="cpu")
@@ -135,7 +135,7 @@ def in_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def in_two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[], object]], object]]:
-    """Runs a function with two threads, also where these cost more than they save."""
+    """Runs a function with two threads, even where two are slower than one."""
 
     def run(work: Callable[[], object]) -> object:
         with monkeypatch.context() as patch:

@@ -41,7 +41,7 @@ def tensors(
 
 
 def write(folder: Path, held: dict[str, Tensor], arguments: dict[str, Any] | None, name: str = "toy.pt") -> Path:
-    """Writes a checkpoint as published, and the JSON file next to it."""
+    """Writes a checkpoint as published, with its JSON file."""
     file = folder / name
     torch.save({"model": held}, file)
     if arguments is not None:

@@ -61,7 +61,7 @@ VAE = {
 
 
 def library_model(seed: int = 0, *, near: float = 0.0) -> Any:
-    """transformers' own decoder with random biases and norms too; `near` mixes other weights in."""
+    """transformers' own decoder with random biases and norms; `near` mixes other weights in."""
     model = Qwen2ForCausalLM(Qwen2Config(**TEXT, tie_word_embeddings=False)).eval()
     generator, other = torch.Generator().manual_seed(seed), torch.Generator().manual_seed(99)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What queries attend to, kept beside a forward: against eager attention, and where it is refused."""
+"""Recorded attention compared with eager attention, and the cases that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compact caches against full caches with masks, for random choices of every layer and head."""
+"""Compact caches compared with full caches and masks, for random choices of slots per layer and head."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def decoder() -> Decoder:
 
 
 def fed(network: Decoder, lengths: list[int], capacity: int = 24) -> KVCache:
-    """A cache of random texts of these lengths."""
+    """A cache with random texts of these lengths."""
     tokens = torch.from_numpy(np.random.RandomState(0).randint(0, 11, (len(lengths), max(lengths))))
     cache = network.new_cache(len(lengths), capacity)
     network(Plan.full(tokens, Visible.causal(), torch.tensor(lengths)), cache)
@@ -63,7 +63,7 @@ TREE = Visible.tree(torch.tensor([-1, 0, 0, 2]), torch.tensor([0]))
 
 
 class Masked(Reader):
-    """The full cache, without what is not chosen."""
+    """The full cache, in which the slots that are not chosen are hidden."""
 
     def __init__(self, hidden: list[Tensor]) -> None:
         self.hidden = hidden
@@ -77,7 +77,7 @@ class Masked(Reader):
 def chosen(
     lengths: list[int], first: list[int], counts: list[int], *, holes: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Random slots [B, N, K] of each layer below `first`, and what they hide of the text [B, S, K]."""
+    """Random slots [B, N, K] of each layer below `first`, and the slots [B, S, K] that the choice hides."""
     rng = np.random.RandomState(len(lengths) + holes)
     slots, hidden = [], []
     for _ in range(LAYERS):
@@ -186,7 +186,7 @@ def test_a_plan_beyond_its_slots_is_refused() -> None:
 
 
 def test_the_queries_of_a_plan_are_those_that_meet_the_keys() -> None:
-    """Attention by hand from the queries that are kept gives what the last layer gives, layer by layer."""
+    """Attention computed from the kept queries equals the output of each layer."""
     network = decoder()
     cache = network.new_cache(2, 24)
     tokens = torch.from_numpy(np.random.RandomState(0).randint(0, 11, (2, 7)))

@@ -12,7 +12,7 @@ from tests.models.toys import ask, ids
 
 @pytest.fixture(autouse=True, params=["slots together", "heads together"])
 def lies(request, monkeypatch) -> str:
-    """How the numbers lie in memory, which nothing but time may depend on."""
+    """The strides of the K/V tensors, on which only speed may depend."""
     monkeypatch.setattr(kv_cache, "_LARGE", 0 if request.param == "heads together" else 1 << 60)
     return str(request.param)
 

@@ -1,4 +1,4 @@
-"""What codecs keep of the numbers of a chunk: bounds that hold for all, cases that are exact, and papers' claims."""
+"""Codecs of chunks of K/V: error bounds that always hold, cases without error, and the papers' claims."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ numbers = st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=12)
 
 
 def through(codec: Codec, x: Tensor) -> Tensor:
-    """x [N, G, K, D] as it is read; chunks are of one row, whose calibration is made from all of them."""
+    """x [N, G, K, D] after encoding and decoding; all chunks belong to one row and calibrate it together."""
     shape = ChunkShape(*x.shape[1:], x.dtype)
     calibration = {name: part.expand(len(x), *part.shape) for name, part in codec.calibrate(x).items()}
     parts = codec.encode(x, calibration)
@@ -35,7 +35,7 @@ def through(codec: Codec, x: Tensor) -> Tensor:
 
 
 def keys(count: int = 4, tokens: int = 32, heads: int = 4, dim: int = 64) -> Tensor:
-    """Random numbers as keys are: two channels of each head are large in all tokens, and of one sign."""
+    """Random numbers like keys: two channels of each head are large in all tokens, with one sign."""
     x = torch.randn(count, tokens, heads, dim, generator=torch.Generator().manual_seed(0))
     x[..., 5] = x[..., 5] + 12
     x[..., -3] = x[..., -3] - 9
@@ -43,7 +43,7 @@ def keys(count: int = 4, tokens: int = 32, heads: int = 4, dim: int = 64) -> Ten
 
 
 def error(codec: Codec, x: Tensor) -> float:
-    """The mean square of what is lost, over that of x."""
+    """The mean squared error, relative to the mean square of x."""
     return float((through(codec, x) - x).square().mean() / x.square().mean())
 
 
@@ -130,7 +130,7 @@ def test_rotations_are_their_own_inverse_whatever_divides_the_channels() -> None
 
 @pytest.mark.seeds("arXiv:2402.02750")
 def test_keys_have_outliers_in_channels_so_a_channel_is_their_group() -> None:
-    """KIVI: at 2 bits per channel loses far less of keys than per token; without such channels nothing is gained.
+    """KIVI: at 2 bits, keys lose far less per channel than per token; without outlier channels they do not.
 
     Its bytes are those of the codes, and a scale and a minimum in two bytes each for every group of 32.
     """
@@ -145,8 +145,7 @@ def test_keys_have_outliers_in_channels_so_a_channel_is_their_group() -> None:
 
 @pytest.mark.seeds("arXiv:2501.16383")
 def test_rotation_spreads_outliers_and_order_gathers_what_is_left() -> None:
-    """RotateKV: at 2 bits per token, of keys with outliers in few channels, rotated ones lose less than plain ones, and
-    ordered ones less again; with bits off nothing is lost."""
+    """RotateKV, 2 bits, outliers in few channels: rotation reduces the error, reordered channels reduce it further."""
     x = keys()
     plain, rotated = error(PerToken(2, 64), x), error(Rotated(2, 64, heads=4), x)
     ordered = error(Rotated(2, 64, heads=4, reorder=True), x)
@@ -156,7 +155,7 @@ def test_rotation_spreads_outliers_and_order_gathers_what_is_left() -> None:
 
 @pytest.mark.seeds("arXiv:2403.05527")
 def test_outliers_and_a_low_rank_take_most_of_the_error_away() -> None:
-    """GEAR: each of the two parts takes away some of what 2 bits lose, both together more, and no rank all of it."""
+    """GEAR: exact outliers and the low-rank term each reduce the error of 2 bits; both together reduce it more."""
     x = keys(4, 20, 4, 64)
     x[:, 3, 2, 7] = 30.0  # an entry that no channel explains
     drawn = torch.Generator().manual_seed(2)
@@ -173,7 +172,7 @@ def test_outliers_and_a_low_rank_take_most_of_the_error_away() -> None:
 
 @pytest.mark.seeds("arXiv:2505.22913")
 def test_the_largest_entries_carry_most_and_take_their_share_of_the_bytes() -> None:
-    """Mustafar: of each token's head the largest (1 - s) D stay as they are; no other choice of so many loses less."""
+    """Mustafar: the (1 - s) D largest entries per token and head stay exact; no other choice of as many loses less."""
     x = keys()
     for sparsity, kept in ((0.5, 32), (0.7, 20)):
         read = through(Pruned(sparsity), x)

@@ -1,4 +1,4 @@
-"""Groups of layers on one input: the sum written out, the groups, and what refuses them."""
+"""Groups of layers that run on the same input: compared with the written-out sum; the groups; refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXTS = torch.tensor([[1, 3, 0, 2, 4, 4], [2, 2, 1, 0, 3, 1]])
 
 
 def naive(model: Any, size: int) -> torch.Tensor:
-    """Logits with attention and MLP of each layer of a group run on the group's input, as whole-stack forwards."""
+    """Logits computed by whole-stack forwards in which attention and MLP of a group's layers read the group's input."""
     plan = Plan.full(TEXTS, Visible.causal())
 
     def through(h: torch.Tensor, layer: int, *skip: str) -> torch.Tensor:

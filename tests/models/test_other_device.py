@@ -1,4 +1,4 @@
-"""A drafter on another device: tokens and logits cross, nothing else, and decoding is what it was."""
+"""A drafter on another device: only tokens and logits cross, and the decoded tokens stay the same."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 def wrapped(model: LanguageModel, home: torch.device) -> LanguageModel:
-    """As for a device that is another one."""
+    """The model wrapped as if it were on another device."""
     return replace(model, decoder=OtherDevice(model.decoder, model.device, home))
 
 
@@ -57,8 +57,9 @@ def test_the_spec_says_where_it_is_loaded() -> None:
 
 @pytest.mark.seeds("arXiv:2412.18934")
 def test_a_drafter_on_a_second_device_beats_the_target_alone_on_the_clock() -> None:
-    """The target's forward is slow and grows with its tokens; the drafter is fast, after a link that tokens cross
-    once per round each way. Output is greedy."""
+    """The target's forward is slow and grows with its tokens; the drafter is fast, over a link that tokens cross once
+    per round and direction. Output is greedy.
+    """
     model = pardec.load("tiny-llama", device="cpu")
     prompts = [problem.prompt for problem in pardec.task("records").problems(split="heldout", n=4, seed=7)]
     devices = {"cpu": {"target": {"layer": [1e-3, 5e-4]}}, "gpu": {"draft": {"layer": 1e-4}}}

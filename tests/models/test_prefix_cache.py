@@ -1,4 +1,4 @@
-"""The trie of stored K/V: bit for bit what was in the slots, never more bytes than the budget, the least used go."""
+"""The trie of stored K/V: returns them bit for bit, never exceeds its byte budget, evicts the least recently used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BYTES = SIZE * 2 * (2 * 3 + 1 * 5) * 4  # of a block of `filled`
 
 
 def filled(batch: int = 2, capacity: int = 40, **options: Any) -> KVCache:
-    """A cache of two layers of unlike shape with random K/V."""
+    """A cache of two layers of different shape with random K/V."""
     options = {"kv_heads": (2, 1), "head_dim": (3, 5), **options}
     cache = KVCache(layers=2, batch=batch, capacity=capacity, **options)
     for tensor in (*cache.k, *cache.v):
@@ -31,7 +31,7 @@ def filled(batch: int = 2, capacity: int = 40, **options: Any) -> KVCache:
 
 
 def text(*blocks: int) -> np.ndarray:
-    """Tokens whose blocks are told apart by one number each."""
+    """Tokens in which each block has its own number."""
     return np.repeat(np.array(blocks, dtype=np.int64), SIZE)
 
 
@@ -91,7 +91,7 @@ def test_a_block_of_other_weights_is_never_copied() -> None:
 
 def test_draft_models_share_the_budget_and_nothing_else() -> None:
     class Network:
-        """What only stands for one."""
+        """A stand-in for a network."""
 
     prefixes, one, two = PrefixCache(3 * BYTES, SIZE), Network(), Network()
     prefixes.release(put(prefixes, text(1, 2)))
@@ -141,7 +141,7 @@ def test_a_block_larger_than_the_budget_evicts_nothing() -> None:
 
 
 class Naive:
-    """Stored texts as tuples of blocks, each with when it was last used."""
+    """A plain version: stored texts as tuples of blocks, each with its last use."""
 
     def __init__(self, most: int) -> None:
         self.most, self.clock = most, 0
@@ -181,7 +181,7 @@ class Naive:
 
 
 def stored(block: Block, above: tuple[int, ...] = ()) -> set[tuple[int, ...]]:
-    """The texts of a trie."""
+    """The texts stored in a trie."""
     paths = {(*above, int(np.frombuffer(key, dtype=np.int64)[0])): each for key, each in block.below.items()}
     return set(paths).union(*(stored(each, path) for path, each in paths.items()))
 

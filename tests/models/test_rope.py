@@ -9,7 +9,7 @@ from tests.models.toys import ask, ids
 
 
 def by_hand(x, position, frequencies):
-    """Pairs (x_i, x_{i+R/2}) turned by position * frequency_i."""
+    """Pairs (x_i, x_{i+R/2}) rotated by position * frequency_i."""
     half = frequencies.numel()
     out = x.clone()
     for i, frequency in enumerate(frequencies.tolist()):

@@ -1,4 +1,4 @@
-"""Caches whose rows hold their first slots in common, against caches whose rows hold all of theirs."""
+"""Caches whose rows share their first slots, compared with caches whose rows each have all slots."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def make(batch: int = 3, capacity: int = 6, shared: int = 2) -> KVCache:
 
 
 def slots_of(cache: KVCache) -> list[list[float]]:
-    """What the rows' own slots hold, the bin left out."""
+    """The contents of the rows' own slots, without the scratch slot."""
     result: list[list[float]] = cache.k[0][:, :-1, 0, 0].tolist()
     return result
 
 
 def both(target: LanguageModel, batch: int) -> tuple[KVCache, KVCache]:
-    """A cache with a shared prompt and one without, into both of which it was fed."""
+    """A cache with a shared prompt and one without; both were fed the same."""
     prompt = ids(1, SHARED, seed=3)
     shared = target.new_cache(batch, CAPACITY, shared=SHARED)
     target.forward(Plan.full(prompt, Visible.causal()), shared.shared)
@@ -45,7 +45,7 @@ def both(target: LanguageModel, batch: int) -> tuple[KVCache, KVCache]:
 
 
 def chain(lengths: list[int], starts: list[int], rows: list[int] | None = None) -> Plan:
-    """Rows of `lengths` tokens from `starts` on."""
+    """A plan of `lengths` tokens per row from positions `starts` on."""
     count, first = torch.tensor(lengths)[:, None], torch.tensor(starts)[:, None]
     order = torch.arange(max(lengths)).expand(len(lengths), -1)
     positions = torch.where(order < count, first + order, -1)
@@ -70,7 +70,7 @@ def agree(target: LanguageModel, plan: Plan, shared: KVCache, plain: KVCache, at
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-6), (torch.float32, 1e-4)])
 @pytest.mark.parametrize("shape", [{}, {"attention_cap": 2.0}, {"qk_norm": True, "query_scale": 0.7}])
 def test_forwards_equal_those_of_rows_that_hold_all_of_it(dtype: torch.dtype, atol: float, shape: dict) -> None:
-    """Chains and trees of ragged rows, rows that leave, a path that moves, and rows named one by one."""
+    """Chains and trees of ragged rows, leaving rows, a moved path, and rows given by index."""
     target = model(dtype=dtype, **shape)
     shared, plain = both(target, 4)
     agree(target, chain([3, 1, 4, 2], [SHARED] * 4), shared, plain, atol)

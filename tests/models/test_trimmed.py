@@ -1,4 +1,4 @@
-"""Heads cut to some ids: the logits that are left, what is ruled out, lists of ids and where they come from."""
+"""Heads trimmed to some ids: the remaining logits, excluded ids, and the sources of id lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Window caches against a plain version that looks at one query and one key at a time."""
+"""Window caches compared with a plain version, one query and one key at a time."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def chain(start: int, stop: int) -> Plan:
 
 @pytest.mark.parametrize("far", [None, "offsets", "zero"])
 def test_a_prompt_and_what_follows_are_those_of_the_plain_version(far: Far | None) -> None:
-    """A prompt that does not fit, then pieces of a draft's size, and one that is fed again after it was refused."""
+    """A prompt longer than the window, then pieces of a draft's size, some positions of which are fed a second time."""
     truth = naive(TARGET.decoder, TEXT, SINK, WINDOW, far)
     own = cache(far=far)
     parts = [(0, 12), (12, 13), (13, 17), (15, 18), (18, 22), (22, 23)]
@@ -77,7 +77,7 @@ def test_rows_of_any_length_and_trees_are_those_of_rows_alone(far: Far | None) -
 
 
 def test_memory_is_constant_and_what_is_left_out_is_gone() -> None:
-    """A prompt's tokens between the sinks and the window leave no trace: their keys are in no slot."""
+    """Prompt tokens between the sinks and the window are in no slot."""
     own = cache()
     TARGET.decoder(chain(0, 20), own)
     plain = TARGET.decoder.new_cache(1, 20)

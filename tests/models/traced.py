@@ -1,4 +1,4 @@
-"""A capturer for machines without a GPU, as strict as a CUDA graph: it replays tensor operations and nothing else."""
+"""A capturer for machines without a GPU that is as strict as CUDA graphs: it replays only tensor operations."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class NoValues(TorchDispatchMode):
 
 
 def _by_numbers(func: Any, args: Any) -> bool:
-    """Whether this is indexing without masks, whose shapes are known."""
+    """Whether this is indexing by numbers, not by masks: the shape of the result is known."""
     if func.overloadpacket is not torch.ops.aten.index:
         return False
     return all(index is None or index.dtype == torch.int64 for index in args[1])
 
 
 class Traced:
-    """Traces a step into operations on the memory that it was captured on, and runs those.
+    """Traces a step into operations on the memory of the capture, and replays them.
 
     Like a CUDA graph, it refuses values that go to the host, and shapes that depend on values. It also refuses memory
     that is neither an input nor in `known`, since nothing keeps such memory in place.

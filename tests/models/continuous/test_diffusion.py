@@ -14,7 +14,7 @@ from pardec.models.errors import ModelError
 
 @pytest.mark.parametrize("steps", [2, 7, 100, 1000])
 def test_transitions_are_those_of_diffusers(steps: int) -> None:
-    """Means and variances of every transition but the last's variance, which diffusers takes to be nothing."""
+    """Means and variances equal diffusers', except the variance of the last transition, which diffusers sets to 0."""
     torch.manual_seed(0)
     theirs = DDPMScheduler(1000, beta_schedule="squaredcos_cap_v2", variance_type="learned_range", clip_sample=False)
     ours = denoising(steps)

@@ -1,4 +1,4 @@
-"""The flow-matching head: its steps against the published formulas, its marginals, and its noise."""
+"""The flow-matching head: its steps compared with the published formulas, its marginals, and its noise."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def test_tokens_at_steps_of_their_own_are_those_of_one_step() -> None:
 
 
 class Straight(FlowHead):
-    """The exact velocity where tokens are normal with mean z and deviation .5: E[token - noise | x_t]."""
+    """A head with the exact velocity for tokens that are normal with mean z and deviation .5: E[token - noise | x_t].
+    E[token - noise | x_t].
+    """
 
     def outputs(self, x: Tensor, index: int | Tensor, states: States) -> Tensor:
         t = float(self.signal[int(index)])

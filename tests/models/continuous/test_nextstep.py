@@ -1,4 +1,4 @@
-"""NextStep-1's backbone with its cache, against transformers' decoder without one."""
+"""NextStep-1's backbone with its cache, compared with transformers' decoder without a cache."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def started(model: ContinuousModel, captions: tuple[str, ...] = CAPTIONS, *, gui
 
 
 def call(backbone: Backbone, latents: Tensor, spans: list[tuple[int, int]], *, guided: bool = True) -> States:
-    """States of tokens start .. stop - 1 of each row; what is before `start` is known."""
+    """States of tokens start .. stop - 1 of each row; the tokens before `stop` - 1 are known."""
     index = torch.arange(TOKENS)
     starts, stops = (torch.tensor(each)[:, None] for each in zip(*spans, strict=True))
     wanted, known = (index >= starts) & (index < stops), index < stops - 1
@@ -47,7 +47,7 @@ def call(backbone: Backbone, latents: Tensor, spans: list[tuple[int, int]], *, g
 def plain(
     model: ContinuousModel, library: tuple[object, dict[str, Tensor]], latents: Tensor, spans: list[tuple[int, int]]
 ) -> tuple[Tensor, Tensor]:
-    """The same conditions and those of guidance, by transformers' decoder over the whole row."""
+    """The conditions, with and without the caption, computed by transformers' decoder over the whole row."""
     network, weights = library
     head, prompts = model.backbone.head, model.backbone.prompts.ids  # type: ignore[attr-defined]
     both: list[list[Tensor]] = [[], []]
@@ -82,7 +82,7 @@ def test_states_are_those_of_transformers_decoder(
 
 
 def test_any_sequence_of_calls_gives_what_no_cache_gives(model: ContinuousModel) -> None:
-    """Drafts that change, rows that jump back, windows of other widths, and calls without guidance between."""
+    """Calls with changed drafts, spans anywhere in the image and of any width, with and without guidance."""
     generator = torch.Generator().manual_seed(7)
     backbone, latents = started(model), torch.randn(3, TOKENS, SIZE, generator=generator)
     for step in range(25):

@@ -1,4 +1,4 @@
-"""Recorded forwards against those that run as they come; a CPU's recordings stand for a GPU's graphs."""
+"""Captured forwards compared with uncaptured ones; on a CPU, recorded operations replace CUDA graphs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def patterns() -> dict[str, Visible]:
 
 
 def plans(kind: str, **more: Any) -> list[Plan]:
-    """The same shape three times with other tokens; of trees, the slots follow the base."""
+    """Three plans of one shape with different tokens; for trees, slots begin at the base."""
     visible, slots = patterns()[kind], PLACES
     if visible.base is not None:
         slots = torch.where(PLACES < 0, -1, visible.base[:, None] + torch.arange(5))
@@ -46,7 +46,7 @@ def plans(kind: str, **more: Any) -> list[Plan]:
 
 
 def both(asked: list[Plan], *, cached: bool = True, rows: int = 3) -> tuple[list[Any], list[Any], GraphRunner]:
-    """What the plans give in turn, one cache each way, as they come and recorded."""
+    """The results of the plans, one after the other, uncaptured and captured; each way has its own cache."""
     plain = model()
     other = captured(plain)
     found = []
@@ -114,7 +114,7 @@ def test_taps_and_narrow_forwards_keep_their_shapes() -> None:
 
 
 def test_what_the_host_knows_is_not_captured() -> None:
-    """Windows that move and lengths that grow are one shape."""
+    """A moving window and a growing length need one captured shape only: values known to the host are not captured."""
     order = torch.arange(2)
     asked = []
     for start in (0, 2, 4, 6, 3):
@@ -247,7 +247,7 @@ def test_memory_that_is_dropped_takes_its_recordings_along() -> None:
 
 
 class Reading:
-    """A stack that does to its input what a recording cannot hold."""
+    """A stack that changes its input by an operation that cannot be captured."""
 
     def __init__(self, how: str) -> None:
         self.inner, self.how = model().decoder, how

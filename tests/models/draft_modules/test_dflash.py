@@ -86,7 +86,7 @@ def rotation_in_float64() -> Iterator[None]:
 @pytest.mark.parametrize("variant", VARIANTS)
 @torch.inference_mode()
 def test_a_block_equals_the_plain_module_s(variant: str, tmp_path: Path) -> None:
-    """Rows of unequal contexts, which are remembered in two parts, after NaN in every slot that is not."""
+    """Rows with contexts of unequal length, written in two parts into a cache whose other slots hold NaN."""
     module, naive = loaded(tmp_path, **VARIANTS[variant])
     width = len(module.states.layers) * 16
     drawn = torch.Generator().manual_seed(3)
@@ -340,7 +340,7 @@ def test_dflash_settings_that_cannot_be(change: dict[str, Any], message: str, tm
 
 
 def test_dflash2_of_speculators_drafts_the_whole_vocabulary(tmp_path: Path) -> None:
-    """That library writes draft_vocab_size always."""
+    """The speculators library always writes draft_vocab_size."""
     write(tmp_path, selected=3)
     module = load_draft_module(changed(tmp_path, SPECULATORS), toy_ar(0, 5, 3.0, layers=4), kind="dflash")
     assert module.vocabulary is None
@@ -375,7 +375,7 @@ def test_relatives_and_strange_tensors_are_refused_by_name(tensor: str, message:
 def test_a_parallel_eagle_is_refused_whatever_it_is_taken_for(
     name: dict[str, Any], kind: str | None, tmp_path: Path
 ) -> None:
-    """Its other tensors are those of an EAGLE-3, which would load and draft one token after the other."""
+    """A P-EAGLE has the tensors of an EAGLE-3, so it would load as one and draft one token after the other."""
     eagle_folders.write(tmp_path, "speculators", vocab=5, draft=5, width=16, target=16)
     assert "is a P-EAGLE, which is not supported" in refusal(changed(tmp_path, name), kind=kind)
 

@@ -1,4 +1,4 @@
-"""EAGLE folders of every layout, written apart from the loader, against the formulas in float64; and refusals."""
+"""EAGLE folders of every layout, written independently of the loader, against the formulas in float64; refusals."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ EVERY: dict[str, tuple[str, dict[str, Any]]] = {
 
 @contextmanager
 def doubles() -> Iterator[None]:
-    """Rotation in float64; the native one is in float32 whatever the type."""
+    """Makes rotary embeddings float64; pardec computes them in float32 whatever the type."""
 
     def angles(self: Rope, positions: Tensor) -> tuple[Tensor, Tensor]:
         angle = positions[..., None].double() * self.frequencies.double()
@@ -84,14 +84,14 @@ def target(layers: int = 8, dtype: torch.dtype = torch.float64, width: int = 16)
 
 
 def hidden(model: LanguageModel, module: Any, tokens: list[int]) -> Tensor:
-    """[T, S] the states of the target that the module reads."""
+    """[T, S]: the states of the target that the module reads."""
     plan = Plan.full(torch.tensor([tokens]), model.visible())
     result: Tensor = module.states.of(model.forward(replace(plan, hidden=module.states.layers)))[0]
     return result
 
 
 def drafted(module: Any, tokens: list[int], features: Tensor) -> tuple[Tensor, Tensor]:
-    """States and logits after pairs, those of `features` [P, E] in one pass and the others one by one."""
+    """States and logits after pairs: those of `features` [P, E] are fed in one pass, the others one by one."""
     cache, count = module.new_cache(1, len(tokens)), len(features)
     states, logits = [], []
     for start in [0, *range(count, len(tokens))]:
@@ -108,7 +108,7 @@ def drafted(module: Any, tokens: list[int], features: Tensor) -> tuple[Tensor, T
 
 
 def same_rope(module: Any, flat: dict[str, Any]) -> None:
-    """In float64 the drafter's frequencies are its config's, not those rounded to float32."""
+    """Sets the drafter's rotary frequencies to the config's in float64, after checking that they agree in float32."""
     dim = module.layers_config.head_dim
     exact = flat.get("rope_theta", 1e4) ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
     torch.testing.assert_close(module.rope.frequencies.double(), exact, rtol=1e-6, atol=0)
@@ -334,7 +334,7 @@ def test_a_pickle_with_code_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_better_reading_of_the_ids_is_named(tmp_path: Path) -> None:
-    """A head that repeats what the last layer's state says is right only if that state is among the taps."""
+    """The module's head repeats the last layer's state, so it is right only if that state is among the taps."""
     model = target()
     norm, head = model.decoder.norm.weight, model.decoder.head.weight
 

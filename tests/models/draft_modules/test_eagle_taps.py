@@ -1,4 +1,4 @@
-"""Which layers a config taps, and that the texts of published configs resolve: kinds, taps and shapes."""
+"""The layers that a config taps; and published configs are resolved to the right kind, taps and shapes."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int, tuple[Any, ...]]] = {
 
 
 def files(config: dict[str, Any], version: str) -> DraftFiles:
-    """The tensors that come with a config, of which there are names and shapes."""
+    """The tensors of a checkpoint with this config: names and shapes only."""
     layer = config.get("transformer_layer_config", config)
     width, inner, heads = layer["hidden_size"], layer["intermediate_size"], layer["num_attention_heads"]
     kv, dim = layer.get("num_key_value_heads") or heads, layer.get("head_dim") or width // heads

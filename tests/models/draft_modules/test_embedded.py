@@ -1,4 +1,4 @@
-"""The draft modules that ship with the package: they are named like models, load, and draft what `sequential` says."""
+"""The draft modules in the package: each loads by its name, and drafting with it gives the tokens of `sequential`."""
 
 from __future__ import annotations
 

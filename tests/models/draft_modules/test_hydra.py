@@ -1,4 +1,4 @@
-"""Hydra's and Hydra++'s heads against the formulas in float64; what is not read; and refusals."""
+"""Hydra's and Hydra++'s heads compared with the formulas in float64; tensors that are not read; refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kangaroo's adapter from published tensors, against the formula in float64; which layers it reads; and refusals."""
+"""Kangaroo's adapter from published tensors, compared with the formula in float64; the layers it reads; refusals."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_how_many_layers_it_reads_is_requested_or_in_its_config_or_two(tmp_path:
 
 
 def test_absent_keys_are_llamas_and_copies_of_the_target_are_left_alone(tmp_path: Path) -> None:
-    """As in published files, which also were read with tensors that nothing uses."""
+    """Absent config keys have Llama's defaults, and a copied embedding or head is ignored, as in published files."""
     tensors, config = naive_kangaroo.adapter(16, heads=2, kv_heads=2, head_dim=8)
     short = {name: config[name] for name in ("hidden_size", "num_attention_heads")}
     more = {"embed_tokens.weight": random(40, 16), "layers.0.self_attn.rotary_emb.inv_freq": random(4)}

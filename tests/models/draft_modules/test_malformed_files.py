@@ -54,7 +54,7 @@ def target() -> pardec.Model:
 
 
 def refusal(target: pardec.Model, kind: str, folder: Path) -> str:
-    """What is said of the files; empty where they load and draft the tokens of `sequential`."""
+    """The error for the files; empty if they load and draft the tokens of `sequential`."""
     arguments: dict[str, Any] = {"input_ids": [[5, 6, 7, 8, 9]], "max_new_tokens": 6, "stop_ids": []}
     try:
         drafted = target.generate(sampler=f"{kind}:name={folder}", **arguments)

@@ -1,4 +1,4 @@
-"""Medusa's heads from every published layout, against the formula in float64; what files get wrong; and refusals."""
+"""Medusa's heads from every published layout, compared with the formula in float64; wrong files; refusals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def folder(path: Path, tensors: dict[str, Tensor], layout: str = "v0.1", **confi
 
 
 def exact(module: Any, states: Tensor) -> Tensor:
-    """[N, J, Vd] what the heads give in the target's type."""
+    """[N, J, Vd]: the logits of the heads, computed in the target's type."""
     return torch.stack([head(states) for head in module.heads], 1)
 
 
@@ -98,7 +98,7 @@ def test_a_padded_vocabulary_is_cut_or_filled_up(rows: int, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_cut_vocabulary_drafts_the_tokens_of_its_map(whole: bool, tmp_path: Path) -> None:
-    """Matrices of logits may have the rows of the map, or all, of which those are taken."""
+    """A head's last matrix may have the rows of the token map only, or all rows, of which the map's are taken."""
     ids = torch.tensor([7, 0, 39, 12, 3])
     tensors = medusa(vocab=VOCAB if whole else len(ids))
     write(tmp_path, renamed(tensors, "vllm") | {"token_map": ids}, CONFIGS["vllm"], "model.safetensors")

@@ -1,4 +1,4 @@
-"""Lumina-DiMOO and MMaDA: recognised, loaded from published folders, and refused by name where a part is missing."""
+"""Lumina-DiMOO and MMaDA: recognized and loaded from published folders; a missing part is refused by name."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_magvit_computes_what_its_published_tensors_say(blocks: tuple[int, ...],
 
 
 def test_magvit_decodes_bits(tmp_path: Path) -> None:
-    """Each code alone is what its bits are: against the decoder run on vectors written out."""
+    """Decoding each code alone equals running the decoder on the vector of the code's bits."""
     torch.save(magvit_tensors(), tmp_path / "magvit.bin")
     model = load_magvit(tmp_path / "magvit.bin")
     codes = torch.tensor([[[0, 5], [10, 15]]])

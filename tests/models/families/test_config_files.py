@@ -1,4 +1,6 @@
-"""Each key of the JSON files beside MAR's and VAR's weights: followed, ignored by the authors, or refused by name."""
+"""Each key of the JSON files next to MAR's and VAR's weights is followed, ignored like the authors do, or refused by
+name.
+"""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def build(family: str, folder: Path) -> None:
 
 
 def expected(family: str, folder: Path, ids: Tensor) -> Tensor | None:
-    """Logits of transformers, or of its head where its own forward rules tokens out; None for tensors it made up."""
+    """Logits of transformers, or of its head alone if its own forward excludes tokens; None for tensors it made up."""
     kinds: dict[str, Any] = {"emu3": Emu3ForConditionalGeneration, "diffusion_gemma": DiffusionGemmaForBlockDiffusion}
     kinds |= dict.fromkeys(("chameleon", "chameleon-large"), ChameleonForConditionalGeneration)
     loader = kinds.get(family, AutoModelForCausalLM)
@@ -169,7 +169,7 @@ def found(family: str, folder: Path, ids: Tensor) -> Tensor:
 
 
 def problem(family: str, folder: Path, key: str) -> str:
-    """What is wrong with how a folder loads; nothing where transformers cannot load it either."""
+    """The fault in how pardec loads a folder; empty if transformers cannot load it either."""
     ids = torch.randint(4, 24, (2, 30), generator=torch.Generator().manual_seed(1))
     try:
         wanted = expected(family, folder, ids)
@@ -201,7 +201,7 @@ def transformers_families() -> tuple[str, ...]:
 def test_config_keys_give_the_logits_of_transformers_or_are_refused_by_name(
     family: str, every: bool, tmp_path: Path
 ) -> None:
-    """Always a sixth of the keys of each family: every key is tried with one or two of the nine."""
+    """By default a sixth of the keys are tested per family, so that each key is tested with one or two families."""
     build(family, tmp_path)
     file, wrong = tmp_path / "config.json", {}
     whole = json.loads(file.read_text())

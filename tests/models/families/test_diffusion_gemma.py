@@ -1,4 +1,4 @@
-"""DiffusionGemma against transformers: logits of text and canvas, and its own generate with the same random numbers.
+"""DiffusionGemma compared with transformers: logits of text and canvas, and `generate` with the same random numbers.
 
 That generate is the plain version of `selfcondition`, `anneal`, `denoise` and `renoise`: all of them decide its tokens.
 """
@@ -110,7 +110,7 @@ def test_text_and_canvas_give_the_logits_of_transformers(variant: str, tmp_path:
 
 @contextmanager
 def drawing(seed: int, first: int) -> Iterator[None]:
-    """transformers draws with pardec's random numbers: a step's canvas from `first` on, and its tokens."""
+    """Makes transformers draw pardec's random numbers: each step's canvas from `first` on, and its tokens."""
     source, row, steps = Keyed((seed,)), np.array([0]), [0]
     begins = [first]
 
@@ -196,7 +196,7 @@ def test_what_belongs_to_masks_is_refused(tmp_path: Path) -> None:
 
 
 def test_prompts_that_begin_alike_share_keys_and_values(tmp_path: Path) -> None:
-    """Layers of two shapes; the canvas and what is before it are conditioned unlike."""
+    """Prefix reuse with layers of two shapes; canvas and finished text are conditioned differently."""
     published(tmp_path, spread=0.05)
     model, base = pardec.load(tmp_path, device="cpu"), tokens(40).tolist()
     prompts = [base, [*base[:36], 1, 2, 3], base[:17], [5] * 20]
@@ -213,7 +213,7 @@ def test_prompts_that_begin_alike_share_keys_and_values(tmp_path: Path) -> None:
 
 
 def spelling(folder: Path, **changes: Any) -> pardec.Model:
-    """A model of tiny-dream's vocabulary with its tokenizer."""
+    """A model with tiny-dream's vocabulary and tokenizer."""
     published(folder, vocab_size=361, bos_token_id=2, eos_token_id=3, pad_token_id=0, **changes)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(Path(str(pardec.load("tiny-dream", device="cpu").path)) / name, folder)
@@ -221,7 +221,7 @@ def spelling(folder: Path, **changes: Any) -> pardec.Model:
 
 
 def test_templates_of_ids_are_filled_and_texts_refused(tmp_path: Path) -> None:
-    """No token marks a gap: what is open holds random tokens."""
+    """The model has no mask token: open positions hold random tokens, so a text template cannot mark them."""
     model = spelling(tmp_path)
     for template in ([30, None, 31], [[30, None, None, 31], [None, 7]]):
         several = isinstance(template[0], list)
@@ -285,7 +285,7 @@ def test_an_adapter_of_shared_tensors_has_to_change_both_modules_alike(
 
 
 def test_the_default_sampler_is_the_published_rule(tmp_path: Path) -> None:
-    """With the numbers of generation_config.json, as transformers takes them."""
+    """The default sampler uses the values of generation_config.json, as transformers does."""
     reference, prompt = published(tmp_path, spread=0.05), tokens(9).tolist()
     for keys in ({}, {"max_denoising_steps": 5, "t_min": 0.2, "t_max": 0.9, "confidence_threshold": 0.5}):
         bound = {"sampler_config": {"entropy_bound": 2.0, "_cls_name": "EntropyBoundSamplerConfig"}} if keys else {}

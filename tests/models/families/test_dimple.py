@@ -1,4 +1,4 @@
-"""Dimple's text: Qwen2 that sees everything, whatever its visual tower holds."""
+"""Dimple's text model: Qwen2 with bidirectional attention; the tensors of the visual tower are ignored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VISUAL = {
 
 
 def published(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **changes: Any) -> Any:
-    """A random Qwen2 model, saved under Dimple's config with these tensors beside its own."""
+    """A random Qwen2 model, saved under Dimple's config together with these further tensors."""
     torch.manual_seed(0)
     shape = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = transformers.Qwen2Config(

@@ -1,4 +1,4 @@
-"""Emu3's published layouts: names of tensors, vocabularies and image tokenizers, and what is refused by name."""
+"""Emu3's published layouts: tensor names, vocabularies and image tokenizers; files that are refused by name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def imaging_of(model: LanguageModel) -> Emu3Imaging:
 
 
 def same(model: LanguageModel, library: Any) -> None:
-    """Logits and pixels are those of transformers."""
+    """Asserts that logits and pixels equal transformers'."""
     ids = torch.randint(0, model.vocab_size, (2, 30), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         own = model.forward(Plan.full(ids, model.visible())).logits()
@@ -75,7 +75,9 @@ def test_prompts_are_those_of_the_processor(library: tuple[Path, Any], grid: tup
 
 
 def test_the_names_of_a_state_dict(copied: tuple[Path, Any]) -> None:
-    """transformers writes files with the names that its module had before 4.52."""
+    """A file with the names of the state dict, which differ from those that transformers writes (its names before
+    4.52).
+    """
 
     def rename(name: str) -> str:
         if name == "text_model.lm_head.weight":

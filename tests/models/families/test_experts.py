@@ -1,4 +1,4 @@
-"""Experts: routers against their formulas, every layout of files, and what is read, quantized, shared and refused."""
+"""Experts: routers compared with their formulas, every layout of files; reading, quantizing, sharing and refusals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ KINDS = {"llada2": LLADA2, "llada_moe": LLADA_MOE, "sdar_moe": SDAR_MOE}
 
 
 def published(folder: Path, config: dict[str, Any]) -> dict[str, Tensor]:
-    """Random tensors of every name that this config asks for, saved with it."""
+    """Random tensors under every name that this config requires, saved with it."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file({}, folder / "model.safetensors")
@@ -128,7 +128,7 @@ def test_a_tensor_too_few_or_of_another_shape_is_named(kind: str, tmp_path: Path
 
 
 def naive(x: Tensor, config: ExpertsConfig, router: Tensor, bias: Tensor | None) -> tuple[list[list[int]], Tensor]:
-    """Chosen experts and weights of each token, one by one, by the formulas of each family."""
+    """Chosen experts and weights, token by token, by the formulas of each family."""
     chosen, weights = [], torch.zeros(len(x), config.count)
     for number, state in enumerate(x):
         raw = router @ state
@@ -183,7 +183,7 @@ def test_a_pool_bounds_the_experts_of_each_block() -> None:
 
 
 def test_a_capacity_of_llada2_takes_the_place_of_its_groups() -> None:
-    """Configs of LLaDA2.2 go on naming groups, which its own code no longer reads."""
+    """Configs of LLaDA2.2 still have the keys of groups, which the authors' code ignores when there is a capacity."""
     grouped, pooled = (match(config).decoder(config).experts for config in (LLADA2, LLADA2 | {"expert_capacity": 5}))
     assert (grouped.groups, grouped.top_groups, grouped.pool) == (4, 2, 0)
     assert (pooled.groups, pooled.top_groups, pooled.pool, pooled.pool_block) == (1, 1, 5, 32)

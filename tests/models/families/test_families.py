@@ -1,4 +1,4 @@
-"""Every family against an independent implementation: transformers, or recorded logits."""
+"""Every family compared with an independent implementation: transformers, or recorded logits."""
 
 from __future__ import annotations
 

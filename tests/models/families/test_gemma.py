@@ -1,4 +1,4 @@
-"""Gemma against transformers: logits, greedy tokens, and what is not read natively."""
+"""Gemma compared with transformers: logits and greedy tokens; configs that are not read natively."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROMPTS = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(
 
 
 def published(folder: Path, **changes: Any) -> GemmaForCausalLM:
-    """A random Gemma, saved to `folder`; heads times head size is not the width."""
+    """A random Gemma, saved to `folder`; heads times head size differs from the width."""
     config = GemmaConfig(**SMALL | {"pad_token_id": 0, "num_key_value_heads": 1, "head_dim": 20} | changes)
     with torch.random.fork_rng():
         torch.manual_seed(0)

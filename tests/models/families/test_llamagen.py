@@ -1,4 +1,4 @@
-"""LlamaGen's files: what they say, what has to be said beside them, and what is refused."""
+"""LlamaGen's files: values read from the tensors, values that need a JSON file, and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "llamagen" / "checkpoi
 
 
 def published(held: dict[str, Tensor]) -> dict[str, Published]:
-    """Names and shapes alone, as a file's index gives them."""
+    """Names and shapes only, as `inspect` reads them from a file."""
     return {name: Published(Path(), tuple(tensor.shape), torch.float32) for name, tensor in held.items()}
 
 

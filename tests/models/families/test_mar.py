@@ -1,4 +1,4 @@
-"""MAR: loading its published form, and a backbone that sees what is known and nothing else."""
+"""MAR: its published files load, and its backbone attends to known tokens only."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_safetensors_with_a_config_load_alike(tmp_path: Path) -> None:
 
 
 def test_published_sizes_follow_from_the_tensors(tmp_path: Path) -> None:
-    """Width, depth and head of the file, heads of the published widths, 100 steps."""
+    """Width, depth and the head's sizes are read off the tensors; the numbers of heads and steps are the published ones."""
     config = {
         "tokens": 256,
         "token_size": 16,

@@ -1,4 +1,4 @@
-"""Nemotron-Labs-Diffusion against its rule, written once more without a cache on transformers' Llama."""
+"""Nemotron-Labs-Diffusion compared with a plain version of its rule on transformers' Llama, without a cache."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def published(folder: Path, **changes: Any) -> Any:
 
 
 def naive(reference: Any, prompt: list[int], count: int, block: int, tau: float) -> tuple[list[int], int]:
-    """The decode by its rule: every forward sees the whole text, under the mask of its mode."""
+    """Decodes by the published rule: every forward computes the whole text, with the mask of its mode."""
     text, forwards = list(prompt), 0
     while len(text) < len(prompt) + count:
         begin = len(text)
@@ -68,7 +68,7 @@ def naive(reference: Any, prompt: list[int], count: int, block: int, tau: float)
 
 @torch.no_grad()
 def logits(reference: Any, text: list[int], begin: int, forbidden: Sequence[int] = (MASK,)) -> torch.Tensor:
-    """Those of every position, these tokens at -inf: causal before `begin`, everything seen from there on."""
+    """Logits of every position, `forbidden` tokens at -inf: causal before `begin`, bidirectional from there on."""
     order = torch.arange(len(text))
     sees = (order <= order[:, None]) | (order[:, None] >= begin)
     additive = torch.zeros(1, 1, len(text), len(text)).masked_fill(~sees, torch.finfo(torch.float32).min)

@@ -1,4 +1,4 @@
-"""Folders of NextStep-1 as published: what loads, what is refused and how, and the autoencoder in both layouts."""
+"""Published folders of NextStep-1: loading, refusals, and the autoencoder in both layouts."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ LLAMA4 = BASE | {
 def test_positions_are_those_of_the_text_where_the_library_counts_them_from_its_cache(
     floor_scale, tmp_path, monkeypatch
 ):
-    """Llama 4 scales queries by position; the first probe of 12 tokens is too short to see it with a floor of 20."""
+    """Llama 4 scales queries by position; with a floor of 20, the first probe of 12 tokens cannot detect it."""
     reference = published("Llama4Text", LLAMA4 | {"floor_scale": floor_scale}, tmp_path / "mine")
     model = pardec.load(tmp_path / "mine", device="cpu", dtype="float32")
     prompts = [[3, 14, 15, 9, 26, 5, 3], [2, 7, 18]]

@@ -1,4 +1,4 @@
-"""How captions are read: alone, once, cut where they are too long, and cleaned as the published checkpoints want it."""
+"""Captions are encoded singly, once, truncated if too long, and cleaned as the published checkpoints require."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def ids(caption: str, model: Any) -> Tensor:
 
 
 def counted(made: TextEncoder, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is encoded from now on."""
+    """A list that receives every caption encoded from now on."""
     seen: list[str] = []
     whole = made._encode
     monkeypatch.setattr(made, "_encode", lambda text: (seen.append(text), whole(text))[1])

@@ -1,4 +1,4 @@
-"""Conditions before tokens: both halves of a guided model against each half alone, whatever their lengths."""
+"""Conditions before tokens: both halves of a guided model compared with each half alone, for any lengths."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def dressed(prefix: Prefix, extra: int = 0, **options: float | int | None) -> La
 
 
 def half(cond: Tensor, tokens: list[int]) -> Tensor:
-    """Logits after the condition and after each token, of one row alone: no cache, no second half."""
+    """Logits after the condition and after each token of a single row, without cache and without guidance."""
     toy, size = model(), len(cond)
     row = torch.tensor([[-1] * size + tokens])
     soft = torch.nn.functional.pad(cond, (0, 0, 0, len(tokens)))[None]
@@ -136,7 +136,7 @@ def test_rows_leave_and_both_their_halves_stay_together(prefix: Prefix) -> None:
 @BOTH
 @pytest.mark.parametrize("some", [False, True], ids=["all rows", "some rows"])
 def test_trees_and_the_way_to_a_leaf(prefix: Prefix, some: bool) -> None:
-    """Nodes see their ancestors, and the accepted path is brought together in both halves."""
+    """Tree nodes attend to their ancestors, and the accepted path is moved in both halves of guidance."""
     made, tokens, places = dressed(prefix, cfg=CFG), ids(4, 3, seed=4), prefix.lengths
     cache = made.new_cache(4, max(places) + 12)
     whole(made, places, tokens[:, :2], cache)

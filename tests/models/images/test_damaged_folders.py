@@ -53,7 +53,7 @@ GRIDS = {"janus": (3, 3), "emu3": (2, 3), "emu3-authors": (2, 3), "chameleon": (
 
 
 def use(kind: str, folder: Path) -> None:
-    """Loads what is in a folder, reads a caption where it reads any, and decodes an image."""
+    """Loads a folder, encodes a caption if the model reads captions, and decodes an image."""
     if kind.startswith("vae"):
         LatentVAE(folder, torch.device("cpu")).decode(torch.zeros(1, nextstep_files.CHANNELS, 2, 2))
     elif kind == "vq":
@@ -88,7 +88,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def refusal(kind: str, folder: Path) -> str:
-    """What is said of a folder; empty where it can be used. Anything else than PardecError is raised."""
+    """The error for a folder; empty if it can be used. Anything else than PardecError is raised."""
     try:
         use(kind, folder)
     except pardec.PardecError as error:

@@ -76,7 +76,7 @@ def config() -> Any:
 
 @pytest.fixture(scope="module")
 def library() -> Any:
-    """A random model of the library's, with its own attention."""
+    """A random model of transformers, with transformers' own attention."""
     torch.manual_seed(0)
     model = JanusForConditionalGeneration(config()).eval()
     with torch.no_grad():
@@ -103,7 +103,7 @@ def model(folder: Path) -> pardec.Model:
 
 
 def prompts(captions: list[str]) -> Any:
-    """What the library is given, rows padded on the left."""
+    """The processor's inputs for transformers, padded on the left."""
     made = processor()
     said = [[{"role": "user", "content": [{"type": "text", "text": caption}]}] for caption in captions]
     texts = [made.apply_chat_template(one, add_generation_prompt=True) for one in said]
@@ -111,7 +111,7 @@ def prompts(captions: list[str]) -> Any:
 
 
 def drawn(library: Any, captions: list[str], scale: float) -> list[list[int]]:
-    """The codes of the library's own greedy image loop."""
+    """The image codes of transformers' own greedy loop."""
     return library.generate(
         **prompts(captions), generation_mode="image", do_sample=False, guidance_scale=scale
     ).tolist()

@@ -1,4 +1,4 @@
-"""The KL autoencoder against a plain version on the published tensors, and what its files may be."""
+"""The KL autoencoder compared with a plain version on the published tensors; accepted and refused files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LlamaGen's image tokenizer against a plain version on the published tensors, and what its files may be."""
+"""LlamaGen's image tokenizer compared with a plain version on the published tensors; accepted and refused files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chameleon's image decoder against a plain version on the published tensors, and what its files may be."""
+"""Chameleon's image decoder compared with a plain version on the published tensors; accepted and refused files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHAPES = [
 
 
 def published(shape: VQGANShape) -> dict[str, Tensor]:
-    """Random tensors under the authors' names, attention with convolutions of one place."""
+    """Random tensors under the authors' names; attention layers are convolutions of size 1."""
     torch.manual_seed(0)
     tensors = published_tensors(VQGAN(shape), latent_diffusion(len(shape.widths)))
     return {name: value + 0.05 * torch.randn_like(value) for name, value in tensors.items()}  # norms and biases too

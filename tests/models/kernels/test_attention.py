@@ -13,7 +13,7 @@ SLOTS = 13
 
 
 def naive(q, k, v, allowed):
-    """Attention written out, one query and head at a time; rows of k and v are those of q."""
+    """Plain attention, one query and head at a time; k and v have the rows of q."""
     out = torch.zeros_like(q)
     group = q.shape[2] // k.shape[2]
     for row, query, head in (
@@ -41,7 +41,7 @@ def patterns(positions, lengths):
 
 
 def by_rule(visible, positions, slots, lengths):
-    """Who sees whom, straight from the words of `Visible`."""
+    """Which slots each query sees, by the definitions in `Visible`."""
     batch, width = positions.shape
     allowed = torch.zeros(batch, width, SLOTS, dtype=torch.bool)
     for row, query, slot in ((b, i, s) for b in range(batch) for i in range(width) for s in range(SLOTS)):
@@ -202,7 +202,7 @@ def test_narrowing_a_sight_keeps_the_picked_queries():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.no_grad()
 def test_rows_of_any_lengths_are_read_to_their_ends_by_the_kernel_in_c(kind, rows, in_c, dtype):
-    """The queries stand at the ends of their rows; one row has fewer, and padding after them."""
+    """Queries are the last positions of their rows; one row has fewer queries, followed by padding."""
     lengths = torch.tensor([12, 8, 4])
     width = 1 if kind == "one query" else 4
     sizes = torch.tensor([width, max(1, width - 1), width])[:, None]

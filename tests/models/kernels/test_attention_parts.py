@@ -1,4 +1,4 @@
-"""Attention in two parts against plain attention written out over all slots."""
+"""Attention in two parts compared with plain attention over all slots."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def naive(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, cap: float | None = 
 
 
 def plan_of(kind: str) -> Plan:
-    """Rows of unequal lengths whose queries stand at their ends; a row of the tree and of the chain is padded."""
+    """Rows of unequal length whose queries are their last positions; the tree and the chain have a padded row."""
     if kind == "even":
         order = torch.tensor([[15]]).expand(3, 1)
         return Plan(ids(3, 1), order, order, Visible.causal(), order[:, 0] + 1, order * 0, uniform=16, span=(15, 16))
@@ -135,7 +135,7 @@ def test_other_patterns_are_refused() -> None:
 
 
 def masked_part(k: Tensor, v: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor, AttentionPattern]:
-    """A part of which query i of row b sees the slots allowed[b, i]."""
+    """A part in which query i of row b sees the slots allowed[b, i]."""
     mask = torch.zeros(allowed.shape, dtype=k.dtype).masked_fill_(~allowed, -torch.inf)
     return k, v, AttentionPattern("reference", k.shape[1], mask=mask[:, None])
 
@@ -156,7 +156,7 @@ def merge_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 @pytest.mark.parametrize("cuts", [(7,), (5, 9), (1, 2, 16)])
 @pytest.mark.parametrize(("heads", "kv"), [(4, 4), (6, 2)])
 def test_any_parts_are_one_attention(cuts: tuple[int, ...], heads: int, kv: int) -> None:
-    """Random masks; of some queries a part is empty, and one query sees nothing anywhere."""
+    """Random masks: for some queries a part is empty, and one query sees no slot at all."""
     generator, slots = torch.Generator().manual_seed(6), 17
     q = torch.randn(3, 4, heads, 8, dtype=torch.float64, generator=generator)
     k, v = (torch.randn(3, slots, kv, 8, dtype=torch.float64, generator=generator) for _ in range(2))
@@ -181,7 +181,7 @@ def test_any_parts_are_one_attention(cuts: tuple[int, ...], heads: int, kv: int)
 @pytest.mark.seeds("arXiv:2502.17421")
 @torch.inference_mode()
 def test_prefix_and_tree_apart_are_the_attention_of_the_tree() -> None:
-    """LongSpec: the nodes of a tree meet the prefix without a mask, and each other under the tree's, in float32."""
+    """LongSpec: tree nodes attend to the prefix without a mask and to each other with the tree's mask, in float32."""
     generator, prefix = torch.Generator().manual_seed(7), 300
     parents = torch.tensor([-1, 0, 0, 1, 1, 2, 3, 5])
     depth = torch.tensor([0, 1, 1, 2, 2, 2, 3, 3])

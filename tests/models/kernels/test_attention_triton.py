@@ -1,4 +1,4 @@
-"""The Triton kernel against the definition: on a GPU where there is one, under Triton's interpreter elsewhere."""
+"""The Triton kernel compared with the definition: on a GPU if there is one, else under Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPES = [(2, 5, 13, 2, 1, 24), (1, 33, 70, 2, 2, 32), (2, 1, 40, 3, 3, 80)]  # 
 
 
 def met(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """On a GPU every pair; the interpreter, which rounds alike in every shape, meets each type in one of them."""
+    """Whether a case runs: all on a GPU; one shape per dtype under the interpreter, which is slow."""
     return DEVICE.type == "cuda" or (shape, dtype) in zip(SHAPES, (torch.float32, *HALVES), strict=True)
 
 
@@ -99,7 +99,7 @@ def test_kernel_equals_the_definition(shape, dtype, monkeypatch):
 
 
 def parents(batch: int, nodes: int) -> torch.Tensor:
-    """[B, T]: any earlier node each, or none."""
+    """[B, T]: parents, each any earlier node or none."""
     drawn = torch.rand(batch, nodes) * (torch.arange(nodes) + 1)
     return drawn.long().clamp(max=torch.arange(nodes)) - 1
 

@@ -1,4 +1,4 @@
-"""A model in bfloat16 by kernels in C: as near to the same weights in float32 as by PyTorch's definitions."""
+"""A bfloat16 model with C kernels is as near to the same weights in float32 as with PyTorch's definitions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NODES = len(PARENTS)
 
 
 def llama(dtype: torch.dtype) -> LanguageModel:
-    """SmolLM2's heads and width, fewer layers; weights are those of bfloat16."""
+    """A model with SmolLM2's heads and width, and fewer layers; float32 weights are the bfloat16 ones."""
     shape = {"width": 576, "heads": 9, "kv_heads": 3, "head_dim": 64, "mlp_width": 1536, "vocab": VOCAB}
     made = model(dtype=torch.bfloat16, **shape)
     for weight in made.decoder.parameters():
@@ -33,7 +33,7 @@ def llama(dtype: torch.dtype) -> LanguageModel:
 
 
 def logits(of: LanguageModel, shape: str) -> Tensor:
-    """What follows two prompts: a token, a tree of drafts, or a tree after prompts of two lengths."""
+    """Logits after two prompts: of one token, of a draft tree, or of a draft tree after prompts of unequal length."""
     ends = torch.tensor([PROMPT, PROMPT - 20 if shape == "ragged" else PROMPT])
     tokens = ids(2, PROMPT + NODES)
     cache = of.new_cache(2, PROMPT + NODES)

@@ -1,4 +1,4 @@
-"""Kernels in C: compiled once, told of where they cannot be, and unseen where something follows the operations."""
+"""Kernels in C: compiled once; a warning where they cannot be; not used while operations are traced."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def seven(tmp_path):
 
 @pytest.fixture(scope="module")
 def evil(tmp_path_factory):
-    """A library that says 8, and leaves a file that $RAN names where it is loaded."""
+    """A library whose function returns 8, and which writes a file (path in $RAN) when it is loaded."""
     source = tmp_path_factory.mktemp("evil") / "evil.c"
     source.write_text(
         "#include <stdio.h>\n#include <stdlib.h>\n"
@@ -49,13 +49,13 @@ def evil(tmp_path_factory):
 
 @pytest.fixture
 def planted(evil, monkeypatch, tmp_path):
-    """That library with a right checksum; should it be loaded, there is a file "ran"."""
+    """That library with a valid checksum; if it is loaded, the file "ran" exists."""
     monkeypatch.setenv("RAN", str(tmp_path / "ran"))
     return compiled._sealed(evil)
 
 
 def named(place, source):
-    """Where the library of a source is kept."""
+    """The path of the compiled library of a source."""
     return place / f"{source.stem}-{compiled._key(source, compiler.command(), compiled._openmp())}.so"
 
 
@@ -146,7 +146,7 @@ def test_what_another_user_planted_is_not_loaded(monkeypatch, seven, place, tmp_
 @needs_a_compiler
 @pytest.mark.parametrize("damage", ["cut", "empty", "a bit", "longer", "unsealed", "a folder"])
 def test_what_is_damaged_is_compiled_again(seven, place, damage):
-    """A library that ends too early would kill the process that reads after its end."""
+    """Loading a truncated library would kill the process at the first read after its end."""
     content = compiler.build(seven, compiler.command(), compiled._openmp())
     file = named(place, seven)
     place.mkdir(parents=True, mode=0o700)
@@ -191,7 +191,7 @@ def test_builders_do_not_disturb_each_other(seven, place):
 
 @pytest.fixture
 def loaded(in_c, monkeypatch, request):
-    """`pardec.load` as by a process that has no kernel yet; compilers make what they have made before."""
+    """`pardec.load` in a process without kernels in memory; compilers reuse earlier outputs."""
     kept = Path(os.environ["PARDEC_CACHE"], "kernels")
     built = {source: named(kept, source).read_bytes() for source in SOURCES if compiled.library(source)}
     monkeypatch.setattr(compiler, "build", lambda source, *rest: built[source][: -compiled._SEAL])
@@ -284,7 +284,7 @@ def test_other_processors_and_forced_versions_take_none(in_c, monkeypatch):
 
 
 def test_what_follows_the_operations_sees_all_of_them(in_c):
-    """A counter of operations finds as many as without kernels that it could not see."""
+    """A mode that counts operations finds as many as without C kernels, which it could not count."""
     model = pardec.load("tiny-dream", device="cpu", dtype="float32")
 
     def counted():

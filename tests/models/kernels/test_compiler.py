@@ -1,4 +1,4 @@
-"""The C compiler: found as people name it, and whatever it does instead of compiling ends soon and in one line."""
+"""The C compiler: found like users name it; a compiler that hangs or fails ends soon, with one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def seven(tmp_path):
 
 @pytest.fixture
 def becomes(monkeypatch, tmp_path):
-    """The compiler becomes a script, which writes a line to "runs" each time."""
+    """Replaces the compiler by a script, which appends a line to "runs" each time."""
 
     def become(script, name="compiler"):
         file = tmp_path / name
@@ -119,7 +119,7 @@ def test_one_that_hangs_is_ended_with_what_it_started_and_not_tried_again(
 
 
 def ended(number):
-    """Whether that process is gone, or waits for nothing but its parent to see so."""
+    """Whether that process has ended, or is a zombie that waits for its parent."""
     for _ in range(100):
         try:
             with open(f"/proc/{number}/stat") as about:

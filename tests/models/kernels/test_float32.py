@@ -1,4 +1,4 @@
-"""float32 by kernels in C is as near to float64 as PyTorch's is: kernel by kernel, and a whole model's likelihoods.
+"""float32 C kernels are as near to float64 as PyTorch's: kernel by kernel, and the likelihoods of a whole model.
 
 Shapes are those of SmolLM2-135M, and heads those of larger models too; errors may be twice as large, the largest and
 the root of their mean square.
@@ -30,7 +30,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def as_near(found: Tensor, reference: Tensor, exact: Tensor) -> None:
-    """`found` is at most twice as far from `exact`, which is float64, as `reference` is."""
+    """Asserts that `found` is at most twice as far from `exact` (float64) as `reference` is."""
     (most, mean), (may, may_mean) = (
         (error.max(), error.square().mean().sqrt())
         for error in ((each.double() - exact).abs() for each in (found, reference))
@@ -45,7 +45,7 @@ def as_near(found: Tensor, reference: Tensor, exact: Tensor) -> None:
     ("rows", "columns"), [((HEADS + 2 * KV) * DIM, WIDTH), (2 * INNER, WIDTH), (WIDTH, INNER), (1000, 4096)], ids=str
 )
 def test_products(rows, columns, count):
-    """Added to what is there, too: it is larger than what a layer adds to it, and far larger in a few places."""
+    """Products, also added to a residual that is larger than they are and has a few far larger entries."""
     x, matrix, h = normal(count, columns), normal(rows, columns, seed=1) * columns**-0.5, normal(count, rows) * 5
     h[:, :3] *= 100
     weight = panels.empty(rows, columns)
@@ -61,7 +61,7 @@ def test_products(rows, columns, count):
 @pytest.mark.parametrize("count", [1, 3, 8])
 @pytest.mark.parametrize("length", [40, 64, 77, 96, 130, 168, 192])
 def test_products_of_short_rows(length, count, mean):
-    """A sum that only grows is rounded most; PyTorch makes those of few rows in many parts."""
+    """Partial sums that only grow have the largest rounding errors; PyTorch makes those of few rows in many parts."""
     x, matrix = normal(count, length) + mean, normal(12000 // count, length, seed=1) + mean
     weight = panels.empty(*matrix.shape)
     weight.fill(matrix)
@@ -91,7 +91,7 @@ def test_attention(queries, slots, scale):
 @pytest.mark.parametrize(("heads", "kv", "dim"), [(14, 2, 64), (32, 8, 64), (12, 2, 128), (32, 32, 128)], ids=str)
 @pytest.mark.parametrize("queries", [3, 17])
 def test_attention_with_high_scores_and_outliers(queries, heads, kv, dim):
-    """Heads of Qwen2, Llama 3.2 and LLaDA; one dimension of the keys and one of the values far above the others."""
+    """Heads of Qwen2, Llama 3.2 and LLaDA; one dimension of the keys and one of the values are far larger."""
     found, reference, exact = [], [], []
     for seed, slots in enumerate((64, 300, 1000)):
         q = normal(1, queries, heads, dim, seed=seed) * 8
@@ -116,7 +116,7 @@ def test_norms(scale):
 @pytest.mark.usefixtures("in_c")
 @pytest.mark.parametrize("scale", [0.3, 1, 4])
 def test_gates(scale):
-    """Relative to what comes out, too: where a gate is nearly shut, an exponential's error is all there is."""
+    """Also the relative error: where a gate is nearly 0, the exponential's error dominates."""
     both = normal(50, 2 * INNER) * scale
     gate, up = both.double().chunk(2, -1)
     exact, reference, found = F.silu(gate) * up, glu(both.clone()), glu_c(both)
@@ -154,7 +154,7 @@ def test_confidence(scale):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """A folder with SmolLM2's layers, fewer of them, random; ids, their likelihoods by transformers and in float64."""
+    """A random model with SmolLM2's layers, but fewer; ids, their likelihoods by transformers and in float64."""
     folder = tmp_path_factory.mktemp("small")
     sizes = {"hidden_size": WIDTH, "intermediate_size": INNER, "num_attention_heads": HEADS, "num_key_value_heads": KV}
     config = LlamaConfig(

@@ -1,4 +1,4 @@
-"""Weights in 8 bits: products are those of what was rounded, a row alone is the row in any batch, drafts stay exact."""
+"""8-bit weights: products equal those of the rounded numbers, a row is the same in any batch, drafting stays exact."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PROMPTS = [
 
 @pytest.fixture
 def able(in_c):
-    """On processors that multiply bytes."""
+    """Skips the test if the processor cannot multiply bytes."""
     int8._able.cache_clear()
     if not int8.runs():
         pytest.skip("AVX-512 without VNNI")
@@ -39,7 +39,7 @@ def randn(*shape, seed=0):
 
 
 def rounded(x):
-    """[M, K] by plain arithmetic: 64 numbers share a scale."""
+    """[M, K]: x rounded by plain arithmetic; 64 numbers share a scale."""
     parts = [part / (part.abs().amax(1, keepdim=True) / 127).clamp(min=1e-30) for part in x.split(64, 1)]
     scales = [(part.abs().amax(1, keepdim=True) / 127).clamp(min=1e-30) for part in x.split(64, 1)]
     return torch.cat([part.round() * scale for part, scale in zip(parts, scales, strict=True)], 1)

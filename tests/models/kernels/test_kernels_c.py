@@ -1,4 +1,4 @@
-"""The kernels in C against their definitions: odd shapes, strides, poison around what they read and write."""
+"""The C kernels compared with their definitions: odd shapes and strides, with NaN around inputs and outputs."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, SHORT], ids=str)
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Every other number of a longer row is poison, so that strides have to be minded."""
+    """Random numbers in the first half of longer rows whose second half is NaN, so that wrong strides are detected."""
     held = torch.randn(*shape[:-1], 2 * shape[-1], generator=torch.Generator().manual_seed(seed)).to(dtype)
     held[..., shape[-1] :] = float("nan")
     return held[..., : shape[-1]]
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float = 1e-5, roundings: int = 1) -> None:
-    """bfloat16 is what was expected, rounded so many times and to the nearest each time."""
+    """Asserts equality; bfloat16 may have been rounded `roundings` times, each time to the nearest."""
     assert found.shape == expected.shape
     relative = roundings * 2**-8 * 1.01 + tolerance if found.dtype == SHORT else tolerance
     torch.testing.assert_close(found.double(), expected.double(), rtol=relative, atol=tolerance)
 
 
 def test_bfloat16_is_rounded_as_pytorch_rounds_it():
-    """Every upper half, with lower halves that are ties and what is beside them."""
+    """All upper halves, each with lower halves that are ties and values next to ties."""
     lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int64)
     upper = torch.arange(2**16, dtype=torch.int64)[:, None] << 16
     numbers = (upper | lower).to(torch.int32).flatten().view(torch.float32)
@@ -121,7 +121,7 @@ def attended(q, k, v, mask=None):
 
 
 def close_attention(q, k, v, mask=None, hidden=None, tolerance=1e-5):
-    """In bfloat16 each weight may be rounded before it is multiplied, their sum with them, and the result."""
+    """Asserts equality; in bfloat16 the weights, their sum and the result may each be rounded."""
     found, expected = attend_c(q, k, v, mask), attended(q, k, v, hidden)
     if found.dtype != SHORT:
         return close(found, expected, tolerance)
@@ -179,7 +179,7 @@ def test_attention_reads_a_cache_as_it_lies_and_nothing_behind(apart, dtype):
 
 
 def test_attention_of_scores_far_apart_and_far_from_zero():
-    """Sums are scaled when a higher score comes, early, late or never."""
+    """Running sums are rescaled when a higher score arrives: early, late or never."""
     slots, dim = 300, 16
     k = torch.ones(1, slots, 1, dim) * torch.linspace(-60, 60, slots)[None, :, None, None]
     v, q = random(1, slots, 1, dim), torch.ones(1, 40, 1, dim)

@@ -1,4 +1,4 @@
-"""The small kernels in Triton against their definitions: on a GPU where there is one, under the interpreter elsewhere.
+"""The small Triton kernels compared with their definitions: on a GPU if there is one, else under the interpreter.
 
 `test_attention_triton` starts the process in which they are interpreted.
 """
@@ -28,7 +28,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """Every other number of a longer row is poison, so that strides have to be minded."""
+    """Random numbers in the first half of longer rows whose second half is NaN, so that wrong strides are detected."""
     held = torch.randn(*shape[:-1], 2 * shape[-1], generator=torch.Generator().manual_seed(seed))
     held[..., shape[-1] :] = float("nan")
     return held.to(dtype)[..., : shape[-1]].to(DEVICE)

@@ -1,4 +1,4 @@
-"""What lies otherwise in memory holds the same."""
+"""Weights in another memory layout hold the same values."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Products by oneDNN are those of F.linear, however the weights lie; they are made where they are faster."""
+"""oneDNN's products equal F.linear's for every memory layout; oneDNN is used where it is faster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
 
 @pytest.fixture
 def onednn(monkeypatch):
-    """Products that oneDNN was asked for, as shapes of weights."""
+    """Records the weight shapes of all products that oneDNN computes."""
     asked = []
     kernel = matmul._kernel()
 
@@ -35,7 +35,7 @@ def randn(*shape, seed=0):
 
 
 def weights(lies, rows, columns):
-    """W [rows, columns]; what lies between the columns is poison."""
+    """W [rows, columns]; memory between the columns is NaN."""
     held = randn(rows, columns, seed=1)
     if lies == "columns":
         made = layout.empty((rows, columns), dtype=torch.float32, device=torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""Weights in panels: products are those of the matrix, a row alone is the row in any batch, and nothing else minds."""
+"""Weights in panels: products equal the matrix's, a row is the same in any batch, other operations still work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def everywhere(in_c, monkeypatch):
-    """For matrices of any size."""
+    """Makes panels available for matrices of any size."""
     monkeypatch.setattr(panels, "LEAST", 0)
     monkeypatch.setattr(panels, "LEAST_BFLOAT16", 0)
 
@@ -71,7 +71,7 @@ def test_a_row_alone_is_the_row_in_any_batch_to_the_last_bit():
 @pytest.mark.parametrize(("rows", "columns"), [(96, 64), (100, 1), (47, 193), (336, 577)])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 8, 9, 97])
 def test_weights_may_be_bfloat16(rows, columns, count):
-    """Their products are those of the same numbers in float32, bit for bit; a bfloat16 x has its results rounded."""
+    """Products equal those of the same numbers in float32, bit for bit; for bfloat16 x the results are rounded."""
     numbers, x, h, bias = (
         randn(rows, columns, seed=1).bfloat16(),
         randn(count, columns),
@@ -143,7 +143,7 @@ def test_x_may_lie_as_it_likes():
 
 @pytest.mark.usefixtures("everywhere")
 def test_what_lies_around_a_product_is_left_alone():
-    """The last panel is wider than what is left of the matrix."""
+    """The last panel is wider than the rest of the matrix; memory after the output stays unchanged."""
     weight, x, whole = parameter(50, 8), randn(9, 8), torch.full((9, 200), 7.0)
     out = whole[:, :50].contiguous()
     found = matmul.add_matmul(out, x, weight)

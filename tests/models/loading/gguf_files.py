@@ -62,7 +62,7 @@ def random_model(kind: str = "llama", *, tied: bool = True, **changes: Any) -> t
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of q or k as files of Llama have them: the first row of each half of a head, then the second, ..."""
+    """Rows of q or k in the order of Llama's files: the first row of each half of a head, then the second, ..."""
     rows = []
     for head in np.split(weight, heads):
         half = len(head) // 2
@@ -72,7 +72,7 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 def write_gguf(file: Path, kind: str = "F32", family: str = "llama", **more: Any) -> Path:
-    """Writes a GGUF with matrices of this type and, in a folder named like it, the same weights as safetensors.
+    """Writes a GGUF file with matrices of this type, and the same weights as safetensors in a folder of the same name.
 
     `metadata` sets fields, or leaves them out for None; `tensors` does so with tensors; `changes` change the config.
     """

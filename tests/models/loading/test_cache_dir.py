@@ -1,4 +1,4 @@
-"""What is prepared is saved where nobody else can have written, and read from nowhere else."""
+"""The cache folder: files are written where no other user can write, and read from nowhere else."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def mode(path):
 
 
 def give_away(path, monkeypatch):
-    """To another user; where only root could, it is the asker who becomes another."""
+    """Gives the path to another user; without root rights, the current user id is patched instead."""
     if os.geteuid() == 0:
         os.chown(path, OTHER, OTHER, follow_symlinks=False)
     else:
@@ -145,7 +145,7 @@ def test_what_others_may_have_written_is_not_read(place, monkeypatch, tmp_path, 
 
 
 def test_its_path_leads_to_the_folder_that_was_looked_at(place, tmp_path):
-    """Whoever owns a folder above may put another in its place, at any time."""
+    """Someone who owns a parent folder may replace the cache folder; paths still lead to the folder that was checked."""
     write()
     with cache_dir.private("below") as folder:
         place.rename(tmp_path / "away")

@@ -8,7 +8,7 @@ from pardec.models.loading.decoding_config import Overrides, build_decoding_conf
 
 
 class Words:
-    """A tokenizer as far as the facts look at one."""
+    """A tokenizer with the attributes that `decoding_config` reads."""
 
     def __init__(self, words, **special):
         self.words = words

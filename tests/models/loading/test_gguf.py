@@ -1,4 +1,4 @@
-"""Models from GGUF files: the weights, tokenizer and settings that they stand for, converted once."""
+"""Models from GGUF files: weights, tokenizer and settings equal the original's; each file is converted once."""
 
 from __future__ import annotations
 
@@ -385,7 +385,7 @@ def test_a_file_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_request_is_checked_without_torch(tmp_path: Path) -> None:
-    """The command line refuses what cannot work before it imports torch, and converts the file for it."""
+    """The command line checks requests before it imports torch; for a GGUF file it converts the file first."""
     file = write_gguf(tmp_path / "toy.gguf")
     code = "import sys; from pardec.models.loading.kinds import kind_of; print(kind_of(sys.argv[1]).positions)"
     code += "; assert 'torch' not in sys.modules"
@@ -397,7 +397,7 @@ def test_a_request_is_checked_without_torch(tmp_path: Path) -> None:
 
 
 def refusals(folder: Path, family: str, keys: list[str], value: Any) -> dict[str, str]:
-    """Per key, what is said of a file that has it; empty where the file is read."""
+    """The error for a file that has the key, by key; empty if the file is read."""
     header = read_header(write_gguf(folder / "plain.gguf", family=family))
     said = {}
     for key in keys:

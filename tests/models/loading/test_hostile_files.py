@@ -1,4 +1,4 @@
-"""Configs and JSON of strangers: refused in one line that names the file and the field, before anything is made."""
+"""Untrusted configs and JSON: refused in one line that names file and field, before any model is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of a model by its config alone is what the loaded model says."""
+"""Facts derived from a model's config alone equal those of the loaded model."""
 
 from __future__ import annotations
 

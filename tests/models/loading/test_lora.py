@@ -1,4 +1,4 @@
-"""Adapters: PEFT's own merge for what transformers has, outer products for the rest, and what is refused."""
+"""Adapters: merges compared with PEFT's where transformers has the model, with outer products elsewhere; refusals."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_the_logits_are_those_of_pefts_own_merge(case: str, tmp_path: Path) -> N
 
 
 def same_logits(base: Path, tuned: Path, merged: Path, **more: Any) -> None:
-    """The adapter's merge gives the logits of a checkpoint that was merged before, and not the base's."""
+    """Asserts that merging gives the logits of a checkpoint merged beforehand, which differ from the base's."""
     ids = IDS[:, :8] % 12
     ours, expected, plain = (
         pardec.Model(load(*folders, device="cpu", **more, **adapter)).logits(ids)

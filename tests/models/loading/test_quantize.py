@@ -48,13 +48,13 @@ def q4_1(weight: Tensor) -> Tensor:
 
 
 def int8(weight: Tensor) -> Tensor:
-    """What a matrix is in int8: 256 values per row, evenly about 0."""
+    """A matrix after int8 quantization: 256 values per row, symmetric about 0."""
     scale = weight.abs().amax(1, keepdim=True) / 127.5
     return (weight * (1 / scale)).round().clamp(-128, 127) * scale  # as torchao: the least value is just between two
 
 
 def int4(weight: Tensor) -> Tensor:
-    """What it is in int4: 16 values from the smallest to the largest of each group."""
+    """A matrix after int4 quantization: 16 values from the smallest to the largest of each group."""
     columns = weight.shape[1]
     parts = weight.unflatten(1, (-1, 64 if columns % 64 == 0 else 32))
     low, high = parts.amin(2, keepdim=True), parts.amax(2, keepdim=True)

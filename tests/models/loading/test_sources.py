@@ -15,7 +15,7 @@ from tests.models.toys import llama_folder
 
 
 class Repository:
-    """Stands in for the hub: the patterns that were asked for, and a folder or an error in answer."""
+    """A fake hub: records the requested patterns, and answers with a folder or an error."""
 
     def __init__(self, folder: Path, error: Exception | None = None) -> None:
         self.folder, self.error, self.calls = folder, error, []
@@ -36,7 +36,7 @@ def repository(tmp_path, monkeypatch):
 
 
 def answer(kind):
-    """A hub error without the response that some of them want."""
+    """A hub error without the response object that some error classes require."""
     return kind.__new__(kind)
 
 

@@ -22,7 +22,7 @@ def fast(folder, **settings):
 
 
 def byte_level(folder, **settings):
-    """vocab.json and merges.txt of a byte-level BPE, as Dream's repositories have them."""
+    """vocab.json and merges.txt of a byte-level BPE, as in Dream's repositories."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: index for index, letter in enumerate(letters)}
     vocabulary["ab"] = len(vocabulary)

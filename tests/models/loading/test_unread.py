@@ -1,4 +1,4 @@
-"""Tensors that the decoder does not read: compared with what it computes, refused, or named in one line."""
+"""Tensors that the decoder does not read: compared with computed values, refused, or named in one warning."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def nextstep(folder: Path) -> None:
 
 
 def warned(folder: Path) -> list[str]:
-    """What loading says."""
+    """The warnings of loading."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         load_any(folder, device="cpu")
@@ -49,7 +49,7 @@ def add(folder: Path, more: dict[str, Tensor]) -> None:
 
 
 def grid_rotation() -> Tensor:
-    """The table as LlamaGen's authors compute it: one row of zeros for the class, then a row a code."""
+    """The rotary table as LlamaGen's authors compute it: one row of zeros for the class, then one row per code."""
     quarter = WIDTH // ARGUMENTS["n_head"] // 4
     base = torch.tensor([10000.0 ** (-index / quarter) for index in range(quarter)])
     side = round(CELLS**0.5)

@@ -1,4 +1,4 @@
-"""New weights in place: the model is the one that a fresh load of them gives, in the memory that it had."""
+"""Weights replaced in place: the model equals a fresh load of them, and uses the same memory."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def tensors_in(folder: Path) -> dict[str, Tensor]:
 
 
 def replaced(folder: Path, tensors: Mapping[str, Tensor], to: Path) -> Path:
-    """The checkpoint with other tensors."""
+    """The checkpoint with replaced tensors."""
     to.mkdir(exist_ok=True)
     for file in folder.iterdir():
         if file.is_file() and "safetensors" not in file.name:
@@ -56,7 +56,7 @@ def replaced(folder: Path, tensors: Mapping[str, Tensor], to: Path) -> Path:
 
 
 def storage(weight: Tensor) -> list[int]:
-    """The addresses of a weight's numbers."""
+    """The addresses of the memory that holds a weight."""
     if isinstance(weight, Panels):
         return [weight.packed.data_ptr()]
     parts = getattr(weight, "__tensor_flatten__", None)
@@ -76,7 +76,7 @@ def addresses(model: Any) -> list[list[int]]:
 def check_updated(
     folder: Path, tensors: Mapping[str, Tensor], to: Path, weights: Any = None, **more: Any
 ) -> pardec.Model:
-    """A model of `folder` with new weights has the bits, and the tokens, of one of these weights."""
+    """Asserts that a model of `folder` with new weights has the bits and tokens of one loaded from these weights."""
     model = pardec.load(folder, device="cpu", **more)
     before, memory = model.logits(IDS), addresses(model.network)
     model.load_weights(tensors if weights is None else weights)
@@ -240,7 +240,7 @@ def test_a_wrapper_of_some_names_is_not(tmp_path: Path) -> None:
 
 
 def test_the_state_dict_of_a_trainers_model(tmp_path: Path) -> None:
-    """With parameters that need gradients, and a tied head under both of its names."""
+    """Parameters that require gradients, and a tied head under both of its names."""
     by_transformers(tmp_path / "base", "Llama", tie_word_embeddings=True)
     trainer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base").train()
     optimizer = torch.optim.SGD(trainer.parameters(), lr=1.0)
@@ -315,7 +315,7 @@ def test_mar_with_the_times_that_its_head_has_embedded(tmp_path: Path) -> None:
 
 
 def test_a_drafting_mar_of_the_same_name_is_another_model_behind_new_weights(tmp_path: Path) -> None:
-    """It is from the files; unlike them, the target's distributions are the new ones."""
+    """The drafter has the same name but the weights of the files; the target has the new weights."""
     new = other(torch.load(GOLDEN / FILE, weights_only=True)["model_ema"])
     torch.save({"model": new}, tmp_path / FILE)
     shutil.copy(GOLDEN / "args.json", tmp_path)
@@ -454,7 +454,7 @@ def test_caches_of_keys_are_not_written_to(tmp_path: Path) -> None:
 
 
 def test_damaged_weights_are_found_again_when_they_decode(tmp_path: Path) -> None:
-    """Loading does not look for NaN either; the check of the head is made again for new weights."""
+    """Loading does not search for NaN; the check of the head runs again after weights were replaced."""
     base = llama_folder(tmp_path / "base")
     model, new = pardec.load(base, device="cpu"), other(tensors_in(base))
     model.generate(input_ids=IDS, max_new_tokens=2)

@@ -48,7 +48,7 @@ def llada_folder(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two processes saw of three models and of a command."""
+    """The outputs of two processes for three models, and of a command."""
     folder = tmp_path_factory.mktemp("shared")
     config = llama_config(**SHAPE)
     write_checkpoint(folder / "llama", config, {name: 2 * value for name, value in llama_tensors(config).items()})

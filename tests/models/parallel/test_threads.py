@@ -1,4 +1,4 @@
-"""Small models decode on one thread of a CPU, and leave the caller's threads as they were."""
+"""Small models decode on one CPU thread, and the caller's number of threads is restored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process with two threads that nobody chose."""
+    """Sets a process to two threads that no setting requested."""
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

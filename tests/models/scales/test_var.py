@@ -1,4 +1,4 @@
-"""VAR: one entry of several scales, rows, published files, refusals, replaced weights."""
+"""VAR: a forward of several scales at once, rows, published files, refusals, replaced weights."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tokenizer(seed: int = 0) -> MultiScaleVQ:
 
 
 def files(folder: Path, *, config: bool = False, own: VARTransformer | None = None, **changes: Any) -> Path:
-    """A published file, with its tokenizer beside it; or a folder with a config.json. Returns what to load."""
+    """A published file with its tokenizer in the same folder; or a folder with a config.json. Returns what to load."""
     own = own or transformer(**changes)
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(tokenizer(), folder / "vae.safetensors")
@@ -79,7 +79,7 @@ def inputs(rows: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def by_scale(own: VARTransformer, labels: Tensor, maps: Tensor, cuts: list[tuple[int, int]]) -> list[Tensor]:
-    """The logits of the last scale of each entry, one after the other."""
+    """The logits of the last scale of each forward, scale after scale."""
     cache, starts = own.new_cache(len(labels)), own.scales.starts
     return [
         own(labels, maps[:, max(starts[first], 1) - 1 : starts[last + 1] - 1], cache, first=first, last=last)
