@@ -1,4 +1,4 @@
-"""Runs pieces of code, each as in a fresh interpreter, with one interpreter start per test process.
+"""Runs pieces of code as if each had a fresh interpreter; each test process starts one interpreter and forks it.
 
 This script imports slow libraries (torch, transformers, diffusers) and then forks for each piece: in the child pardec
 is not imported yet, no name is bound, and changes to the process end with it. Pieces of one call share the working
@@ -44,7 +44,7 @@ SLOW = (
 
 @cache
 def _starter() -> subprocess.Popen[str]:
-    """The process that forks; it ends when its stdin closes, so with this process."""
+    """The process that forks; it ends when its stdin closes, at the latest with this process."""
     return subprocess.Popen(
         [sys.executable, __file__],
         stdin=subprocess.PIPE,

@@ -32,7 +32,7 @@ def odd(rng: Random) -> Any:
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The paths to everything inside `value`; for long lists, to their ends."""
+    """The paths to everything inside `value`; of long lists only the first and last entries."""
     found: list[tuple[Any, ...]] = []
     if isinstance(value, dict):
         entries: list[tuple[Any, Any]] = list(value.items())

@@ -415,7 +415,7 @@ def said_of_masks(folder):
 
 
 def with_tokens(folder, *tokens, **settings):
-    """A Llama folder with the embedded tokenizer, to which special `tokens` are added and whose settings are replaced."""
+    """A Llama folder with the embedded tokenizer, plus special `tokens`, and with other tokenizer settings."""
     config = llama_config(vocab_size=400)
     write_checkpoint(folder, config, llama_tensors(config))
     shutil.copytree(catalog.TOKENIZER, folder, dirs_exist_ok=True)

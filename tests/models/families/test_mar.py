@@ -56,7 +56,7 @@ def test_safetensors_with_a_config_load_alike(tmp_path: Path) -> None:
 
 
 def test_published_sizes_follow_from_the_tensors(tmp_path: Path) -> None:
-    """Width, depth and the head's sizes are read off the tensors; the numbers of heads and steps are the published ones."""
+    """Width, depth and the head's sizes are read off the tensors; numbers of heads and steps are the published ones."""
     config = {
         "tokens": 256,
         "token_size": 16,

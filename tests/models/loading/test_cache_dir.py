@@ -145,7 +145,7 @@ def test_what_others_may_have_written_is_not_read(place, monkeypatch, tmp_path, 
 
 
 def test_its_path_leads_to_the_folder_that_was_looked_at(place, tmp_path):
-    """Someone who owns a parent folder may replace the cache folder; paths still lead to the folder that was checked."""
+    """The owner of a parent folder may replace the cache folder; paths still lead to the folder that was checked."""
     write()
     with cache_dir.private("below") as folder:
         place.rename(tmp_path / "away")

@@ -1,4 +1,4 @@
-"""Whole benchmarks: other loops on the same weights give the same tokens, and the commands say what was measured."""
+"""Whole benchmarks: other loops on the same weights give the same tokens; commands print the measured values."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_other_tokens_end_a_benchmark(model: pardec.Model, monkeypatch: pytest.M
 
 
 class Largest(TorchDispatchMode):
-    """The most bytes that any one tensor takes, which no allocator blurs."""
+    """Records the size in bytes of the largest tensor that any operation returns; allocators do not affect it."""
 
     most = 0
 

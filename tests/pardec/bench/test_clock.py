@@ -1,4 +1,4 @@
-"""The clock: exclusive parts, stages that stay as they are, and loops that give the tokens they give without it."""
+"""The clock: nested parts exclude each other, stages stay unchanged, and timed loops give the same tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MAR = {
 
 @pytest.fixture
 def ticks(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """A clock that moves on by one second whenever it is read."""
+    """A clock that advances one second each time it is read."""
     clock, read = Clock(torch.device("cpu")), iter(range(10_000))
     monkeypatch.setattr(clock, "_now", lambda: float(next(read)))
     return clock

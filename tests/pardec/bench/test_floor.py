@@ -1,4 +1,4 @@
-"""The floor: bytes and operations by hand, rates that are measured, and shapes that are built as published."""
+"""The floor: bytes and operations counted by hand, measured rates, and models of published shapes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every benchmarked case runs the same thing twice: its Triton version agrees with its definition."""
+"""Every benchmarked Triton version computes the same as its definition."""
 
 from __future__ import annotations
 

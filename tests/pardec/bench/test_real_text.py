@@ -1,4 +1,4 @@
-"""The benchmark on real prompts: which prompts it takes, what it compares, and that it goes on where it was stopped."""
+"""The benchmark on real prompts: the chosen prompts, the comparison, and resuming an interrupted run."""
 
 from __future__ import annotations
 

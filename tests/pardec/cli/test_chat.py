@@ -1,4 +1,4 @@
-"""`pardec chat`: turns from a pipe and from a terminal, what it remembers, and what it cannot talk with."""
+"""`pardec chat`: turns from a pipe and from a terminal, the conversation it keeps, and models without a chat."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Typed(io.StringIO):
 
 @pytest.fixture
 def remembering(folder: Path, tmp_path: Path) -> Path:
-    """The random model with a template of every turn."""
+    """The random model with a chat template that includes every turn."""
     made = shutil.copytree(folder, tmp_path / "remembering")
     settings = json.loads((made / "tokenizer_config.json").read_text())
     (made / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": TEMPLATE}))

@@ -1,4 +1,4 @@
-"""A model with a chat template takes a plain prompt of the command line as a user's turn, unless the text is wanted."""
+"""The command line passes a plain prompt as a user message to a model with a chat template, unless --raw is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: what goes where, exit codes, prompt files, and runs that go on after a stop."""
+"""The command line: stdout and stderr, exit codes, prompt files, and resuming an interrupted run."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_rows_are_kept_as_they_finish_and_printed_in_the_order_of_the_prompts(
 
 
 def test_prompts_come_from_a_pipe(cli: Cli, folder: Path, model: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines through a pipe to the command itself; rows through what stands for one here."""
+    """Lines through a pipe to a separate process; JSON rows through a patched stdin in this process."""
     expected = model.generate([TEXT, "Ann"], max_new_tokens=6).text
     command = [sys.executable, "-m", "pardec", "generate", str(folder), *SHORT, "--quiet"]
     lines, root = "Tom has 3 cups.\nAnn\n", Path(__file__).parents[3]

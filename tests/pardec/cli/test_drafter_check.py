@@ -1,4 +1,4 @@
-"""`pardec show DRAFTER --target MODEL`: what it loads as, and a warning where its layer ids mean other layers."""
+"""`pardec show DRAFTER --target MODEL`: how the drafter loads, and a warning if it should read other layers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Cli = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
-    """What tiny-llama answers to a question."""
+    """A row of tiny-llama's answer to a question."""
     file = tmp_path / "rows.jsonl"
     question = "Tom has 8 cups. He loses 3. How many cups does Tom have now?"
     file.write_text(json.dumps({"prompt": question, "answer": "8 - 3 = 5; answer 5"}) + "\n")

@@ -1,4 +1,4 @@
-"""However a request ends, what it held is freed: its cache, its canvas, and what its stages remember."""
+"""However a request ends, its memory is freed: the cache, the canvas, and the states of stages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPECS = ["sequential@dual", "threshold:tau=0.02+eos@prefix:refresh=2", "credit+f
 
 
 class Watched:
-    """Everything that requests have made of the classes in HELD, and the forwards they took."""
+    """Records all objects of the classes in HELD that requests create, and the forwards they run."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: list[weakref.ref[Any]] = []
@@ -53,7 +53,7 @@ class Watched:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    """Frees at once or not at all: what waits for the collector of cycles is not freed."""
+    """Turns cyclic garbage collection off, so that objects in reference cycles count as not freed."""
     gc.collect()
     gc.disable()
     try:
@@ -63,7 +63,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
 
 
 def started(watched: Watched) -> bool:
-    """Whether there is something that could have been kept."""
+    """Whether the request has created the objects whose release is tested."""
     return {"Canvas", "MaskedLoop", "KVCache"} <= set(watched.alive())
 
 

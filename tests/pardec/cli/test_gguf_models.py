@@ -1,4 +1,4 @@
-"""A GGUF file wherever a model is named."""
+"""A GGUF file is accepted wherever a model is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`pardec image`: images and what their files say, grids, the preview, refusals, saved and shown results."""
+"""`pardec image`: images, their metadata, grids, the preview, refusals, and saved results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hints of the command line name options, those of Python name arguments, and neither is printed twice."""
+"""Hints name options on the command line and arguments in Python, and no hint is printed twice."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def small(folder: Path, prompts: Path) -> Callable[..., pardec.Table]:
 
 
 class Scores(list[float]):
-    """Scores that are compared up to the last digit, which rounds differently with other rows in the batch."""
+    """Scores that are compared up to the last digit, whose rounding depends on the other rows of the batch."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, list) and list(self) == pytest.approx(list(other), abs=1e-4)

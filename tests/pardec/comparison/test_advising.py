@@ -1,4 +1,4 @@
-"""What `tune` advises: on candidates whose quality and cost are those measured on tiny-dream's arithmetic."""
+"""The advice of `tune`, on candidates with the quality and cost measured for tiny-dream on arithmetic."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ MEASURED: Mapping[str, tuple[float, float]] = {
 
 @dataclass
 class Simulated:
-    """A bench whose candidates are right with a known probability; what it decodes is counted."""
+    """A bench whose candidates are right with a known probability; it counts their decodes."""
 
     known: Mapping[Candidate, tuple[float, float]]
     seed: int = 0
@@ -98,7 +98,7 @@ def _chosen(count: int, name: str) -> ProblemSet:
 def _advised(
     known: Mapping[Candidate, tuple[float, float]], seed: int, budget: int = BUDGET
 ) -> tuple[Judgement, Simulated]:
-    """The search and the confirmation as `tune` puts them together."""
+    """Runs the search and the confirmation like `tune`."""
     bench: Any = Simulated(known, seed)
     tuning = _chosen(budget // 2, "tuning")
     searching = Baseline(bench, BASE, tuning)
@@ -120,7 +120,7 @@ ARITHMETIC = {Candidate(f"{spec}+eos"): figures for spec, figures in MEASURED.it
 
 
 def test_what_a_person_sees_in_the_table_is_advised() -> None:
-    """Sixteen seeds: hardly ever the baseline, and forwards like those of the thresholds that keep the quality."""
+    """Over sixteen seeds, the advice is almost never the baseline and has the forwards of the good thresholds."""
     made = [_advised(ARITHMETIC, seed)[0] for seed in range(16)]
     advised = [judged.winner.candidate for judged in made]
     few = [one for one in advised if ARITHMETIC[one][1] < 4]

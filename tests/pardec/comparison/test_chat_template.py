@@ -1,4 +1,4 @@
-"""Prompts of compare, tune and bench go into the chat template as those of generate do, and a line says so."""
+"""compare, tune and bench apply the chat template to prompts like generate does, and a line says so."""
 
 from __future__ import annotations
 

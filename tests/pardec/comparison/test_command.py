@@ -1,4 +1,4 @@
-"""`pardec compare` as a command: stdout, stderr, exit codes, and what it never imports."""
+"""`pardec compare` as a command: stdout, stderr, exit codes, and modules that it must not import."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_lines_of_progress_go_to_stderr_and_quiet_has_none(cli: Cli, folder: Pat
 
 
 def test_progress_says_whose_the_rows_are(cli: Cli, folder: Path) -> None:
-    """Three problems and one sampler are three rows; six more belong to its references."""
+    """Three problems with one sampler are three rows; its references decode six more."""
     err = cli("compare", folder, "--task", "lists", "-s", "threshold", *SHORT)[2]
     assert "9 of 9 rows (6 of references) in 0:" in err
 

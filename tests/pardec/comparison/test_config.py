@@ -1,4 +1,4 @@
-"""`--config FILE` and `--dry-run`: options from a file, and what would be decoded, without a weight read."""
+"""`--config FILE` and `--dry-run`: options from a file, and the plan of a run without reading weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BOMB = "samplers:\n- &a0 [a]\n" + "".join(f"- &a{at + 1} [{f'*a{at},' * 10}]\n" 
 
 @pytest.fixture
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever reads weights fails."""
+    """Fails if weights are read."""
 
     def refused(*_: Any, **__: Any) -> None:
         raise AssertionError("weights are read")

@@ -1,4 +1,6 @@
-"""Curves by hand: interpolation, equal accuracy, domination, AUP, and intervals that narrow with more problems."""
+"""Curves computed by hand: interpolation, equal accuracy, domination, AUP, and intervals that narrow with more
+problems.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of the verify loop, on rows made by hand and in a run of the embedded autoregressive model."""
+"""The figures of the verify loop, on handmade rows and on a run of the embedded autoregressive model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killed with SIGKILL at any moment and resumed, a run has the rows of an uninterrupted one: none lost, none twice."""
+"""A run that is killed by SIGKILL and resumed has the rows of an uninterrupted one, each once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rows_in(out: Path) -> int:
 
 
 def killed(pid: int, out: Path, rng: random.Random, total: int) -> bool:
-    """Kills a process somewhere in the middle of its run; False if it was done before."""
+    """Kills a process at a random time of its run; False if it was done before."""
     target = rows_in(out) + rng.randrange(max(1, total // 4))
     while rows_in(out) < target and os.waitpid(pid, os.WNOHANG) == (0, 0):
         time.sleep(0.001)

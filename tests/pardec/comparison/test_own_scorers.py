@@ -1,4 +1,4 @@
-"""Prompts in memory and scoring functions of one's own, as Python hands them in."""
+"""Prompts passed in memory, and the user's own scoring functions, in Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparisons of images: scores from pixels, distances, the checkpoint's own settings, grids in the report."""
+"""Comparisons of images: scores from pixels, distances, the checkpoint's own settings, image grids in the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .conftest import keys
 
 @pytest.fixture(scope="module")
 def drawer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model whose images have the size that captions are read back at: 12x12 cells of 4 pixels."""
+    """A random model whose images have the size that the detector reads: 12x12 cells of 4 pixels."""
     return painter(tmp_path_factory.mktemp("drawer") / "model", "text", side=12, levels=3)
 
 

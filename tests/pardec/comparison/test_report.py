@@ -1,4 +1,4 @@
-"""The report of a comparison, and one result's page, as a browser shows them: without a network, an error, a mouse."""
+"""The report of a comparison and the page of a result, in a browser without network: no errors, usable by keyboard."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ QUIET = ("--disable-gpu", "--disable-background-networking", "--disable-componen
 
 @pytest.fixture(scope="module")
 def run(model: pardec.Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A real run of a random model; since it is never right, scores are put in, and one failure."""
+    """A run of a random model, with scores filled in because the model is never right, and one failed row."""
     home = tmp_path_factory.mktemp("runs") / "run"
     tasks = ["arithmetic", "lists"]
     pardec.compare(model, tasks, SAMPLERS, limit=4, batch_size=2, replays=2, max_new_tokens=12, stop_ids=[], out=home)
@@ -50,7 +50,7 @@ def run(model: pardec.Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def opened(run: Run, model: pardec.Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
-    """Opens the report, or one result's page, in a browser window of its own that must not complain."""
+    """Opens the report, or the page of a result, in a browser window, and fails on any browser error."""
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine (Debian and Ubuntu: apt install chromium)")
     sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
@@ -81,7 +81,7 @@ def opened(run: Run, model: pardec.Model, tmp_path_factory: pytest.TempPathFacto
 
 
 def crowded(text: str) -> str:
-    """The report with nine samplers at almost one place of the plot."""
+    """The report with nine samplers at nearly the same point of the plot."""
     before, mark, rest = text.partition('id="data">')
     entry, end, after = rest.partition("</script>")
     data = json.loads(entry)
@@ -92,7 +92,7 @@ def crowded(text: str) -> str:
 
 
 def numbers(view: Any, column: str) -> list[float | None]:
-    """What the table shows in a column, read as a person reads it."""
+    """The numbers of a column of the table, parsed from its visible text."""
     heads = view.locator("#results thead th button").all_inner_texts()
     at = [head.replace("\xa0", " ").replace("\n", " ").strip() for head in heads].index(column)
     texts = view.locator(f"#results tbody tr > :nth-child({at + 1})").all_inner_texts()

@@ -1,4 +1,4 @@
-"""`compare`: what it measures is what `generate` gives, and it fails row by row and never silently."""
+"""`compare`: its figures equal those of `generate`; failures are reported row by row."""
 
 from __future__ import annotations
 

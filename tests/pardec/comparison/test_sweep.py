@@ -1,4 +1,4 @@
-"""Which settings a sweep decodes: the open quality parameter of each method, and the curves it is judged against."""
+"""The settings that a sweep decodes: each method's unset quality parameter, and the reference curves."""
 
 from __future__ import annotations
 

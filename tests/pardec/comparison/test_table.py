@@ -1,4 +1,4 @@
-"""The table's formats and its frontier, on a run made by hand."""
+"""The table's formats and its frontier, on a handmade run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def entry(sampler: str, **more: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def run() -> Run:
-    """`slow`: 10 tokens per second and all right. `fast`: 40 a second, half of them right, one row failed."""
+    """`slow`: 10 tokens per second, all answers right. `fast`: 40 a second, half of them right, one row failed."""
     rows = [line("slow", task, index) for task in "ab" for index in range(2)]
     quick = {"seconds": 0.25, "nfe": 2, "tokens": [9, 3], "score": 0.0, "lenient": 0.5}
     for task in "ab":
@@ -178,7 +178,7 @@ def test_every_column_is_told_where_it_is_shown_and_no_other(run: Run) -> None:
 
 
 def test_speed_stands_beside_forwards(run: Run) -> None:
-    """Fewer forwards need not be faster: here 2.7 are four times as fast, and said so."""
+    """Fewer forwards need not be faster; the text states that 2.67 forwards instead of 5 are 4 times as fast."""
     head = Table(run).cells()[0]
     assert [head[head.index("forwards") + at] for at in (1, 2)] == ["tokens/s", "speed-up"]
     rows = Table(run).rows

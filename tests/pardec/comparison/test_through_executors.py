@@ -1,4 +1,4 @@
-"""The same comparison through every executor has the same rows, and goes on when a process of it was killed."""
+"""A comparison has the same rows with every executor, and resumes after one of its processes was killed."""
 
 from __future__ import annotations
 

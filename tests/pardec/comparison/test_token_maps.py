@@ -1,4 +1,4 @@
-"""Comparisons of models of token maps: the curve of CoDe over its steps, its cost, and what is refused."""
+"""Comparisons of models of token maps: CoDe's curve over its steps, its cost, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search on candidates of known quality and cost, the statistics on hand-computed numbers, and small real runs."""
+"""The search on candidates of known quality and cost, statistics against hand-computed numbers, small real runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pardec.tasks import Problem, Task, task
 
 
 def test_interval_without_a_discordant_pair_is_the_closed_form() -> None:
-    """There the score test says n d / (1 - d) = z^2, so d = z^2 / (n + z^2)."""
+    """Without a discordant pair the score test reduces to n d / (1 - d) = z^2, so d = z^2 / (n + z^2)."""
     result = drop([1.0] * 50, [1.0] * 50, level=0.9)
     z = 1.6448536
     assert result.points == 0
@@ -39,7 +39,7 @@ def test_interval_without_a_discordant_pair_is_the_closed_form() -> None:
 
 
 def test_interval_is_the_published_one() -> None:
-    """Tango 1998: 44 pairs of which one is discordant; 95%: -0.060 to 0.118."""
+    """Tango (1998): 44 pairs, one of them discordant; 95% interval: -0.060 to 0.118."""
     result = drop([1.0] * 44, [1.0] * 43 + [0.0])
     assert (result.lost, result.gained) == (1, 0)
     assert (result.low, result.high) == pytest.approx((-5.95, 11.8), abs=0.1)
@@ -47,7 +47,7 @@ def test_interval_is_the_published_one() -> None:
 
 @pytest.mark.parametrize(("lost", "gained", "n"), [(3, 1, 20), (0, 2, 15), (5, 5, 30), (9, 0, 9), (1, 0, 400)])
 def test_interval_is_what_the_score_test_keeps(lost: int, gained: int, n: int) -> None:
-    """Against the constrained likelihood maximised on a grid, and the ends located by scanning."""
+    """Compared with the constrained likelihood maximized on a grid, and interval ends found by scanning."""
 
     def statistic(difference: float) -> float:
         gaining = np.linspace(max(0.0, -difference), (1 - difference) / 2, 20001)[1:-1]
@@ -83,7 +83,7 @@ def test_graded_scores_are_bootstrapped_and_never_certain() -> None:
 
 
 def test_chance_is_the_score_test_at_the_bound() -> None:
-    """Where no pair differs, z = sqrt(n d / (1 - d)): 1.005 for 100 problems and a point, which one loss is just."""
+    """If no pair differs, z = sqrt(n d / (1 - d)): 1.005 for 100 problems and 1 point, which is exactly one loss."""
     right = [1.0] * 100
     assert probability(right, right, 1.0) == pytest.approx(0.8426, abs=1e-4)
     assert probability(right, [0.0, *right[1:]], 1.0) == pytest.approx(0.5)
@@ -102,7 +102,7 @@ def test_chance_is_the_score_test_at_the_bound() -> None:
 
 @dataclass
 class World:
-    """Candidates whose decodes are right with a known probability, at a known cost; what is measured is noted."""
+    """Candidates that are right with a known probability, at a known cost; records the measurements."""
 
     quality: Mapping[Candidate, float]
     cost: Mapping[Candidate, float]
@@ -132,7 +132,7 @@ def _candidates(count: int) -> list[Candidate]:
 
 
 def _world(count: int, **more: object) -> tuple[list[Candidate], World, Candidate]:
-    """The cheaper the worse, but for one that is cheap and as good as the baseline."""
+    """Candidates whose quality falls with their cost, except one that is cheap and as good as the baseline."""
     some = _candidates(count)
     quality = {one: 0.3 + 0.7 * at / count for at, one in enumerate(some)} | {BASE: 1.0}
     cost = {one: 1.0 + at for at, one in enumerate(some)} | {BASE: 100.0}
@@ -262,7 +262,7 @@ def test_the_first_that_holds_is_taken() -> None:
 
 
 def test_looks_share_the_error() -> None:
-    """Three looks at 1.67% each: z = 2.128, so 449 problems without a loss settle one point, and 448 do not."""
+    """Three tests at 1.67% each: z = 2.128, so 449 problems without a loss confirm 1 point, and 448 do not."""
     assert 1 - level() == pytest.approx(2 * 0.05 / 3)
     assert problem_count(1.0) == 449
     one = Candidate("threshold")
@@ -271,7 +271,7 @@ def test_looks_share_the_error() -> None:
 
 
 def test_false_advice_is_rarer_than_said() -> None:
-    """Of three candidates that truly lose 1.2 points, one holds a bound of 1 in at most 5% of the confirmations."""
+    """Three candidates truly lose 1.2 points; at most 5% of the confirmations accept one with a bound of 1 point."""
     rng, some, wrong = np.random.default_rng(0), _candidates(3), 0
     for _ in range(200):
         losses = rng.binomial(450, 0.012, size=3)
@@ -372,7 +372,7 @@ def test_confirmation_problems_are_never_seen_in_tuning() -> None:
 
 @dataclass
 class Fixed(Task):
-    """A task of one split, such as a file."""
+    """A task with a single split, such as a file."""
 
     count: int
     name: str = "fixed"

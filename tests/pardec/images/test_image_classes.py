@@ -1,4 +1,4 @@
-"""Classes of images of one shape: names, scenes and scores."""
+"""Images of one shape by class: names, scenes and scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images of shapes: captions and their split, drawing, reading back, scores and the distance of two sets."""
+"""Images of shapes: captions and their split, drawing, detection, scores and the distance of two sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""pardec.ImagePipeline: called like diffusers' image pipelines, and the images are those of Model.generate."""
+"""pardec.ImagePipeline is called like diffusers' image pipelines, and its images are those of Model.generate."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def render(painter: pardec.Model, **arguments: Any) -> list[int]:
 
 
 def test_guidance_is_against_the_negative_prompt(painter: pardec.Model) -> None:
-    """A caption led away from itself is the caption unguided, u + cfg (c - u) with u = c; from another it is not."""
+    """With the caption as its own negative prompt, u + cfg (c - u) with u = c is the unguided model."""
     assert render(painter, cfg=3.0, negative_prompt=CAPTION) == render(painter)
     away, plain = render(painter, cfg=3.0, negative_prompt=OTHER), render(painter, cfg=3.0)
     assert away != plain

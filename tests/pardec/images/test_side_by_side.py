@@ -1,4 +1,4 @@
-"""One image by several samplers: what each forward shows, the animation, and the gallery's pages."""
+"""One image by several samplers: the image after each forward, the animation, and the gallery's pages."""
 
 from __future__ import annotations
 

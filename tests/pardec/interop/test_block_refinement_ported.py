@@ -1,4 +1,4 @@
-"""What diffusers' tests of BlockRefinementScheduler assert, of PardecScheduler: with its rule and with specs.
+"""The assertions of diffusers' tests of BlockRefinementScheduler, on PardecScheduler with its rule and with specs.
 
 Written anew. With diffusers' rule (no sampler) all of them hold, those of private members too, which are inherited:
 `_transfer_schedule`, `_committed`, `_sample_from_logits`, `_top_k_filtering` and `_top_p_filtering`. With a spec those
@@ -29,7 +29,7 @@ def scheduler(sampler: str | None = None, **config: Any) -> PardecScheduler:
 
 
 def falling(width: int = 8) -> Tensor:
-    """Token i at position i, each less sure than the one before; four of eight pass 0.95."""
+    """Logits of token i at position i, each less confident than the one before; four of eight pass 0.95."""
     logits = torch.zeros(1, width, VOCAB)
     logits[0, torch.arange(width), torch.arange(width)] = 10.0 - torch.arange(width)
     return logits
@@ -115,7 +115,7 @@ GIVEN = torch.tensor([[10, 20, MASK, MASK]])
 
 
 def differing() -> Tensor:
-    """Another token at position 0, the same at 1, and something for the masks."""
+    """Logits of another token at position 0, of the same token at 1, and of any tokens at the masks."""
     logits = torch.zeros(1, 4, VOCAB)
     logits[0, [0, 1, 2, 3], [15, 20, 5, 6]] = torch.tensor([20.0, 20.0, 5.0, 6.0])
     return logits

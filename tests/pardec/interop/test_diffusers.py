@@ -1,4 +1,4 @@
-"""pardec in diffusers' pipeline and scheduler, and diffusers' schedulers in pardec's loop, compared with each other."""
+"""pardec in diffusers' pipeline and scheduler, and diffusers' schedulers in pardec's loop, compared pairwise."""
 
 from __future__ import annotations
 
@@ -531,7 +531,7 @@ def test_the_scheduler_refuses_what_it_cannot_run() -> None:
 
 
 def chosen(sampler: MaskedSampler, logits: Tensor, sample: Tensor, at: int = 0) -> tuple[Tensor, Canvas]:
-    """What the logits and select stages of `sampler` choose at step `at` of a block, [B, W] bool."""
+    """The choice [B, W] bool of the logits and select stages of `sampler` at step `at` of a block."""
     width = sample.shape[1]
     canvas = Canvas(list(sample), [0] * len(sample), mask_id=toys.MASK, pad_id=toys.PAD, block_length=width)
     request = toys.request(sample.tolist(), [0] * len(sample), block_length=width)

@@ -30,7 +30,7 @@ CALLS = 80
 
 
 class Network(nn.Module):
-    """A toy as LLaDA2Pipeline calls its model: the whole row anew, padding hidden, and the mask token never likely."""
+    """A toy with the interface that LLaDA2Pipeline expects: no cache, hidden padding, and an unlikely mask token."""
 
     dtype, device = torch.float32, torch.device("cpu")
 
@@ -52,13 +52,13 @@ class Network(nn.Module):
 
 @cache
 def model(at: int) -> LanguageModel:
-    """Of every second the end token is likely."""
+    """A toy model; for odd `at` the end token is made likely."""
     made = toys.toy(("sdar", "shifted-sdar")[at % 4 // 2], sharp=1.0, seed=at)
     return toys.biased(made, toys.EOS, 3.0) if at % 2 else made
 
 
 def random_call(seed: int) -> dict[str, Any]:
-    """Everything that shapes a call, drawn; rows padded on either side, sometimes all prompt or none."""
+    """A call with random arguments; rows are padded on either side, sometimes entirely prompt or entirely padding."""
     render = np.random.RandomState(seed)
 
     def one(*of: Any) -> Any:
@@ -123,7 +123,7 @@ def test_random_calls_give_the_rows_of_llada2_pipeline() -> None:
 
 
 def test_a_scheduler_without_a_spec_ends_rows_as_diffusers_does() -> None:
-    """An end token that the prompt holds, or that a callback or an earlier step put in, ends no row there."""
+    """There, end tokens in the prompt, from a callback or from an earlier step end no row."""
     values = 0
     for seed in range(40):
         call, network = (
@@ -138,7 +138,7 @@ def test_a_scheduler_without_a_spec_ends_rows_as_diffusers_does() -> None:
 
 
 def test_the_result_tells_of_diffusers_loop_what_it_tells_of_pardecs() -> None:
-    """Where both decode alike: one row, no editing."""
+    """The two loops' results agree where both decode alike: one row, no editing."""
     pipeline = PardecPipeline(model=pardec.Model(model(0)))
     pipeline.set_progress_bar_config(disable=True)
     call = {
@@ -167,7 +167,7 @@ def test_the_result_tells_of_diffusers_loop_what_it_tells_of_pardecs() -> None:
 
 
 def test_pardecs_own_loop_stays_a_switch_away() -> None:
-    """Rows at their own pace, each as if it were alone, by the sampler that the documentation names."""
+    """Rows run at their own pace, each like a row alone, with the sampler that the documentation names."""
     pipeline = PardecPipeline(model=pardec.Model(model(2)))
     pipeline.set_progress_bar_config(disable=True)
     sampler = policy(BlockRefinementScheduler(threshold=0.2), "edit:tau=0.2,post=17+eos", steps=3)
@@ -241,7 +241,7 @@ def test_schedulers_that_decode_no_masked_text_are_refused_by_name(scheduler: An
 
 
 def test_forwards_that_diffusers_makes_after_the_end_are_warned_of() -> None:
-    """An end token in the prompt, which diffusers takes for the first one: it never sees that the row has ended."""
+    """With an end token in the prompt, diffusers' loop never detects that the row has ended."""
     network = toys.biased(model(0), toys.EOS, 30.0)
     how = {"gen_length": 8 * toys.BLOCK, "eos_token_id": toys.EOS, "editing_threshold": None, "threshold": 0.5}
     pipeline = PardecPipeline(model=pardec.Model(network))

@@ -1,4 +1,4 @@
-"""What diffusers' 17 tests of LLaDA2Pipeline assert, of PardecPipeline over a network of the caller's.
+"""The assertions of diffusers' 17 tests of LLaDA2Pipeline, on PardecPipeline with a network of the caller.
 
 Written anew. Five of them call `_prepare_input_ids`, which is private and inherited: what it gives is asserted here by
 what the network is given and by what a call refuses, and then of the method itself.
@@ -26,7 +26,7 @@ Rule = Callable[[Tensor, Tensor], None]
 
 
 class Network(nn.Module):
-    """Says token p mod 30 at position p, the surer the further; a `rule` may say otherwise. Keeps what it was given."""
+    """Predicts token p mod 30 at position p, later ones more confidently, unless `rule` differs; records its inputs."""
 
     dtype, device = torch.float32, torch.device("cpu")
 
@@ -46,7 +46,7 @@ class Network(nn.Module):
 
 
 class Words:
-    """A tokenizer that reads a text as the lengths of its words, and writes how many tokens a row has."""
+    """A tokenizer whose ids are word lengths, and which decodes a row to its number of tokens."""
 
     eos_token_id: int | None = None
     mask_token_id = MASK
@@ -62,7 +62,7 @@ class Words:
 
 
 class Chats(Words):
-    """The same with a chat template, which puts a 9 in front."""
+    """`Words` with a chat template, which begins with a 9."""
 
     chat_template = "there is one"
 
@@ -84,7 +84,7 @@ FOUR = torch.tensor([[5, 6, 7, 8]])
 
 
 def call(**changed: Any) -> dict[str, Any]:
-    """A threshold above 1 is never passed: each step commits its share."""
+    """The arguments of a call; its threshold above 1 is never passed, so each step commits its share."""
     usual = {"input_ids": FOUR, "use_chat_template": False, "gen_length": 16, "block_length": 8}
     usual |= {"num_inference_steps": 4, "threshold": 2.0, "eos_early_stop": False, "mask_token_id": MASK}
     return usual | changed
@@ -233,7 +233,7 @@ def test_a_callback_is_given_every_tensor_that_is_promised_and_may_return_nothin
 
 
 class Replacing(PipelineCallback):
-    """Puts a token of its own into the first open position of the first step."""
+    """Writes a token into the first open position of the first step."""
 
     tensor_inputs = ("block_x",)
 
@@ -264,7 +264,7 @@ def test_an_end_token_at_the_first_generated_position_ends_the_row() -> None:
 
 
 def test_a_row_that_has_ended_is_left_alone() -> None:
-    """Row 0 says 5, 5, end and then only 7; row 1 says 6 for ever."""
+    """Row 0 predicts 5, 5, the end token and then 7; row 1 always predicts 6."""
 
     def rule(ids: Tensor, logits: Tensor) -> None:
         early = ids.shape[1] <= 3
@@ -363,7 +363,7 @@ def test_what_a_network_of_the_callers_cannot_have_is_refused() -> None:
 
 
 def test_a_padded_batch_of_texts_with_a_pardec_model() -> None:
-    """Lists with a chat template, which diffusers refuses, are padded as its own lists are."""
+    """Lists with a chat template, which diffusers refuses, are padded like diffusers' own lists."""
     dream = pardec.load("tiny-dream", device="cpu")
     toy = toys.toy("sdar", vocab=dream.language_model.vocab_size + 1, sharp=1.0)
     made = PardecPipeline(model=pardec.Model(toy), tokenizer=dream.tokenizer)

@@ -1,4 +1,4 @@
-"""pardec in lm-eval: scores compared with plain generation, likelihoods with enumeration and naive loops."""
+"""pardec in lm-eval: scores compared with plain generation, likelihoods with enumeration and plain loops."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def scorer(model: LanguageModel, rows: int = 64, **arguments: Any) -> Likelihood
 
 
 def naive(model: LanguageModel, canvas: list[int], position: int, cfg: tuple[float, int] | None = None) -> torch.Tensor:
-    """log p(. at position | canvas) [V]; with cfg (strength, tokens hidden), guided."""
+    """log p(. at position | canvas) [V]; guided if cfg (strength, number of hidden tokens) is given."""
     decoding_config = model.decoding_config
     logits = pardec.Model(model).logits(torch.tensor([canvas]))[0, max(position - decoding_config.shift, 0)]
     if cfg is not None:
@@ -84,7 +84,7 @@ def chain(model: LanguageModel, prefix: list[int], target: list[int], order: Seq
 
 
 def expectation(model: LanguageModel, prefix: list[int], target: list[int], **more: Any) -> float:
-    """The mean of the chain rule over all orders: what the paper's estimator converges to."""
+    """The mean of the chain rule over all orders, to which the paper's estimator converges."""
     orders = list(permutations(range(len(target))))
     return sum(chain(model, prefix, target, order, **more) for order in orders) / len(orders)
 
@@ -299,7 +299,7 @@ def test_generation_arguments_do_what_they_do_in_lm_evals_own_model(
 @pytest.mark.parametrize("prefix", [None, 3])
 @pytest.mark.covers(1)
 def test_a_context_begins_as_in_lm_evals_own_model(beside: Any, arguments: dict[str, Any], prefix: int | None) -> None:
-    """The tokenizer's own first token counts there, as a chat template writes it, and not what scoring begins with."""
+    """A context begins with the tokenizer's first token, as a chat template writes it, not with scoring's prefix."""
     ours, hf = beside(**arguments, prefix_token_id=prefix)
     for start in ("<bos>", "<eos>", ""):
         call = asks("generate_until", (start + QUESTIONS[0], {"until": [], "max_gen_toks": 8}))
@@ -316,7 +316,7 @@ def test_a_length_of_prompt_and_answer_leaves_room_or_says_so(beside: Any) -> No
 @pytest.mark.parametrize("longest", [50, 60, 64])
 @pytest.mark.covers(1)
 def test_a_long_context_is_cut_as_by_lm_evals_own_model(beside: Any, asked: dict[str, Any], longest: int) -> None:
-    """`max_gen_toks` says what is left of the context, and `max_length` where the answer ends."""
+    """`max_gen_toks` sets how much of the context is kept, and `max_length` where the answer ends."""
     ours, hf = beside()
     assert len(hf.tok_encode(LONG)) > 64
     call = asks("generate_until", (LONG, {"until": [], "max_length": longest, **asked}))
@@ -417,7 +417,7 @@ def test_the_chain_rule_from_left_to_right_and_by_confidence(family: str) -> Non
 
 
 def surest(model: LanguageModel, prefix: list[int], target: list[int]) -> list[int]:
-    """Order in which `sequential` would take the positions, if it got the right tokens."""
+    """The order in which `sequential` commits the positions if every committed token is the target's."""
     assert model.decoding_config.mask_id is not None
     canvas, left, order = prefix + [model.decoding_config.mask_id] * len(target), list(range(len(target))), []
     while left:

@@ -1,4 +1,4 @@
-"""pardec inside transformers' generate, token for token against transformers itself; its generators inside pardec."""
+"""pardec in transformers' generate, compared token by token with transformers; its generators as pardec drafters."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def inputs(batch: int, width: int = 9) -> dict[str, Tensor]:
 
 
 def both(sampler: Any, batch: int = 4, model: Any = None, **arguments: Any) -> tuple[Tensor, Tensor]:
-    """What transformers gives, and what pardec gives in its place."""
+    """The output of transformers, and of pardec in its place."""
     model = model or network()
     given = {"max_new_tokens": 25, "do_sample": False, **inputs(batch), **arguments}
     return model.generate(**given), model.generate(**given, custom_generate=generate, sampler=sampler)
@@ -77,7 +77,7 @@ KINDS = ["Llama", "Qwen2", "GPT2", "Gemma"]
 
 
 def paired(kind: str, batch: int, sampler: str | None) -> bool:
-    """Every kind with every sampler, and each of both alone and in a batch."""
+    """Keeps half of the combinations: every kind with every sampler, and each alone and in a batch."""
     return (KINDS.index(kind) + SAMPLERS.index(sampler) + (batch == 4)) % 2 == 0
 
 
@@ -111,7 +111,7 @@ def unshaped(batch: int) -> Tensor:
 
 
 def halved(what: str, batch: int, sampler: str) -> bool:
-    """Of the three every pair is met: each kind alone and in a batch, in a chain and in a tree."""
+    """Keeps half of the combinations, so that each pair of argument, batch size and sampler occurs."""
     return (list(SHAPED).index(what) + (batch == 4) + (sampler == "lookup")) % 2 == 0
 
 
@@ -152,7 +152,7 @@ def test_without_a_mask_and_with_a_mask_that_hides_nothing() -> None:
 
 
 class Sum(StoppingCriteria):
-    """Stops a row whose last two tokens add up to a multiple of four."""
+    """Stops a row whose last two tokens sum to a multiple of four."""
 
     def __call__(self, input_ids: Tensor, scores: Any, **more: Any) -> Tensor:
         return (input_ids[:, -1] + input_ids[:, -2]) % 4 == 0
@@ -211,7 +211,7 @@ def test_when_the_time_is_up_every_row_stops_where_it_stands() -> None:
 
 
 class Recorder:
-    """Records what a streamer gets."""
+    """Records everything that a streamer receives."""
 
     def __init__(self) -> None:
         self.given: list[list[Any]] = []
@@ -270,7 +270,7 @@ def render(sampler: str, count: int, **options: Any) -> Tensor:
 
 @cache
 def small() -> Any:
-    """Four tokens, to be enumerated."""
+    """A model with four tokens, whose distribution can be enumerated."""
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model = transformers.LlamaForCausalLM(
@@ -485,7 +485,7 @@ def test_prompt_lookup_of_transformers_drafts_what_pardec_s_does() -> None:
 
 
 class Fixed(CandidateGenerator):
-    """Draws two tokens from one distribution, for any text; every third time without its logits."""
+    """Draws two tokens from one distribution, for any text; in every third call without their logits."""
 
     def __init__(self, seed: int, claim: Callable[[Tensor], Tensor] = lambda distribution: distribution) -> None:
         self.render = torch.Generator().manual_seed(seed)
@@ -532,7 +532,7 @@ def test_what_is_no_generator_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_may_draft_for_itself() -> None:
-    """The generator calls the model that pardec decodes with, which has its own attention back meanwhile."""
+    """The generator calls the model that pardec decodes with, which then has its own attention."""
     model = network()
 
     def drafting(ids: torch.Tensor) -> AssistedCandidateGenerator:

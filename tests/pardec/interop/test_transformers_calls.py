@@ -1,4 +1,4 @@
-"""Calls of transformers' generate on a tiny Llama: with `custom_generate` each is obeyed to the token, or refused."""
+"""Calls of transformers' generate on a tiny Llama: with `custom_generate` each is followed exactly, or refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.pardec.interop.tiny_llama import IDS, both, llama, new, same
 
 @pytest.mark.parametrize("kind", ["Llama", "GPT2"])
 def test_positions_are_obeyed_where_they_count_and_refused_elsewhere(kind: str) -> None:
-    """transformers hands the mask over as None where it hides nothing; positions beside it count all the same."""
+    """transformers passes the mask as None if it hides nothing; position_ids are then checked all the same."""
     model = new(kind, **({"n_embd": 32, "n_layer": 2, "n_head": 4} if kind == "GPT2" else {}))
     count = torch.arange(8)
     for fine in (count.expand(3, -1), count[None]):
@@ -38,7 +38,7 @@ def test_positions_are_obeyed_where_they_count_and_refused_elsewhere(kind: str) 
 
 @pytest.mark.parametrize("named", ["sliding_window", "attention_chunk_size"])
 def test_a_window_that_only_transformers_cache_obeys_ends_what_is_decoded(named: str) -> None:
-    """A Llama sees everything whatever its config says; the cache that generate makes of the config forgets."""
+    """The model ignores the window in its config; the cache that generate makes from the config follows it."""
     model = new(**{named: 12})
     same(model, max_new_tokens=4)
     with pytest.raises(SpecError, match="needs 28 positions and LlamaForCausalLM has 12"):

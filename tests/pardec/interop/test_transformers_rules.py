@@ -1,4 +1,4 @@
-"""Stopping criteria and logits processors of the caller's in transformers' generate, with `custom_generate`."""
+"""The caller's stopping criteria and logits processors in transformers' generate, with `custom_generate`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.pardec.interop.tiny_llama import IDS, llama, new, same
 
 
 class Once(StoppingCriteria):
-    """Stops all rows as soon as any row's last token is the one before, plus a number."""
+    """Stops all rows as soon as the last token of any row is the one before it plus a number."""
 
     def __init__(self, form: str) -> None:
         self.form = form
@@ -36,7 +36,7 @@ class Once(StoppingCriteria):
 
 
 class Counting(StoppingCriteria):
-    """Stops row r at its call r + 3."""
+    """Stops row r at its call number r + 3."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -47,7 +47,7 @@ class Counting(StoppingCriteria):
 
 
 class Shorter(MaxLengthCriteria):
-    """A known class with a rule of its own."""
+    """A subclass of a known criterion with its own rule."""
 
     def __call__(self, input_ids: Tensor, scores: Any, **more: Any) -> Tensor:
         return torch.full((len(input_ids),), input_ids.shape[1] >= self.max_length - 4)
@@ -99,7 +99,7 @@ def test_what_a_criterion_is_given_is_what_transformers_gives_it() -> None:
 
 
 class Memory:
-    """Forbids more of the vocabulary at each call."""
+    """A processor with state: it forbids more of the vocabulary at each call."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -119,7 +119,7 @@ class Listed(Memory):
 
 
 class Lazy:
-    """Keeps what it made at its first call, which is no memory of calls."""
+    """A processor that caches a tensor at its first call, which does not depend on earlier calls."""
 
     mask: Tensor | None = None
 

@@ -1,4 +1,4 @@
-"""Lines of prompt files: settings of their own are followed or refused by name, and tables have a header."""
+"""Prompt files: settings of a line are followed or refused by name, and tables have a header."""
 
 from __future__ import annotations
 

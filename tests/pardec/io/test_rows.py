@@ -1,4 +1,4 @@
-"""The append-only rows file: torn ends, foreign files, many writers."""
+"""The append-only rows file: incomplete last lines, files of other runs, concurrent writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas such as applications send, and which kinds of models refuse them.
+"""JSON schemas like those of applications, and the kinds of models that refuse each.
 
 `MASKED` and `BOTH` have a part of the error: for schemas that masked models refuse, and that all models refuse.
 """

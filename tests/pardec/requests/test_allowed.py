@@ -1,4 +1,4 @@
-"""allowed=: every form of it, and that it holds for every method, law, batch and template."""
+"""allowed=: every form of it, and every method, distribution, batch and template keeps to it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SPECS = [spec for spec in (*SPECS, *ACTIVE, *(f"threshold:tau=0.3+{name}@none" f
 
 
 def sets(count: int, *, vocab: int = 361, seed: int = 0) -> list[list[int] | None]:
-    """Small sets for `count` positions, some free, some with the mask id among them, some of one token."""
+    """Small sets for `count` positions: some free, some including the mask id, some of one token."""
     render = np.random.RandomState(seed)
     made: list[list[int] | None] = [render.randint(5, vocab - 4, 1 + i % 4).tolist() for i in range(count)]
     for i in range(count):
@@ -56,7 +56,7 @@ def sets(count: int, *, vocab: int = 361, seed: int = 0) -> list[list[int] | Non
 
 
 def held(result: pardec.Result, allowed: list[list[list[int] | None]], mask: int = MASK) -> bool:
-    """Whether every position that a forward committed took an allowed token, and every position was committed."""
+    """Whether every position was committed, and every token committed by a forward is allowed."""
     for row, start in enumerate(result.prompts):
         for index, choices in enumerate(allowed[row]):
             done = result.trace.at(row, start + index)

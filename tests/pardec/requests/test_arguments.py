@@ -1,4 +1,4 @@
-"""The declarations of arguments, and what the interfaces make of them."""
+"""The declarations of arguments, and the interfaces derived from them."""
 
 from __future__ import annotations
 

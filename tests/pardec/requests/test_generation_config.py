@@ -1,4 +1,4 @@
-"""generation_config.json of AR models: the greedy tokens are those of transformers, or a key is refused by name."""
+"""generation_config.json of AR models: greedy tokens equal transformers', or a key is refused by name."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_every_key_of_transformers_is_known() -> None:
 
 
 def test_masked_models_have_none_of_these_rules(tmp_path: Path) -> None:
-    """Their authors' code reads none of them."""
+    """The authors' code of masked models reads none of these keys."""
     source = pardec.load("tiny-dream", device="cpu")
     folder = settled(Path(str(source.path)), tmp_path / "model", repetition_penalty=5.0, eos_token_id=3)
     prompt = "Tom has 18 cups. He loses 4. How many cups does Tom have now?"

@@ -1,4 +1,4 @@
-"""response_format=: whatever is sampled, by whatever method, is complete JSON of the schema, or refused beforehand."""
+"""response_format=: every sampled answer is complete JSON of the schema, with any method, or the request is refused."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SMALL = record({"age": {"type": "integer", "maximum": 120}, "job": {"enum": ["co
 
 @pytest.fixture
 def no_forward(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fails where a model runs."""
+    """Fails if a model runs."""
 
     def run(*_: Any, **__: Any) -> None:
         raise AssertionError("a forward ran")
@@ -44,7 +44,7 @@ def no_forward(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def valid(result: pardec.Result, schema: dict[str, Any]) -> pardec.Result:
-    """The result, whose rows are all JSON of the schema."""
+    """The result, after checking that every row is JSON of the schema."""
     assert result.text is not None
     for text in result.text:
         jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
@@ -88,7 +88,7 @@ def test_autoregressive_answers_are_valid_and_exact(llama: pardec.Model, name: s
 
 
 def shortest(model: pardec.Model, schema: dict[str, Any]) -> int:
-    """The fewest tokens in which a request is accepted, as the error says."""
+    """The fewest tokens with which a request is accepted, as the error states."""
     try:
         model.prepare("Ann", response_format=schema, max_new_tokens=1)
     except SpecError as error:

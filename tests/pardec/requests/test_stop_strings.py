@@ -1,4 +1,4 @@
-"""Stop strings: where a row ends, whatever a step commits, alone, in a batch, served, streamed, in each tokenizer."""
+"""Stop strings: where a row ends, for any commit order, alone, batched, served, streamed, with each tokenizer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MASKED = ("sequential", "threshold:tau=0.9", "threshold+eos", "credit+threshold+
 
 
 def naive(tokenizer: Any, tokens: list[int], stop: tuple[str, ...]) -> tuple[list[int], str]:
-    """Token by token, each time on the whole text."""
+    """Searches the whole text again after each token."""
     for count in range(1, len(tokens) + 1):
         text = tokenizer.decode(tokens[:count], skip_special_tokens=True)
         ends = [(text.find(one) + len(one), text.find(one)) for one in stop if one in text]

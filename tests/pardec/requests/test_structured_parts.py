@@ -1,4 +1,4 @@
-"""The parts of response_format=: expressions against Python's re, prefixes and automata against enumeration."""
+"""The parts of response_format=: expressions against Python's re; prefixes and automata against enumeration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def accepts(expression: Expression, value: str) -> bool:
 
 
 def samples(expression: Expression, count: int, seed: int = 0) -> Iterator[bytes]:
-    """Random walks to an end; those that take longer end the shortest way."""
+    """Random walks to an accepting state; walks that are too long end on the shortest path."""
     automaton, draw = Automaton(expression), random.Random(seed)
     for _ in range(count):
         state, value = 0, b""
@@ -136,7 +136,7 @@ NAMED = HELD | {name: schema for name, (schema, _) in MASKED.items()}
 
 @pytest.mark.parametrize("name", ["flat", "optional", "nullable", "enum of prefixes", "linked list", "free keys"])
 def test_masks_allow_what_can_end_in_time_and_nothing_else(vocabulary: Vocabulary, name: str) -> None:
-    """Against a search: a token is allowed if some continuation of single characters ends within the budget."""
+    """Compared with a search: a token is allowed if single characters can complete it within the budget."""
     whole = compiled(json.dumps(NAMED[name]), vocabulary)
     prefixes, draw = whole.prefixes, random.Random(1)
     budget = int(prefixes.cost(0)) + 6
@@ -161,7 +161,7 @@ def test_masks_allow_what_can_end_in_time_and_nothing_else(vocabulary: Vocabular
 
 @pytest.mark.parametrize("name", ["flat", "enum of prefixes", "tree", "bounded array", "union of objects"])
 def test_the_cost_of_a_prefix_is_that_of_an_end_that_exists(vocabulary: Vocabulary, name: str) -> None:
-    """From any prefix, tokens that lower the cost by one lead to an end in exactly so many steps."""
+    """From any prefix, tokens that each lower the cost by one lead to an end in exactly `cost` steps."""
     whole = compiled(json.dumps(NAMED[name]), vocabulary)
     prefixes, draw = whole.prefixes, random.Random(2)
     every = [token for token, value in enumerate(vocabulary.tokens) if value]
@@ -182,7 +182,7 @@ def test_the_cost_of_a_prefix_is_that_of_an_end_that_exists(vocabulary: Vocabula
 
 
 def test_masks_depend_on_the_ids_alone(vocabulary: Vocabulary) -> None:
-    """Not on what the grammar has read before: trees of drafts are read branch by branch."""
+    """A mask does not depend on what the grammar read before: draft trees are read branch by branch."""
     whole = compiled(json.dumps(NAMED["tree"]), vocabulary)
     draw = random.Random(3)
     used = JsonGrammar(whole, 40, [3])
