@@ -1,4 +1,4 @@
-"""load, generate, stream and logits: every form of prompt, the arguments, and that calls do not disturb each other."""
+"""load, generate, stream and logits: every form of prompt, the arguments, and independent interleaved calls."""
 
 from __future__ import annotations
 

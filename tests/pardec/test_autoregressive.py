@@ -1,4 +1,4 @@
-"""Autoregressive models through the whole house: parity with transformers, arguments, streams, traces, views, files."""
+"""Autoregressive models from end to end: parity with transformers, arguments, streams, traces, views, files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Pair = tuple[Any, pardec.Model]
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
-    """A random model as transformers and as pardec run it, by the name in SHAPES."""
+    """A random model in transformers and in pardec, by its name in SHAPES."""
 
     @cache
     def made(name: str) -> Pair:
@@ -107,7 +107,7 @@ def test_logits_are_those_of_transformers(pair: Callable[[str], Pair]) -> None:
 
 @pytest.mark.parametrize("sampler", ["sequential", "lookup+speculative", "lookup+match", "lookup+match:noise=seeded"])
 def test_samples_follow_the_law_of_the_checkpoint(pair: Callable[[str], Pair], sampler: str) -> None:
-    """Two tokens after a prompt that repeats itself, four tokens of the vocabulary kept."""
+    """Two sampled tokens after a repetitive prompt, over four tokens of the vocabulary."""
     _, model = pair("llama")
     prompt, count = [5, 6, 7, 5, 6, 7, 5, 6], 3000
     distribution = joint(model.language_model, prompt, 2, temperature=0.9, top_k=4)
@@ -246,12 +246,12 @@ def test_a_result_says_what_was_drafted_and_accepted(llama: pardec.Model, tmp_pa
 
 
 def test_acceptance_length_counts_what_was_committed(pair: Callable[[str], Pair]) -> None:
-    """Where an end token cuts an accepted draft short, what stood after it does not count."""
+    """If an end token cuts an accepted draft short, the tokens after it do not count."""
     _, model = pair("llama")
     pattern = [10, 20, 30, 40, 50]
 
     def periodic(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Not by `allowed`: what has no alternative is no merit of the drafter."""
+        """Used in place of `allowed`, whose forced tokens do not count as accepted."""
         return scores.index_fill(1, torch.tensor(pattern[ids.shape[1] % 5]), 1e4)
 
     def asked(stop_ids: list[int]) -> Result:

@@ -1,4 +1,4 @@
-"""Whatever cannot work is refused before the first forward: one line on what is wrong, one on what would work."""
+"""Requests that cannot work are refused before the first forward, in one line with a hint."""
 
 from __future__ import annotations
 

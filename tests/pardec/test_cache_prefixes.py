@@ -1,4 +1,4 @@
-"""Requests that begin with the same tokens share K/V: tokens are those without, whatever drafts, joins or leaves."""
+"""Requests with a common beginning share K/V: tokens stay the same with any drafter and when rows join or leave."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def model(llama: Model) -> Iterator[Model]:
 
 
 def whole(result: Result) -> list[int]:
-    """The most that each row can reuse: whole blocks of its prompt, but for the last token."""
+    """The most tokens that each row can reuse: whole blocks of its prompt, without the last token."""
     return [(length - 1) // 16 * 16 for length in result.prompts]
 
 
@@ -82,7 +82,7 @@ def below(block: Block) -> Iterator[Block]:
 
 
 def check_blocks(model: Model, cache: PrefixCache) -> None:
-    """Every block has the K/V that a whole forward over its own text gives, and nothing is leased."""
+    """Asserts that every block has the K/V of a whole forward over its own text, and that none is leased."""
     check_trie(model.language_model, cache, cache._root)
     for network, (_, root) in cache._drafts.items():
         check_trie(replace(model.language_model, decoder=network), cache, root)

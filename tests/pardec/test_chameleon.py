@@ -1,4 +1,4 @@
-"""Chameleon and Lumina-mGPT draw what transformers' logits say, in any batch and size, and only codes are sampled."""
+"""Images of Chameleon and Lumina-mGPT follow transformers' logits, in any batch and size; only codes are sampled."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Both:
         return imaging
 
     def allowed(self, rows: int, columns: int) -> list[list[int]]:
-        """The ids that may stand at each position of an image, written without the layout."""
+        """The ids allowed at each position of an image, written independently of the layout."""
         ends = [[VOCABULARY[ROW_END]]] if self.kind == "lumina" else []
         return ([CODE_IDS] * columns + ends) * rows + [[VOCABULARY["<eoss>"]]]
 
     def prompts(self, caption: str) -> tuple[list[int], list[int]]:
-        """With the caption and without, written without the image interface; Lumina's of 32 by 32 pixels."""
+        """The prompts with and without the caption, written independently of the image interface."""
         word = {"<unk>": VOCABULARY["<unk>"]}
         ids = [VOCABULARY.get(each, word["<unk>"]) for each in caption.split()]
         start, turn = VOCABULARY["<racm3:break>"], VOCABULARY["<reserved08706>"]
@@ -66,7 +66,7 @@ class Both:
         return [1, *text, *ids, turn, start, grid, grid], [start, grid, grid]
 
     def loop(self, caption: str, cfg: float) -> list[int]:
-        """Greedy, one image alone, token by token."""
+        """Greedy decoding of one image, token by token."""
         cond, uncond = (torch.tensor([ids]) for ids in self.prompts(caption))
         image: list[int] = []
         for options in self.allowed(2, 2):
@@ -160,7 +160,7 @@ def test_a_negative_prompt_takes_the_place_of_no_caption(both: Both) -> None:
 
 @pytest.mark.parametrize("kind", [pytest.param("chameleon", marks=pytest.mark.slow), "lumina"])
 def test_the_joint_law_of_sjd_is_that_of_transformers_logits(tmp_path: Path, kind: str) -> None:
-    """2x2 cells of three codes: all 81 images, their probabilities by transformers' logits of both prompts."""
+    """2x2 cells of three codes: all 81 images, with probabilities from transformers' logits of both prompts."""
     small, cfg, top_k, count, batch = Both(tmp_path / kind, kind, sharp=0.2), 2.0, 2, 600, 600
     sets = small.allowed(2, 2)
     cells = [at for at, options in enumerate(sets) if len(options) > 1]

@@ -1,4 +1,4 @@
-"""What lossy decoding cost, measured against the model itself."""
+"""The deviation of lossy decoding, measured with the model itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Emu3 draws what transformers' own loop draws, in any batch and size, and only codes are ever sampled."""
+"""Images of Emu3 equal those of transformers' own loop, in any batch and size; only codes are sampled."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Both:
         return imaging
 
     def allowed(self, rows: int, columns: int) -> list[list[int]]:
-        """The ids that may stand at each position of an image, written without the layout."""
+        """The ids allowed at each position of an image, written independently of the layout."""
         codes = [self.vocabulary[f"<|visual token {code:06d}|>"] for code in range(CODES)]
         row = [codes] * columns + [[self.vocabulary[ROW_END]]]
         return row * rows + [[self.vocabulary[token]] for token in CLOSING]
 
     def loop(self, caption: str, size: tuple[int, int], *, cfg: float, negative: str = NEGATIVE) -> list[int]:
-        """transformers' generate, greedy, one image alone."""
+        """transformers' generate, greedy, for one image."""
         grid = size[0] // 8, size[1] // 8
         imaging = self.imaging.resized(*size)
         prompt, away = (imaging.prompt(text)[None] for text in (caption + SUFFIX, negative))
@@ -91,14 +91,14 @@ def test_greedy_images_are_those_of_transformers(both: Both, sampler: str, cfg: 
 
 
 def naive_zipar(both: Both, caption: str, rows: int, columns: int, lag: int) -> tuple[list[int], int]:
-    """Rows in parallel, greedy and guided, each code from a forward of transformers over the cells that are there."""
+    """Rows in parallel, greedy and guided; each code comes from a forward of transformers over the known cells."""
     imaging = both.imaging.resized(8 * rows, 8 * columns)
     prompts = [imaging.prompt(text) for text in (caption + SUFFIX, NEGATIVE)]
     sets = both.allowed(rows, columns)
     codes, end = torch.tensor(sets[0]), sets[columns][0]
 
     def likeliest(cells: list[tuple[int, int]]) -> int:
-        """After the last of `cells`, each a position and a token."""
+        """The likeliest token after the last of `cells`, each a position and a token."""
         cond, uncond = (
             both.library(
                 input_ids=torch.cat((prompt, torch.tensor([token for _, token in cells], dtype=torch.int64)))[None],
@@ -170,7 +170,7 @@ def test_every_sampler_keeps_to_the_grammar_and_draws_no_other_token(
 
 
 def test_forced_tokens_are_in_no_figure_of_acceptance(both: Both) -> None:
-    """Of four rows with a code each, eleven tokens, seven are forced: they come with the code before them."""
+    """Of eleven tokens in four rows with one code each, seven are forced and committed with the code before them."""
     few = {index: [both.vocabulary["<|visual token 000003|>"]] for index in (0, 2)}
     asked: dict[str, Any] = {"size": (32, 8), "cfg": 2.0, "temperature": 1.0, "sampler": "sjd:window=4"}
     result = both.model.generate(list(CAPTIONS), **asked)
@@ -196,7 +196,7 @@ def test_codes_are_decoded_as_transformers_does(both: Both) -> None:
 
 
 def measure(small: Both, samplers: tuple[str, ...], count: int) -> None:
-    """2x2 cells of three codes: all 81 images, their probabilities by transformers' logits of both prompts."""
+    """2x2 cells of three codes: all 81 images, with probabilities from transformers' logits of both prompts."""
     caption, negative, cfg, top_k = "it", "a", 2.0, 2
     codes = [small.vocabulary[f"<|visual token {code:06d}|>"] for code in range(CODES)][:3]
     sets = small.allowed(2, 2)
@@ -238,7 +238,7 @@ def measure(small: Both, samplers: tuple[str, ...], count: int) -> None:
 
 @pytest.mark.slow
 def test_the_joint_law_of_sjd_is_that_of_transformers_logits(tmp_path: Path) -> None:
-    """Its greedy images are compared always, and the law of the sampler on such a grid in test_chameleon.py."""
+    """Greedy images are always compared; the sampler's distribution on such a grid is tested in test_chameleon.py."""
     small = Both(tmp_path / "small", sharp=0.4)
     measure(small, ("sjd:window=4",), 600)
 

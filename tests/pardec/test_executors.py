@@ -1,4 +1,4 @@
-"""The same batches give the same rows through every executor, and no death of a worker loses or doubles one."""
+"""The same batches give the same rows with every executor, and a dying worker loses or doubles none."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 def squares(folder: Path) -> dict[str, int]:
-    """The content of the rows file; a duplicate key is an error."""
+    """The rows in the file; a duplicate key is an error."""
     rows = lines(folder)
     assert len({row["key"] for row in rows}) == len(rows)
     return {row["key"]: row["square"] for row in rows}
 
 
 class Doubling:
-    """Job and worker in one: rows are twice their units, and what is in `bad` raises."""
+    """Job and worker in one: rows are twice their units, and units in `bad` raise an error."""
 
     def __init__(self, bad: Sequence[int] = ()) -> None:
         self.bad, self.loaded = bad, 0

@@ -1,4 +1,4 @@
-"""Images whose families write more than codes: ends of rows, closing tokens, codes that are ids among others."""
+"""Images with more tokens than codes: ends of rows, closing tokens, and codes scattered among other ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORCED = {3: 5, 7: 5, 8: 6, 9: 1}
 
 
 class Grammatical(LlamaGenImaging):
-    """Draws a code as a grey of its own."""
+    """An image interface that decodes a code to its own shade of grey."""
 
     layout = LAYOUT  # type: ignore[assignment]
     can_decode = True  # type: ignore[assignment]

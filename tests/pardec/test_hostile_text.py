@@ -1,4 +1,4 @@
-"""Text of files and of models that would command a terminal or a notebook is shown, and never obeyed."""
+"""Terminal and HTML commands in the text of files and models are displayed, never executed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def in_terminal(result: pardec.Result) -> str:
 
 
 def hostile(result: pardec.Result, said: str) -> pardec.Result:
-    """A result whose every text is `said`, and whose seeds are, as no file can make it."""
+    """A result in which `said` replaces every text, and even the seeds."""
     pieces = None if result.latents is not None else [[said] * len(row) for row in result.pieces or []]
     made = replace(result, spec=said, model=said, stored_texts=pieces, settings={said: said}, environment={said: said})
     return replace(made, seeds=[said] * len(made.seeds), shown=made.shown and [said] * len(made.shown))  # type: ignore[list-item]
@@ -93,7 +93,7 @@ _KEPT = ("key", "id", "format", "exact", "finish", "family", "kind")  # not what
 
 
 def swapped(value: Any, said: str, key: str = "") -> Any:
-    """Every text of a value with `said` after it."""
+    """A value with `said` appended to every text."""
     if isinstance(value, dict):
         return {name: swapped(held, said, name) for name, held in value.items()}
     if isinstance(value, list):
@@ -103,7 +103,7 @@ def swapped(value: Any, said: str, key: str = "") -> Any:
 
 @pytest.mark.parametrize("said", [BREAKS, NULL], ids=["markup", "control"])
 def test_a_comparison_of_hostile_files_shows_them_as_text(compared: Path, tmp_path: Path, said: str) -> None:
-    """Of samplers, tasks, prompts, models, devices and errors, in every form of the table and in its report."""
+    """Names of samplers, tasks, prompts, models, devices and errors, in every format of the table and in the report."""
     home = tmp_path / "run"
     shutil.copytree(compared, home)
     for name in ("config.json", "environment.json"):

@@ -1,4 +1,4 @@
-"""Weights replaced between requests: what is under way stops, and nothing of the old ones is used again."""
+"""Weights replaced between requests: running requests stop, and nothing computed from the old weights is used again."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_the_conditions_of_an_image_prepared_before_are_not_used(tmp_path: Path)
 
 
 def test_captured_forwards_read_the_new_weights(base: Path, fresh: pardec.Model) -> None:
-    """A graph replays what was captured on the old numbers' addresses."""
+    """A captured graph reads the addresses of the weights, which stay the same."""
     model = pardec.Model(captured(load(base, device="cpu")))
     arguments: dict[str, Any] = {"input_ids": IDS, "max_new_tokens": 8, "stop_ids": []}
     for _ in range(2):  # the second time, every shape has come before

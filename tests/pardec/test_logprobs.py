@@ -1,4 +1,4 @@
-"""What a call returns of log-probabilities and commit order: in results, files, events, served rows and --json."""
+"""Log-probabilities and commit order: in results, files, events, served rows and --json."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def both(dream: Model) -> Result:
 
 
 def compare(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
-    """The arrays of two results; forwards of other shapes round otherwise."""
+    """Asserts that two results have equal arrays, up to the rounding of forwards of other shapes."""
     assert list(one) == list(other)
     for name, array in one.items():
         assert array.dtype == other[name].dtype
@@ -42,7 +42,7 @@ def compare(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
 
 
 def test_values_are_aligned_with_the_tokens_of_an_autoregressive_model(llama: Model) -> None:
-    """Sampled, drafted and stopped within a round: still those of the text's own forward."""
+    """Log-probabilities equal those of the text's own forward, even if sampled, drafted and stopped within a round."""
     stop = {"stop": ["7"], "temperature": 0.7, "sampler": "lookup"}
     result = llama.generate([*PROMPTS, "Repeat: 4 7 2"], max_new_tokens=16, seed=2, **WANTED, **stop)
     assert {"stop"} <= set(result.finish)
@@ -64,7 +64,7 @@ def test_values_are_aligned_with_the_tokens_of_an_autoregressive_model(llama: Mo
 
 
 def test_the_sampling_distribution_follows_from_the_whole_raw_one(dream: Model) -> None:
-    """As the guide says: divided by the temperature, without the mask token."""
+    """As the guide states: divide by the temperature and remove the mask token."""
     size, mask = dream.language_model.vocab_size, dream.language_model.decoding_config.mask_id
     options: dict[str, Any] = {"max_new_tokens": 8, "sampler": "threshold", "temperature": 0.7}
     result = dream.generate(PROMPTS[0], logprobs=size, **options)
@@ -164,7 +164,7 @@ def test_damaged_files_are_refused(both: Result, tmp_path: Path) -> None:
 
 
 def test_minus_infinity_is_written_as_json_can_hold_it(both: Result, tmp_path: Path) -> None:
-    """A trimmed head gives ids outside of it no probability at all."""
+    """A trimmed head gives ids outside of it probability 0; JSON has no -inf."""
     assert both.trace.logprobs is not None
     both.trace.logprobs.candidates[0, both.prompts[0], 0] = -np.inf
     file = both.save(tmp_path / "run.json")

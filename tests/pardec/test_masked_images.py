@@ -1,4 +1,4 @@
-"""Pictures of masked models from the top: commands, events, views, serving, and long distributions in chunks."""
+"""Images of masked models from end to end: commands, events, views, serving, and logits computed in chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planner says against the memory that a decode takes."""
+"""The planned memory compared with the memory that a decode takes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VOCAB = 600
 
 
 def toy() -> LanguageModel:
-    """Random, with an MLP three times as wide as its states."""
+    """A random model whose MLP is three times as wide as its states."""
     shape = {"width": 64, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 16, "mlp_width": 192, "norm_eps": 1e-6}
     decoder = Decoder(DecoderConfig(vocab=VOCAB, frequencies=tuple(0.1**at for at in range(8)), **shape))  # type: ignore[arg-type]
     drawn = torch.Generator().manual_seed(0)
@@ -40,7 +40,7 @@ def toy() -> LanguageModel:
 
 
 def measured(work: Callable[[], None]) -> int:
-    """The most bytes that torch held at once of what it allocated during `work`."""
+    """The peak number of bytes that torch allocated during `work`."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         work()
     events = [event for event in record.profiler.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[union-attr]
@@ -53,7 +53,7 @@ def measured(work: Callable[[], None]) -> int:
 
 @pytest.mark.seeds("arXiv:2506.01986")
 def test_the_plan_is_within_a_tenth_of_the_measured_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of everything but the target's weights, which would hide the rest; what is drafted is always accepted."""
+    """The target's weights are left out, since they would hide the rest; every draft is accepted."""
     model, drafter = toy(), toy()
     monkeypatch.setattr(draft_models, "language_model", lambda name, device, dtype: drafter)
     given = pardec.Model(model)

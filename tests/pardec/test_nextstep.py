@@ -1,4 +1,4 @@
-"""Images of NextStep-1 from captions: against the published sampling, by every method that applies, at any size."""
+"""Images of NextStep-1 from captions: compared with the published sampling, by every applicable method, at any size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def model(folder: Path) -> pardec.Model:
 
 
 def noise(seed: int, tokens: int, steps: int, size: int = 16) -> Tensor:
-    """[S, T + 1, d]: what a row of this seed samples with."""
+    """[S, T + 1, d]: the noise that a row with this seed uses."""
     index = torch.arange(tokens)[None]
     source = Keyed((seed,))
     uniforms = source.uniform(np.zeros(1, dtype=int), np.zeros(1, dtype=int), index, "token", (steps + 1) * size)
@@ -135,7 +135,7 @@ def test_cspd_drafts_with_another_checkpoint(tmp_path: Path, model: pardec.Model
 
 
 def test_accepted_and_redrawn_tokens_have_the_targets_distribution(tmp_path: Path, model: pardec.Model) -> None:
-    """The second token of a draft group, which depends on the first; values of 400 images against 400 others."""
+    """The second token of a drafted group, which depends on the first: values in 400 images against 400 others."""
     draft = files.write(tmp_path / "draft", near=0.004)
     arguments: dict[str, Any] = {"num_images": 400, "cfg": 1.5, "size": (4, 12)}
     spec = f"cspd:draft={draft},mode=exact,k=3,prefill=0,{PUBLISHED}"

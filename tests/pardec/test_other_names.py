@@ -1,4 +1,4 @@
-"""Arguments, names and files that users of other engines try first: refused or said, with what would work."""
+"""Arguments, names and files of other engines are refused, or ignored with a warning, with a hint."""
 
 from __future__ import annotations
 

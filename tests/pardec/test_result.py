@@ -1,4 +1,4 @@
-"""Results: their counts, and that what is saved is what is loaded, whole or not at all."""
+"""Results: their counts; saving and loading preserves everything, and saving is atomic."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_results_are_data_frames_where_pandas_is() -> None:
 
 
 def test_a_result_of_many_forwards_is_read_back(result: pardec.Result, tmp_path: Path) -> None:
-    """More than sixteen bits count; the first row's last token is that of forward 39,999."""
+    """Forward numbers need more than sixteen bits; the first row's last token is from forward 39,999."""
     trace = result.trace
     more = 40_000 - len(trace.fed[0])
     steps = trace.commit_step.copy()

@@ -1,4 +1,4 @@
-"""Images of several sizes: the size is a request's argument, and everything after it follows the request's grid."""
+"""Images of several sizes: the size is an argument of a request, and all later steps use its grid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CODES = torch.tensor([4, 0, 7, 2])
 
 
 class Sizes(LlamaGenImaging):
-    """Two pixels a code, rows with an end; the prompt of an image is as long as its grid has rows."""
+    """An image interface with two pixels per code and row ends; a prompt has as many tokens as the grid has rows."""
 
     sizes = "multiples of 2 pixels, up to 8"
     layout = ImageLayout(2, 3, row_end=5, ids=CODES)  # type: ignore[assignment]

@@ -42,7 +42,7 @@ def model() -> pardec.Model:
 
 @pytest.fixture
 def refiner(monkeypatch: pytest.MonkeyPatch) -> ScaleModel:
-    """The model that every refiner's name stands for."""
+    """The model that is loaded for every refiner's name."""
     small = toy(name="small", seed=9, layers=1)
     monkeypatch.setattr(draft_models, "scale_model", lambda *_: small)
     return small
@@ -190,7 +190,7 @@ def test_views_show_images_of_token_maps(result: pardec.Result, view: Callable[[
 
 
 def test_the_heat_map_has_a_panel_for_each_map(result: pardec.Result) -> None:
-    """Two by two panels of 19 pixels, two apart: the first is one code, the last four by four."""
+    """Two by two panels of 19 pixels, two pixels apart: the first map has one code, the last four by four."""
     image = np.asarray(token_maps.heatmap(result, 0, (40, 40)))
     assert len({tuple(pixel) for pixel in image[:19, :19].reshape(-1, 3)}) == 1
     assert tuple(image[0, 0]) != tuple(image[0, 19])

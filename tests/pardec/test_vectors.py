@@ -57,12 +57,12 @@ def result(model: pardec.Model) -> pardec.Result:
 
 @pytest.fixture(scope="module")
 def speculated(model: pardec.Model, folder: Path) -> pardec.Result:
-    """The model is its own draft model and accepts only some drafts, which were sampled from more known tokens."""
+    """A result drafted by the target itself; drafts were sampled given more known tokens, so only some are accepted."""
     return model.generate(label=[3, 1], sampler=f'cspd:draft="{folder}",k=2,steps=8', seed=[5, 6])
 
 
 def close(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Equal but for rounding; vectors of random weights are large."""
+    """Asserts equality up to rounding; vectors of random weights are large."""
     return bool(torch.allclose(one, other, rtol=1e-3, atol=1e-3 * float(other.abs().mean())))
 
 

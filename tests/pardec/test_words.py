@@ -1,4 +1,4 @@
-"""Words of other engines: those that are taken, those that are told pardec's own, and answers that are empty."""
+"""Arguments of other engines: accepted ones, those answered with pardec's name; and empty answers."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_no_row_ends_before_min_new_tokens(name: str) -> None:
 
 
 def test_what_nobody_asks_for_is_in_no_setting(llama: pardec.Model) -> None:
-    """Rows of earlier versions are taken over: their keys are made of these."""
+    """Settings that are not used are left out, so that row keys of earlier versions stay valid."""
     names = {"stop", "min_p", "repetition_penalty", "min_new_tokens", "num_return_sequences"}
     assert not names & set(llama.prepare(TEXT).settings)
     assert not names & set(llama.prepare(TEXT, min_p=0.0, repetition_penalty=1, min_new_tokens=0, stop=[]).settings)

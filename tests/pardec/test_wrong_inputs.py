@@ -1,4 +1,4 @@
-"""What people type wrongly, command by command: one line that says what is wrong, one that says what would work."""
+"""Common typing mistakes, command by command: one line says what is wrong, one says what would work."""
 
 from __future__ import annotations
 
@@ -279,7 +279,7 @@ LATE = [
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with files that are wrong in one way each."""
+    """A folder with files that each have one fault."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(sys, "stdin", None)

@@ -81,7 +81,7 @@ def speculation(
 def request(
     given: Sequence[Sequence[int]], new: int | Sequence[int], *, seeds: Sequence[int] | None = None, **options: Any
 ) -> Request:
-    """`new` tokens after each prompt; row i has the seed 100 + i unless told otherwise."""
+    """A request of `new` tokens after each prompt; by default row i has the seed 100 + i."""
     counts = [new] * len(given) if isinstance(new, int) else new
     source: Source = options.pop("source", None) or Keyed(tuple(seeds or range(100, 100 + len(given))))
     rows = (torch.tensor([*row, *[-1] * count]) for row, count in zip(given, counts, strict=True))

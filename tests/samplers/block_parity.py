@@ -16,7 +16,7 @@ Make = Callable[[int, int, int], naive.Rule]  # a row's prompt, its length, the 
 
 
 def agree(name: str, spec: str, make: Make) -> None:
-    """Ragged rows, with two thresholds: the tokens, and the forward of each commit."""
+    """Compares ragged rows at two thresholds: the tokens, and the forward of each commit."""
     model = pardec.Model(recorded(name))
     decoding, vocab = model.language_model.decoding_config, model.language_model.vocab_size
 

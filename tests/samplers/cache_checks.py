@@ -1,4 +1,4 @@
-"""What the tests of caches of masked models share: forwards made by hand, and the K/V that each forward saw."""
+"""Shared by the tests of caches of masked models: hand-driven forwards, and the K/V that each forward read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LENGTHS, NEW = (5, 2, 9), (10, 7, 4)
 
 
 class ByHand:
-    """One row decoded greedily, the surest first; every forward queries the positions it is told, and no others."""
+    """Decodes one row greedily, most confident position first; each forward computes exactly the given positions."""
 
     def __init__(self, family: str, prompt: list[int], new: int) -> None:
         self.model = toy(family, sharp=1.2)
@@ -31,7 +31,9 @@ class ByHand:
         self.order: list[int] = []
 
     def step(self, asked: range, block: range) -> None:
-        """Feeds the tokens at `asked`, overwriting their K/V, and commits the surest open position of `block`."""
+        """Computes the positions `asked`, overwriting their K/V, and commits the most confident open position of
+        `block`.
+        """
         open_ = [p for p in block if self.tokens[p] == MASK]
         at = torch.tensor([list(asked)])
         rows = [max(p - self.model.decoding_config.shift, 0) for p in open_]
@@ -51,7 +53,7 @@ class ByHand:
 
 
 def check_by_hand(family: str, cache: str, asked: Sequence[range]) -> None:
-    """A prompt of five, ten tokens to come in blocks of four: each forward queries these positions."""
+    """Checks the positions of each forward, for a prompt of five tokens and ten new tokens in blocks of four."""
     (prompt,) = prompts((5,), seed=3)
     hand = ByHand(family, prompt, 10)
     for number, positions in enumerate(asked):
@@ -71,7 +73,7 @@ WHOLE, ORDER, OPEN = tuple(range(13)), [7, 9, 6, 5, 12, 11, 8, 10], range(5, 13)
 
 
 def check_plain(family: str, cache: str, rule: naive.Rule) -> None:
-    """The cache is its plain version of tests/reference/naive_caches.py."""
+    """Compares the cache with its plain version in tests/reference/naive_caches.py."""
     model = toy(family, seed=5, sharp=1.2)
     for length, new, size in ((5, 10, BLOCK), (9, 6, BLOCK), (2, 9, 9)):
         size = BLOCK if FAMILIES[family][1] == "block-causal" else size
@@ -84,7 +86,7 @@ def check_plain(family: str, cache: str, rule: naive.Rule) -> None:
 
 
 class Descending:
-    """Numbers that fall in the given order of positions, at every step and for every purpose."""
+    """A source of numbers that fall in the given order of positions, at every step and for every purpose."""
 
     def __init__(self, order: Sequence[int]) -> None:
         self.rank = {position: at for at, position in enumerate(order)}
@@ -99,7 +101,7 @@ def queried(got: Finished, row: int = 0) -> list[tuple[int, ...]]:
 
 
 def in_order(family: str, cache: str, order: list[int], **options: Any) -> list[tuple[int, ...]]:
-    """What is queried where positions are committed in this order, after a prompt of five."""
+    """The positions that each forward computes if commits follow this order, after a prompt of five tokens."""
     spec = f"random+fixed:steps={options.pop('steps')}@{cache}"
     got = fill(toy(family, sharp=1.2), spec, prompts((5,), seed=3), 8, source=Descending(order), **options)
     return queried(got)
@@ -113,13 +115,13 @@ def both(family: str, one: str, other: str, **options: Any) -> tuple[Finished, F
 
 
 def agree(one: Finished, other: Finished) -> bool:
-    """Tokens, commit steps and forwards of all rows; what was fed may differ."""
+    """Whether tokens, commit steps and forwards of all rows are equal; the computed positions may differ."""
     found = zip((one.tokens, one.trace.commit_step), (other.tokens, other.trace.commit_step), strict=True)
     return one.nfe == other.nfe and all((x == y).all() for x, y in found)
 
 
 def stale(model: Any, spec: str, rows: list[list[int]], starts: list[int], **options: Any) -> tuple[int, Finished]:
-    """How many times a forward saw a position with the K/V of another token than the one that stood there."""
+    """How often a forward read a position's K/V that were computed from another token than its current one."""
     options.setdefault("absolute", model.decoding_config.attention == "block-causal")
     tokens: dict[int, list[np.ndarray]] = {}
     for event in decode(model, registry.resolve(spec), request(rows, starts, **options)):
@@ -141,7 +143,7 @@ def stale(model: Any, spec: str, rows: list[list[int]], starts: list[int], **opt
 
 
 def refreshed_is_no_cache(name: str) -> Callable[..., None]:
-    """A test that the cache `name` that refreshes at every step changes nothing, and says that it is exact."""
+    """Makes a test: the cache `name` that refreshes at every step changes nothing, and declares itself exact."""
 
     @pytest.mark.parametrize("distribution", [{}, {"temperature": 0.9, "top_p": 0.9}, {"cfg": 1.7}])
     @pytest.mark.parametrize("family", FAMILIES)
@@ -156,7 +158,7 @@ def refreshed_is_no_cache(name: str) -> Callable[..., None]:
 
 
 def loses_nothing_if_block_causal(*caches: str) -> Callable[..., None]:
-    """A test that block-causal models decode the same with these caches, and feed less."""
+    """Makes a test: block-causal models decode the same with these caches, and compute fewer positions."""
 
     @pytest.mark.parametrize("distribution", [{}, {"temperature": 0.9}, {"cfg": 1.7}])
     @pytest.mark.parametrize("cache", caches)

@@ -1,6 +1,4 @@
-"""Curves computed by hand: interpolation, equal accuracy, domination, AUP, and intervals that narrow with more
-problems.
-"""
+"""Curves computed by hand: interpolation, equal accuracy, domination, AUP, and intervals for more and more problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of the server are those of `generate`, in the form that OpenAI's client reads."""
+"""Answers of the server equal those of `generate`, in the form that OpenAI's client parses."""
 
 from __future__ import annotations
 
@@ -336,7 +336,7 @@ def test_a_request_that_cannot_join_says_that_it_waited(llama: Running, monkeypa
     original, worker, both_there = TokenBatch.advance, llama.server.worker, threading.Event()
 
     def advance(batch: TokenBatch) -> Any:
-        """After the first forward, when the other request is there too."""
+        """Decodes one step; the first step then waits until the other request has arrived."""
         ended, until = original(batch), time.monotonic() + 20
         while not both_there.is_set() and time.monotonic() < until:
             if worker.rows == 2:

@@ -1,4 +1,4 @@
-"""What a request may cost to read, and how requests share a server."""
+"""Limits on the cost of parsing a request, and how requests share a server."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_bounds_of_python_are_the_same() -> None:
 
 
 def test_time_of_reading_is_bounded() -> None:
-    """A process that takes too long ends, and the server does not."""
+    """A parser process that takes too long is ended, and the server continues."""
     with serving(pardec.load("tiny-llama", device="cpu"), limits=Limits(reading=0.6)) as running:
         body = {
             "prompt": QUESTION,

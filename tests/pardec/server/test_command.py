@@ -1,4 +1,4 @@
-"""`pardec serve`, as a user runs it."""
+"""`pardec serve` started as a user starts it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def start(log: Path, *arguments: str, model: str = "tiny-llama") -> tuple[subpro
 
 
 def ask(url: str, **fields: Any) -> httpx.Response:
-    """Waits until the server listens."""
+    """Posts a request, after waiting until the server listens."""
     with httpx.Client(transport=httpx.HTTPTransport(retries=5), timeout=120) as client:
         return client.post(f"{url}/v1/completions", json={"prompt": "Tom has 8 cups.", **fields})
 

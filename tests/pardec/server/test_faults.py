@@ -1,4 +1,4 @@
-"""What a client does wrong is answered with a JSON error, and leaves nothing after."""
+"""Faulty requests are answered with a JSON error, and nothing of them remains in the server."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ def test_stopping_lets_requests_finish_and_gives_up_what_takes_longer(
 
 
 def test_requests_that_come_and_go_leave_nothing(model: Model, caplog: pytest.LogCaptureFixture) -> None:
-    """As benchmarks/serve.py does with a thousand."""
+    """The load of benchmarks/serve.py with fewer requests."""
     caplog.set_level(logging.ERROR)
     order = random.Random(2)
 

@@ -1,4 +1,4 @@
-"""JSON of a schema that is complete ends with "stop", so that OpenAI's client can parse it."""
+"""A complete JSON answer finishes with "stop", as OpenAI's client requires to parse it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_json_finish_is_stop(name: str) -> None:
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-dream"])
 @pytest.mark.parametrize("schema", [{"type": "integer"}, {"type": "string"}, {"enum": ["x", "yes"]}])
 def test_json_finish_of_one_value(name: str, schema: dict[str, Any]) -> None:
-    """A number could always go on: it is complete where the budget ends."""
+    """A number can always be continued, so it counts as complete at the end of the budget."""
     model = pardec.load(name, device="cpu")
     result = model.generate("Tom has 8 cups.", max_new_tokens=8, response_format=schema)
     assert result.finish == ["stop"]

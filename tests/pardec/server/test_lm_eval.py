@@ -1,4 +1,4 @@
-"""lm-eval's own clients score a local task against the server, as its models do in Python."""
+"""lm-eval's own clients score a local task on the server with the figures of pardec's lm-eval model in Python."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_generation(name: str) -> None:
 
 
 def likelihoods(model: Any, **arguments: Any) -> list[tuple[float, bool]]:
-    """What a model gives each choice of the task, with whether it is the likeliest text."""
+    """The log-likelihood of each choice of the task, and whether it is the greedy text."""
     manager = TaskManager(include_path=str(TASKS), include_defaults=False)
     result = simple_evaluate(
         model=model,
@@ -63,7 +63,7 @@ def likelihoods(model: Any, **arguments: Any) -> list[tuple[float, bool]]:
 
 @pytest.mark.parametrize("tokenized", [True, False])
 def test_likelihood(tokenized: bool) -> None:
-    """By the recipe of docs/guides/server.md, sent as ids and as text: the figures, not only who wins."""
+    """The recipe of docs/guides/server.md, sent as ids and as text: all log-likelihoods are compared."""
     model = pardec.load("tiny-llama", device="cpu")
     alone = likelihoods(PardecLM(model))
     with serving(model) as running:

@@ -1,4 +1,4 @@
-"""Hostile and honest clients at once: no honest request waits long, and nothing ends the process."""
+"""Hostile and honest clients at once: no honest request waits long, and the process survives."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def honest(url: str, rounds: int) -> dict[str, float]:
 
 
 def bodies() -> list[tuple[str, bytes]]:
-    """Requests that cost much to read, or cannot be read."""
+    """Request bodies that are costly to parse, or invalid."""
     nested: Any = [5]
     for _ in range(150):
         nested = [nested]
@@ -96,7 +96,7 @@ def many_rows(url: str, over: threading.Event, statuses: list[int], seed: int) -
 
 
 def half_sent(url: str, over: threading.Event, _: list[int], seed: int) -> None:
-    """Headers and bodies that do not end."""
+    """Headers and bodies that never end."""
     host, _, port = url.removeprefix("http://").partition(":")
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
     while not over.is_set():
@@ -108,7 +108,7 @@ def half_sent(url: str, over: threading.Event, _: list[int], seed: int) -> None:
 
 
 def leave(url: str, over: threading.Event, _: list[int], seed: int) -> None:
-    """Streams whose clients go away after a moment."""
+    """Streams whose clients disconnect after a moment."""
     order = random.Random(seed)
     body = {"prompt": QUESTION, "max_tokens": 400, "ignore_eos": True, "stream": True}
     while not over.is_set():

@@ -1,4 +1,4 @@
-"""A server without a key takes no requests from pages of other sites, but for those that are allowed."""
+"""A server without a key refuses requests from pages of other sites, except allowed ones."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_origin_allowed_by_option(model: Model) -> None:
 
 
 def test_origin_with_a_key(model: Model) -> None:
-    """No page can know it; so a server on a public name needs no list of its hosts."""
+    """No web page can know the key, so a server with a key needs no list of hosts."""
     with TestClient(create_app(model, api_key="k")) as client:
         headers = {"Origin": "https://evil.example"}
         assert client.post("/v1/completions", content=BODY, headers=headers).status_code == 401

@@ -1,4 +1,4 @@
-"""Log-probabilities of answers: where tokens begin in the text, their bytes, and how many there are."""
+"""Log-probabilities in answers: each token's offset in the text, its bytes, and their number."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_text_offset_indexes_text(client: TestClient, echo: bool) -> None:
 
 
 def test_offsets_agree_with_the_whole_text() -> None:
-    """Of random tokens, special ones among them: a token begins after what those before it write."""
+    """Random tokens, including special ones: a token begins where the text of the earlier tokens ends."""
     tokenizer = pardec.load("tiny-llama", device="cpu").tokenizer
     names, order = TokenNames(tokenizer, 361), random.Random(3)
     letters = [token for token in range(361) if (names.bytes_of(token) or b"\xff").isascii()]

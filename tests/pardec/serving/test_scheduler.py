@@ -1,4 +1,4 @@
-"""Rows of any kind that come and go at any time have the tokens that `generate` gives each of them alone."""
+"""Rows of any kind that arrive and leave at any time have the tokens of `generate` for each alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIXED = {"tiny-dream": MASKED, "tiny-llama": VERIFIED}
 
 
 class Waiter:
-    """Keeps what becomes of a row."""
+    """Records the events of a row."""
 
     def __init__(self, *, wants_progress: bool = False) -> None:
         self.wants_progress = wants_progress

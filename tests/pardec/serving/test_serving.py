@@ -1,4 +1,4 @@
-"""Rows that enter and leave a batch under way have the tokens that `generate` gives each of them alone."""
+"""Rows that enter and leave a running batch have the tokens of `generate` for each alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = ("Tom", "Ann", "Kim", "Bob", "Eva", "Max")
 
 
 def problems(fewer: int = len(LENGTHS)) -> list[dict[str, Any]]:
-    """Prompts of unequal length that ask for unequally much."""
+    """Prompts of unequal length with unequal numbers of new tokens."""
     return [
         {"prompt": f"{name} has {3 * at} cups. " * (1 + at % 3) + "How many?", "max_new_tokens": new}
         for at, (name, new) in enumerate(zip(NAMES, LENGTHS, strict=True))
@@ -33,7 +33,7 @@ def problems(fewer: int = len(LENGTHS)) -> list[dict[str, Any]]:
 
 
 def same_alone(model: Model, items: list[dict[str, Any]], *, batch_size: int = 2, **arguments: Any) -> str | None:
-    """Serves the items and decodes each alone; what made the batch drain."""
+    """Serves the items and decodes each alone; returns the reason why the batch let no rows join."""
     serving = model.serve_batch(iter(items), batch_size=batch_size, **arguments)
     served = {row.index: row for row in serving}
     assert sorted(served) == list(range(len(items)))
@@ -91,7 +91,7 @@ MASKED = (
 
 
 def drawn_or_ended(sampler: str, temperature: float) -> bool:
-    """All are drawn; one of each way to join also ends at its end tokens."""
+    """Whether a case runs: all sampled cases, and greedy ones for one sampler of each way to join."""
     return temperature > 0 or sampler in ENDED
 
 
@@ -158,7 +158,7 @@ def test_what_cannot_join_waits_and_says_so(dream: Model, llama: Model) -> None:
 
 
 def limited(count: int = 7) -> list[dict[str, Any]]:
-    """Rows of unequal length: some free, the others with sets of their own, at other positions in each."""
+    """Rows of unequal length: some free, the others with allowed sets at different positions."""
     items: list[dict[str, Any]] = []
     for at in range(count):
         length = (5, 14, 3, 9, 20, 1, 8)[at]

@@ -1,4 +1,4 @@
-"""The text of a stream: its pieces make up the result's text, and none is ever taken back."""
+"""The text of a stream: its pieces concatenate to the result's text, and none is ever revised."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def wrapped(tokenizer: Tokenizer, **options: Any) -> Any:
 
 
 def byte_level() -> tuple[Any, list[list[int]]]:
-    """A token a byte, as GPT-2 writes them; whole texts and broken ones."""
+    """A tokenizer with one token per byte, like GPT-2's; complete texts and truncated ones."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(BPE({**SPECIAL, **{token: at + 3 for at, token in enumerate(alphabet)}}, []))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -50,7 +50,7 @@ def byte_level() -> tuple[Any, list[list[int]]]:
 
 
 def byte_fallback() -> tuple[Any, list[list[int]]]:
-    """Characters that have no token as bytes, as Llama 2 writes them."""
+    """A tokenizer that writes characters without a token as bytes, like Llama 2's."""
     table = {**SPECIAL, **{f"<0x{i:02X}>": i + 3 for i in range(256)}, "▁a": 259, "b": 260, "▁": 261}
     tokenizer = Tokenizer(BPE(table, [], unk_token="<unk>", byte_fallback=True))
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
@@ -60,7 +60,7 @@ def byte_fallback() -> tuple[Any, list[list[int]]]:
 
 
 def cleaning() -> tuple[Any, list[list[int]]]:
-    """One that takes blanks out before marks and endings."""
+    """A tokenizer that removes spaces before punctuation and suffixes."""
     words = ["do", "n't", "'", "s", "'s", ".", ",", "?", "it", "we", "'ve"]
     tokenizer = Tokenizer(WordLevel({**SPECIAL, **{word: at + 3 for at, word in enumerate(words)}}, "<unk>"))
     made = wrapped(tokenizer, clean_up_tokenization_spaces=True)
@@ -69,7 +69,7 @@ def cleaning() -> tuple[Any, list[list[int]]]:
 
 
 def run_of(tokens: list[int], stop_ids: tuple[int, ...], seed: int) -> tuple[TextCall, Iterator[Event]]:
-    """A request that commits `tokens` after a prompt of two, in a random order, some of them in one step."""
+    """A request that commits `tokens` after a prompt of two tokens, in random order, some of them in one step."""
     length, render = len(tokens) + 2, np.random.RandomState(seed)
     canvas = torch.tensor([3, 4] + [MASK] * len(tokens))
     request = Request((canvas,), (2,), 4, Keyed((0,)), stop_ids=stop_ids)
@@ -95,7 +95,7 @@ def run_of(tokens: list[int], stop_ids: tuple[int, ...], seed: int) -> tuple[Tex
 
 
 def pieces_of(events: Iterator[Event], rows: int = 1) -> list[list[str]]:
-    """The pieces of each row, in order; the last is that of RowFinished."""
+    """The pieces of each row, in order; the last one is in RowFinished."""
     found: list[list[str]] = [[] for _ in range(rows)]
     for event in events:
         if isinstance(event, Step):
@@ -169,7 +169,7 @@ def test_pieces_make_up_the_results_text(model: pardec.Model, spec: str) -> None
 @pytest.mark.filterwarnings("ignore::pardec.EmptyAnswer")
 @pytest.mark.parametrize(("sampler", "stop"), chequered(MODEL_OF, [None, ["1", "om", "never"]]))
 def test_a_stream_tells_every_row_of_several_sequences(sampler: str, stop: list[str] | None) -> None:
-    """Numbers, texts and ends are those of `generate`; what is left for `RowFinished` may be nothing."""
+    """Row numbers, texts and ends equal those of `generate`; `RowFinished` may have no text left."""
     decoded = pardec.load(MODEL_OF[sampler], device="cpu")
     given: dict[str, Any] = {"sampler": sampler, "temperature": 1.2, "seed": 3, "max_new_tokens": 24}
     given |= {"num_return_sequences": 3} | ({} if stop is None else {"stop": stop})

@@ -1,4 +1,4 @@
-"""Machine files: what they say, what of them is refused, and costs that are measured here."""
+"""Machine files: their values, refusals, and costs measured on this machine."""
 
 from __future__ import annotations
 

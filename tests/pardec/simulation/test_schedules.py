@@ -1,4 +1,4 @@
-"""Schedules of rounds made up here: their times worked out otherwise, and no interval before what it reads."""
+"""Schedules of handmade rounds: times computed independently, and no interval before its inputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNT = sum(map(len, ROWS))
 
 
 def machine(target: str = "a", draft: tuple[str, ...] = ("b",), link: float = 0.0, **costs: Any) -> Machine:
-    """One layer of the target takes 1, one of the drafter a quarter, whatever the number of tokens."""
+    """A machine where a layer of the target takes 1 second and one of the drafter 0.25, for any number of tokens."""
     names = sorted({target, *draft})
     devices = {
         name: {"target": {"layer": costs.get("t", 1.0)}, "draft": {"layer": costs.get("d", 0.25)}} for name in names
@@ -41,7 +41,7 @@ T, D = 3.0, 0.5  # a forward of each, with these layers
 
 
 def hits(rate: int) -> Exit:
-    """A hit in every `rate`-th round, from the first on."""
+    """An exit with a hit in every `rate`-th round, from the first on."""
     return Exit(0, 2, tuple(tuple(0 if number % rate == 0 else 9 for number in range(len(row))) for row in ROWS))
 
 

@@ -1,4 +1,4 @@
-"""Simulations of real runs: tokens are the run's, clocks are those of its rounds, exits those of a whole forward."""
+"""Simulations of real runs: tokens equal the run's, times follow from its rounds, exits from whole forwards."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_layers_of_a_file_stand_for_larger_models() -> None:
 
 
 def test_exits_are_those_of_the_layers_own_states() -> None:
-    """Ranks against whole forwards of a part of the stack, one text at a time."""
+    """Ranks compared with whole forwards of the lower layers, one text at a time."""
     report = simulated(DRAFT, "mirror")
     network: Any = model().language_model
     assert report.exits is not None
@@ -95,8 +95,9 @@ def test_exits_are_those_of_the_layers_own_states() -> None:
 
 @pytest.mark.seeds("arXiv:2510.13161")
 def test_deeper_exits_name_more_and_rollouts_hide_behind_the_upper_layers() -> None:
-    """Hits rise with kappa and are many at the exit before the last; the tokens are greedy ones; where rollouts fit
-    after the upper layers, a round of a hit takes the target's time alone, and the whole is sooner than plain."""
+    """Hits rise with kappa and are frequent at the last exit; tokens are greedy; where rollouts fit into the time of
+    the upper layers, a round with a hit takes the target's time alone, and mirror is faster than plain.
+    """
     report = simulated(DRAFT, "mirror", exit_layer=2, kappa=4, where=machine(target=1.0, draft=0.1))
     assert report.result.tokens == model().generate(prompts(), max_new_tokens=24).tokens
     assert report.exits is not None

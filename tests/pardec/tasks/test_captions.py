@@ -1,4 +1,4 @@
-"""Captions as a task: what images score, and what a comparison keeps of them."""
+"""Captions as a task: scores of images, and the values that a comparison stores."""
 
 from __future__ import annotations
 

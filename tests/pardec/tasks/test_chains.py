@@ -1,4 +1,4 @@
-"""Chains: every line follows from the one before, every wording counts, and the lengths share one split."""
+"""Chains: each line follows from the one before, every wording is accepted, and all lengths share one split."""
 
 from __future__ import annotations
 

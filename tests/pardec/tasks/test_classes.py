@@ -1,4 +1,4 @@
-"""Classes as a task: what images score, which problems there are, and what a comparison keeps of them."""
+"""Classes as a task: scores of images, the problems, and the values that a comparison stores."""
 
 from __future__ import annotations
 

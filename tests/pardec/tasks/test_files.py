@@ -1,4 +1,4 @@
-"""Files of prompts as tasks: what is read, in which order, how it is scored, and what is said of a bad line."""
+"""Files of prompts as tasks: fields, order, scoring, and errors for wrong lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grids: Latin squares, what is shown stays, and any square that fits is right."""
+"""Grids: they are Latin squares, given numbers stay, and any square that fits is right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The waiting-line tasks: what is asked, what is right by an independent reading, and what each score forgives."""
+"""The waiting-line tasks: the prompts, the right answers by an independent reading, and what each score tolerates."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ FIVE = expand("parallel")
 
 
 def line_of(prompt: str) -> list[str]:
-    """The given line, read as JSON."""
+    """The list in the prompt, parsed as JSON."""
     found = json.loads(prompt[prompt.index("[") : prompt.rindex("]") + 1])
     assert isinstance(found, list)
     return found
 
 
 def is_right(name: str, prompt: str, answer: list[str]) -> bool:
-    """Whether answer does what prompt says, judged from the words of the prompt alone."""
+    """Whether the answer does what the prompt asks for, derived from the prompt's words alone."""
     head, items = prompt[: prompt.index("[")], line_of(prompt)
     item, number = re.search(r'"(\w+)"', head), re.search(r"number (\d+)", head)
     at = int(number[1]) - 1 if number else None

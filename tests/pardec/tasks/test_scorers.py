@@ -1,4 +1,4 @@
-"""The scorers by name: which number a text ends on, and what counts as the same."""
+"""The scorers by name: the number that ends a text, and which answers count as equal."""
 
 from __future__ import annotations
 

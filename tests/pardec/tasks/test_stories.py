@@ -1,4 +1,4 @@
-"""Stories: what the grammar gives is right, words that do not agree are wrong, and a judge rates the right ones."""
+"""Stories: texts of the grammar are right, texts whose words disagree are wrong, and a judge rates right ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks: splits that no seed can cross, repeatable draws, right answers, exact scores."""
+"""Tasks: disjoint splits for all seeds, repeatable draws, right answers, exact scores."""
 
 from __future__ import annotations
 

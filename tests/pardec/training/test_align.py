@@ -1,4 +1,4 @@
-"""A drafter goes on learning from what it served: rows of every form, a new folder, and clear refusals."""
+"""A drafter is trained further on requests that it served: rows of every form, a new folder, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training starts from an exported drafter: the same loss, the same ids, and what contradicts it is refused."""
+"""A training starts from an exported drafter: the same loss, the same ids, and contradictions are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes of three papers, each on a bigram table that drafts for a small random target, by what is accepted."""
+"""The recipes of three papers, on bigram tables that draft for a small random target, compared by acceptance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VOCAB, NEW = 8, 24
 
 @dataclass(frozen=True)
 class Texts:
-    """Positions of texts that a model wrote: the token there, what it chose next, and its logits [N, V]."""
+    """Positions of texts that a model wrote: the token, the next token, and the model's logits [N, V]."""
 
     token: Tensor
     label: Tensor
@@ -63,7 +63,7 @@ def acceptance(table: Tensor, texts: Texts) -> float:
 
 
 def drafter(table: Tensor) -> LanguageModel:
-    """A model whose logits are the table's row of the last token."""
+    """A draft model whose logits are the table's row of the last token."""
     model = toy_ar(0, VOCAB, layers=1)
     stack: Any = model.decoder
     with torch.no_grad():
@@ -76,7 +76,7 @@ def drafter(table: Tensor) -> LanguageModel:
 
 
 def accepted(table: Tensor, given: Sequence[Sequence[int]]) -> float:
-    """The share of drafted tokens that stand when the target decodes these prompts."""
+    """The share of accepted draft tokens when the target decodes these prompts."""
     with named(near=drafter(table)):
         done = run(target(), "model:name=near,k=3+speculative", given, NEW, temperature=1.0)
     taken, tested = sum(map(sum, done.trace.accepted)), sum(map(sum, done.trace.drafted))
@@ -94,7 +94,7 @@ def test_distilling_the_target_s_distribution_raises_acceptance_over_its_tokens_
 
 @pytest.mark.seeds("arXiv:2403.00858")
 def test_tuning_with_tvd_plus_plus_leaves_a_lower_total_variation_than_with_cross_entropy() -> None:
-    """Both go on from one drafter that cross-entropy has trained to its end."""
+    """Both start from one drafter that was trained to convergence with cross-entropy."""
     texts, heldout = written(100, 1), written(100, 2)
     start = trained("ce", texts)
     tuned = {name: acceptance(trained(name, texts, start, steps=100, rate=1.0), heldout) for name in ("ce", "tvd++")}
@@ -103,7 +103,7 @@ def test_tuning_with_tvd_plus_plus_leaves_a_lower_total_variation_than_with_cros
 
 @pytest.mark.seeds("arXiv:2411.11055")
 def test_pretraining_and_then_texts_of_the_target_s_own_beat_a_drafter_that_was_not_aligned() -> None:
-    """Pretrained on texts of another source, finetuned on a few of the target's; decoded from held-out prompts."""
+    """Pretrained on texts of another source, then tuned on few of the target's; decoded from held-out prompts."""
     unaligned = trained("ce", written(100, 1, by=9))
     aligned = trained("fkl", written(60, 3), unaligned, steps=60)
     given = prompts([2] * 40, seed=11, vocab=VOCAB)

@@ -1,4 +1,4 @@
-"""Short trainings of every kind: the loss falls, a resumed run is the whole one, tensors have published names."""
+"""Short trainings of every kind: the loss falls, a resumed run equals an uninterrupted one, names are published ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States of texts on disk, and the measure that walks through them."""
+"""States of texts on disk, and the measurement that reads them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_only_what_is_new_is_added_and_what_was_cut_off_is_cut_away(model: parde
 def test_what_was_cut_off_goes_on_and_no_text_is_there_twice(
     longest: int, more: int, model: pardec.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same call goes on; one with more texts, or of another length, begins again after what was finished."""
+    """The same call resumes; one with more texts or another length continues after the completed texts."""
     rows = [([2, 50 + n], [70 + at for at in range(2 + n % 5)] + [3]) for n in range(9)]
     monkeypatch.setattr("pardec.training.states._TOKENS", 16)
     whole = States(tmp_path / "whole", (0,), model.network)
@@ -98,7 +98,7 @@ def test_what_was_cut_off_goes_on_and_no_text_is_there_twice(
 
 
 def test_a_file_is_known_by_what_it_begins_with(model: pardec.Model, tmp_path: Path) -> None:
-    """Not by a name that another one may have, in this call or the next."""
+    """Files are identified by their first text, not by a name that another file may have."""
     states = States(tmp_path, (0,), model.network)
     assert states.update({"one/own.jsonl": ROWS[:1], "two/own.jsonl": ROWS[1:]}, 100) == 12
     assert states.update({"elsewhere.jsonl": ROWS[:1], "empty.jsonl": []}, 100) == 0
@@ -109,7 +109,7 @@ def test_a_file_is_known_by_what_it_begins_with(model: pardec.Model, tmp_path: P
 
 
 class _Knows:
-    """Drafts the text itself, but is wrong about the tokens at the positions in `wrong`."""
+    """A drafter that predicts the text itself, except for wrong tokens at the positions in `wrong`."""
 
     def __init__(self, wrong: set[int]) -> None:
         self.wrong = wrong

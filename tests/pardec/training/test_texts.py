@@ -1,4 +1,4 @@
-"""Texts that the target writes: the same whether they are written at once or in parts."""
+"""Texts that the target writes are the same whether written at once or in parts."""
 
 from __future__ import annotations
 

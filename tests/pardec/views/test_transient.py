@@ -1,4 +1,4 @@
-"""What is shown decoding on a terminal is removed where the text is printed there."""
+"""A live view on a terminal is removed when the text is printed there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`head_to`: fewer transitions from step to step, against a plain loop over tokens and transitions."""
+"""`head_to`: transitions that become fewer from step to step, compared with a plain loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def model() -> ContinuousModel:
 
 
 def test_transitions_by_hand() -> None:
-    """MAR's 64 steps from 50 to 5: 45 are given up over 63 steps, rounded down."""
+    """MAR's 64 steps from 50 to 5 transitions: 45 are dropped over 63 steps, rounded down."""
     each = unmasking(256, 64).transitions(50, 5)
     assert [int(each[k]) for k in (0, 1, 2, 31, 62, 63)] == [50, 49, 48, 27, 5, 5]
     assert unmasking(16, 1).transitions(50, 5).tolist() == [50]
@@ -34,7 +34,7 @@ def test_transitions_by_hand() -> None:
 
 
 def naive(model: ContinuousModel, when: np.ndarray, label: int, seed: int, chains: list[int], cfg: float) -> np.ndarray:
-    """One image in the recorded order: token after token, transition after transition; guidance grows linearly."""
+    """One image in the recorded order, token by token and transition by transition; guidance grows linearly."""
     count, size = model.backbone.tokens, model.head.size
     latents, scales = torch.zeros(1, count, size), unmasking(count, len(chains)).scale(cfg, "linear")
     known = torch.zeros(1, count, dtype=torch.bool)

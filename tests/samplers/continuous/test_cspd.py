@@ -1,4 +1,4 @@
-"""`cspd` in both modes: what it refuses, a draft that is the target, rows on their own, what it counts, and MAR."""
+"""`cspd` in both modes: refusals, a draft equal to the target, independent rows, counts, and MAR."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_same_checkpoint_by_another_path_is_the_target() -> None:
 
 
 def test_equal_weights_of_another_name_are_accepted_but_for_rounding() -> None:
-    """Nothing is assumed there: the paths are tested, with the target's distributions from rows of another shape."""
+    """The draft has another name, so its paths are tested; the target's distributions are from another batch shape."""
     model, twin = (replace(mar(), head=ToyHead(4, 6)) for _ in range(2))
     with patch.object(_cspd_exact, "rescore", wraps=rescore) as tested:
         end = generate(model, "cspd:draft=d,mode=exact,steps=7,k=3", draft=replace(twin, name="twin"), **ROWS)  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ def test_a_row_alone_is_the_row_in_any_batch(spec: str, cfg: float | None) -> No
 
 
 def test_calls_of_the_published_rounds_are_counted() -> None:
-    """10 steps: 0 and 1 by the target (1 <= 10 * 0.15), then tests at steps 4, 8 and 9."""
+    """10 steps: the target alone at 0 and 1 (1 <= 10 * 0.15), then tests at steps 4, 8 and 9."""
     target, draft = pair(30, 2, 4)
     end = generate(target, "cspd:draft=d,k=4,steps=10", draft=draft, seeds=(1, 2), cfg=1.5)
     assert end.nfe == (5, 5)
@@ -176,7 +176,7 @@ def test_calls_of_the_published_rounds_are_counted() -> None:
 
 
 def test_calls_of_the_exact_rounds_are_counted() -> None:
-    """Each group that is drafted is a row of the target's one call; here the draft is the target, and all stand."""
+    """Each drafted group is a row of the target's single call; the draft equals the target, so all are accepted."""
     target, _ = pair(30, 2, 4)
     end = generate(target, "cspd:draft=d,k=4,steps=10,mode=exact", draft=target, seeds=(1, 2), cfg=1.5)
     assert end.nfe == (4, 4)  # two groups by the target alone, then 4 and 4
@@ -189,7 +189,7 @@ def test_calls_of_the_exact_rounds_are_counted() -> None:
 
 @pytest.mark.parametrize("cfg", [None, 2.0])
 def test_a_causal_backbone_is_asked_once_for_all_groups(cfg: float | None) -> None:
-    """One row says of every place what a row for each would."""
+    """With a causal backbone, a single row gives the states of all groups."""
     target, draft = pair(9, 2, 4)
     more, less = (replace(m.backbone, causal=True, weight=0.15) for m in (target, draft))
     target, draft = replace(target, backbone=more), replace(draft, backbone=less)
@@ -203,7 +203,7 @@ def test_a_causal_backbone_is_asked_once_for_all_groups(cfg: float | None) -> No
 
 
 def _each_alone(context: object, groups: list[object], latents: torch.Tensor) -> object:
-    """`contexts` by one call for each group."""
+    """`contexts` by a separate call for each group."""
     from pardec.models.continuous.contracts import States
     from pardec.samplers.continuous.contracts import ContinuousContext
     from pardec.samplers.continuous.methods.drafting_ahead import Group, raster_order
@@ -241,7 +241,7 @@ def test_laws_that_are_no_numbers_end_in_an_error() -> None:
 
 @pytest.mark.parametrize("mode", ["reference", "exact"])
 def test_mar_drafts_for_mar(mode: str) -> None:
-    """With the networks and their own heads; every token is drawn, and none is left at 0."""
+    """With the real networks and heads; every token is sampled, and none stays 0."""
     target, draft = mar(), mar(near=0.01)
     end = generate(target, f"cspd:draft=d,mode={mode},steps=8,k=3", draft=draft, cfg=2.0, **ROWS)  # type: ignore[arg-type]
     assert np.isfinite(latents_of(end)).all()

@@ -1,4 +1,4 @@
-"""`cspd` on denoising paths keeps the distribution of `mar`: known densities, against `mar`, and with faults in it.
+"""`cspd` on denoising paths keeps the distribution of `mar`: known densities, samples of `mar`, and injected faults.
 
 Samples pass through the loop: several groups of several tokens, each depending on all before it, so that contexts, the
 groups that are dropped and the noise of those drawn again matter. Draft and target differ in means and deviations.
@@ -39,14 +39,14 @@ SPEC = f"cspd:draft=d,mode=exact,steps={STEPS},prefill=0,k={K}"
 
 
 def by_rank(model: ContinuousModel, seed: int, made: np.ndarray) -> np.ndarray:
-    """Pictures [B, S, d] with their tokens in the order in which they came."""
+    """Images [B, S, d] with their tokens in the order of sampling."""
     count = len(made)
     rank = ImageState(model, ImageRequest((1,) * count, Keyed(row_seeds(seed, count)))).rank.numpy()
     return np.take_along_axis(made, rank.argsort(1)[..., None], 1)
 
 
 def known_law(model: ContinuousModel, steps: int, last: Last) -> tuple[np.ndarray, np.ndarray]:
-    """Mean [S] and covariance [S, S] of the linear toy's tokens by rank, each of their numbers being independent.
+    """Mean [S] and covariance [S, S] of the linear toy's tokens by rank; the values of a token are independent.
 
     Each token is a + b * (sum of the tokens of earlier groups) + noise, worked out transition by transition.
     """
@@ -68,7 +68,7 @@ def known_law(model: ContinuousModel, steps: int, last: Last) -> tuple[np.ndarra
 
 
 def against_density(model: ContinuousModel, made: np.ndarray, last: Last) -> float:
-    """The least p of margins and of projections of the joint, against the known normal distribution of each."""
+    """The smallest p of the marginals and of projections of the joint, each against its known normal distribution."""
     mean, covariance = known_law(model, STEPS, last)
     generator = np.random.RandomState(7)
     projections = [*np.eye(TOKENS), np.ones(TOKENS), *generator.standard_normal((6, TOKENS))]
@@ -81,7 +81,7 @@ def against_density(model: ContinuousModel, made: np.ndarray, last: Last) -> flo
 
 
 def against_mar(made: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-    """The least p of the margins' Kolmogorov-Smirnov tests, and the joint's energy distance in standard errors."""
+    """The smallest p of the marginals' Kolmogorov-Smirnov tests, and the joint's energy distance in standard errors."""
     tokens, size = made.shape[1:]
     least = min(kolmogorov(made[:, at, of], other[:, at, of]) for at in range(tokens) for of in range(size))
     return least, energy(made.reshape(len(made), -1), other.reshape(len(other), -1))[1]
@@ -143,19 +143,19 @@ def test_the_law_is_that_of_mar_at_50_000_samples(steps: int, k: int, last: Last
 
 
 def narrow(path: DenoisingPath, last: Last) -> Tensor:
-    """`log_density` without its normalisers."""
+    """Injected fault: `log_density` without its normalizers."""
     count = path.transitions(last)
     spread = path.log_deviations[:count].double().sum((0, 2))
     return log_density(path, last) + spread
 
 
 def all_kept(accepted: Tensor, number: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`settled` that drops nothing after a rejection."""
+    """Injected fault: `settled` that keeps later drafts after a rejection."""
     return accepted, (number < count) & ~accepted, torch.zeros_like(accepted)
 
 
 def first_try(*given: Any) -> Tensor:
-    """`_residual` that takes the target's own first path."""
+    """Injected fault: `_residual` that takes the target's own first path."""
     context, _, again, target, _, last = given
     noise = context.images.noise(again, "residual", width(context.head))
     path = trace(context.head, target, noise)
@@ -163,7 +163,7 @@ def first_try(*given: Any) -> Tensor:
 
 
 def blind(context: ContinuousContext, groups: list[Group], latents: Tensor) -> Any:
-    """`contexts` of a target that does not see the drafts before a group."""
+    """Injected fault: `contexts` of a target that ignores the drafts before a group."""
     return group_states(context, groups, latents, context.images.known())
 
 
@@ -178,7 +178,7 @@ FAULTS: dict[str, Callable[[], Any]] = {
 
 @contextmanager
 def _unchecked_map() -> Iterator[None]:
-    """Commits the target's last mean while keeping later drafts, which saw the draft's: what is refused by name."""
+    """Bypasses the check that refuses last=map with k above 1, where later drafts depend on the draft's mean."""
 
     def settle(self: CSpD) -> None:
         object.__setattr__(self, "last", "map")
@@ -226,7 +226,7 @@ def test_drafts_stand_as_often_as_the_divergence_of_paths_says(steps: int) -> No
 
 
 def test_one_transition_is_speculative_sampling_of_numbers() -> None:
-    """T = 1: the share that stands is the overlap of two normal distributions, by integration."""
+    """T = 1: the accepted share is the overlap of two normal distributions, computed by integration."""
     target, draft = pair(1, 1, 1)
     end = generate(target, "cspd:draft=d,mode=exact,k=1,steps=1,prefill=0,last=noise", draft=draft, count=MANY, seed=5)
     grid = np.linspace(-12, 12, 200_001)
@@ -257,7 +257,7 @@ def test_accepted_and_redrawn_vectors_pass_a_kolmogorov_test_and_a_smaller_mar_d
 
 
 def test_the_residual_of_a_wrong_density_ends_in_an_error() -> None:
-    """A draft that the densities find likelier than the target does wherever it is drawn: no draw would ever pass."""
+    """If the draft's density exceeds the target's at every sample, no sample of the residual is ever accepted."""
     target, draft = pair(TOKENS, 1, 2)
     wrong = patch.object(_cspd_exact, "share", lambda ratio: torch.zeros_like(ratio).double())
     with wrong, patch.object(_cspd_exact, "_TRIES", 500), pytest.raises(ModelError, match="samples of .* was accepted"):

@@ -1,4 +1,4 @@
-"""`cspd` as published, against a plain version of it written from the paper's notes, and its parts by hand.
+"""`cspd` as published, compared with a plain version of it; its parts by hand.
 
 The plain version goes token by token in numpy over the toy's own formulas; only its uniforms are the loop's.
 """
@@ -53,7 +53,7 @@ def plainly(
     models: tuple[ContinuousModel, ContinuousModel], order: list[int], schedule: Unmasking, *, seed: int, label: int,
     steps: int, k: int, cfg: float | None, tau: float, derived: bool, prefill: float, temperature: float,
 ) -> np.ndarray:  # fmt: skip
-    """One row, as the authors' runner goes; the order of its tokens and how many each step draws are given."""
+    """One row like the authors' loop; the order of its tokens and the number per step are given."""
     target, draft = models
     source = Keyed((seed,))
 
@@ -64,7 +64,7 @@ def plainly(
         return torch.special.ndtri(torch.from_numpy(uniforms(place, purpose, width))).numpy()
 
     def walk(model: ContinuousModel, z: np.ndarray, e: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The last mean, its deviation, and the sum of the log deviations of the transitions before."""
+        """The last mean, its deviation, and the sum of the log deviations of the earlier transitions."""
         x, others = e[0], np.zeros(SIZE)
         for number, index in enumerate(range(HEAD - 1, 0, -1), 1):
             mean, deviation = distribution(model, x, index, z)
@@ -139,7 +139,7 @@ def test_both_ways_of_a_test_are_taken_there() -> None:
 
 
 def test_the_ratio_by_hand() -> None:
-    """d = 1: p = N(1, 2^2), q = N(0, 1), the deviations before them 3 and 5 in all: at x = 1 and tau = 1, 2."""
+    """d = 1: p = N(1, 2^2), q = N(0, 1), earlier deviations 3 and 5 in all: at x = 1 and tau = 1, the ratio is 2."""
     target = LastTransition(torch.tensor([[1.0]]), torch.tensor([[2.0]]).log(), torch.tensor([[3.0]]).log())
     draft = LastTransition(torch.tensor([[0.0]]), torch.tensor([[1.0]]).log(), torch.tensor([[5.0]]).log())
     x = torch.tensor([[1.0]])
@@ -163,7 +163,7 @@ def test_an_ending_is_a_paths_last_transition() -> None:
 
 
 def published(proposals: Tensor, taken: Tensor) -> Tensor:
-    """The authors' tries, as a loop."""
+    """The authors' retries, as a loop."""
     out, had = torch.zeros_like(proposals[0]), torch.zeros(taken.shape[1], dtype=torch.bool)
     for proposal, here in zip(proposals, taken, strict=True):
         out[here] = proposal[here]
@@ -187,7 +187,7 @@ def test_tries_for_the_rejected(uniform: float) -> None:
 
 
 def test_the_published_fall_back_leaves_zeros_and_ours_does_not() -> None:
-    """A draft so near that next to nothing is left of the target, but for a few that are rejected all the same."""
+    """A draft so similar to the target that the residual is almost empty, while a few tokens are still rejected."""
     target, draft = pair(TOKENS, SIZE, HEAD, far=0.3)
     zeros = {}
     for flag in ("true", "false"):

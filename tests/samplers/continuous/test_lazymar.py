@@ -1,4 +1,4 @@
-"""`mar` with what earlier steps computed, against a plain version that goes position by position; what it counts."""
+"""`mar` with results reused from earlier steps, compared with a plain version position by position; its counts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model() -> ContinuousModel:
 
 @pytest.fixture(scope="module")
 def trained() -> ContinuousModel:
-    """One whose vectors stay bounded along a path, so that what is reused can be seen in them; in float64."""
+    """A model whose vectors stay bounded along a path, so that reuse has visible effects; in float64."""
     folder = Path(pardec.__file__).parents[1] / "models" / "embedded" / "tiny-mar"
     model = load_continuous(folder, device="cpu", dtype="float32")
     for part in (model.backbone.network, model.head.network):  # type: ignore[attr-defined]
@@ -43,7 +43,7 @@ def trained() -> ContinuousModel:
 
 
 class Half:
-    """One half of guidance in the plain version: keys and values by layer and position, and the decoder's inputs."""
+    """One half of guidance in the plain version: K/V by layer and position, and the decoder's inputs."""
 
     def __init__(self, network: Any, label: int) -> None:
         self.network, self.label = network, label
@@ -53,7 +53,7 @@ class Half:
 
     @staticmethod
     def attend(block: Any, x: dict[int, Tensor], kept: dict[int, Any]) -> dict[int, Tensor]:
-        """Each position over all kept ones, its own values included."""
+        """Attends from each position to all kept ones, including itself."""
         queries = {}
         for at, vector in x.items():
             q, k, v = block.attn.qkv(block.norm1(vector)).view(3, block.attn.heads, -1)
@@ -115,7 +115,7 @@ def naive(
     label: int = 1,
     seed: int = 6,
 ) -> tuple[np.ndarray, list[int], list[int]]:
-    """One image in the recorded order, each step from the recorded vectors before it: a path magnifies rounding.
+    """One image in the recorded order; each step starts from the recorded vectors, since paths amplify rounding.
 
     Also, of each step, the rows of the backbone and the tokens fed.
     """
@@ -168,7 +168,7 @@ def noise_of(seed: int, t: int, model: ContinuousModel) -> Tensor:
 
 
 def walk(model: ContinuousModel, states: list[Tensor], scale: float | None, every: int, e: Tensor) -> Tensor:
-    """One token's path, transition by transition and half by half."""
+    """The path of one token, transition by transition and half by half."""
     head, net, steps = model.head, model.head.network, model.head.steps  # type: ignore[attr-defined]
     times, size, x = net.time_embed(head.schedule.timesteps), model.head.size, e[0]  # type: ignore[attr-defined]
     added = change = torch.zeros(())
@@ -236,7 +236,7 @@ def test_with_every_step_full_it_is_mar_bit_for_bit(model: ContinuousModel, opti
 
 
 def test_with_every_transition_full_the_head_is_the_plain_one(model: ContinuousModel) -> None:
-    """The walk itself, where nothing is reused: a chain so short that its tenth and its multiples are all there is."""
+    """The chain is so short that every transition is full, so that nothing is reused."""
     plain = generate(model, "mar:steps=8,head=2", seeds=(5,), cfg=2.5)
     assert (
         latents_of(plain) == latents_of(generate(model, "mar:steps=8,head=2,head_every=7", seeds=(5,), cfg=2.5))
@@ -261,7 +261,7 @@ def test_a_row_alone_is_the_row_in_a_batch(trained: ContinuousModel, options: st
 
 
 def test_steps_by_hand() -> None:
-    """LazyMAR's 64 steps: 0 to 4 and every ninth from 5 on are full; its shares at some of the others."""
+    """LazyMAR's 64 steps: 0 to 4 and every ninth from 5 on are full; its shares at some of the other steps."""
     method = MAR(uncond_every=9, decoder_every=9)
     full = [step for step in range(64) if method.reuse_at(step, 64) == Reuse()]
     assert full == [0, 1, 2, 3, 4, 5, 14, 23, 32, 41, 50, 59]

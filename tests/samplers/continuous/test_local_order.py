@@ -1,4 +1,4 @@
-"""`mar:order=local`: groups that are far apart and near to what is known, by hand and against a plain version."""
+"""`mar:order=local`: tokens of a group are far apart and near to known tokens, by hand and by a plain version."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def naive(rows: int, columns: int, sizes: list[int], keys: np.ndarray) -> list[l
 
 
 def test_three_by_three_by_hand() -> None:
-    """The lowest key first; its farthest cell; then the two cells between them that are no neighbours; the rest."""
+    """The lowest key, its farthest cell, the two cells between them that are not neighbours, then the rest."""
     keys = np.array([0.1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
     rank = local_order(3, 3, np.array([0, 1, 2, 4, 9]), keys)
     # 0 is known: 1 and 3 touch it, 3 has the lower key. Then 0 and 3 are known: 1 and 4 have 1 + .71, 4 the lower key

@@ -1,4 +1,4 @@
-"""`mar`: groups by a cosine, guidance, rows on their own, and the events of each round."""
+"""`mar`: groups by the cosine schedule, guidance, independent rows, and the events of each round."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def model() -> ContinuousModel:
 
 
 def test_groups_are_those_of_a_cosine() -> None:
-    """Counted by hand from S cos(pi/2 (k+1)/K): 16 cos = 14.8, 11.3, 6.1, 0."""
+    """Computed by hand from S cos(pi/2 (k+1)/K): 16 cos = 14.8, 11.3, 6.1, 0."""
     assert unmasking(16, 4).bounds.tolist() == [0, 2, 5, 10, 16]
     assert unmasking(16, 4).left.tolist() == [14, 11, 6, 1]
     assert unmasking(16, 1).bounds.tolist() == [0, 16]

@@ -1,4 +1,4 @@
-"""Seeded Jacobi over vectors: the picture that `mar` draws with the same noise, in no more calls."""
+"""Seeded Jacobi over vectors: the image that `mar` samples with the same noise, in at most as many calls."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SETTINGS = ("last=map", "last=x1", "last=noise,guidance=constant")
 
 
 def causal(weight: float = 0.1, tokens: int = 14) -> ContinuousModel:
-    """Each token depends a little on the sum of all before it: iterates settle fast."""
+    """A model in which each token depends a little on the sum of all earlier ones, so that iterations converge fast."""
     return toy("causal", ToyHead(2, 5, bend=0.2), ToyBackbone(tokens, 2, weight=weight, curved=True, causal=True))
 
 
 def modest() -> ContinuousModel:
-    """MAR's backbone under a head whose numbers are of size 1."""
+    """MAR's backbone with a head whose values are of size 1."""
     return replace(mar(), head=ToyHead(4, 5, bend=0.2))
 
 
@@ -59,7 +59,7 @@ def test_the_picture_is_that_of_mar_on_mar(tol: float, steps: int, settings: str
 
 
 def test_nothing_of_a_group_is_committed_before_what_it_depends_on_is_settled() -> None:
-    """With tol=0 and strong dependence, next to nothing settles early, and the picture is still right."""
+    """With tol=0 and strong dependence almost nothing settles early, and the image is still right."""
     model = causal(weight=0.9)
     end = generate(model, "seeded_jacobi:window=6,tol=0", **ROWS)
     np.testing.assert_allclose(latents_of(end), latents_of(generate(model, "mar", **ROWS)), atol=1e-5)
@@ -69,7 +69,7 @@ def test_nothing_of_a_group_is_committed_before_what_it_depends_on_is_settled() 
 
 
 def test_tokens_that_depend_on_nothing_settle_at_once() -> None:
-    """A round draws a window and commits its first group; the next finds the rest unchanged, and commits one more."""
+    """A round commits the first group of its window; the next finds the other three unchanged, and commits four groups."""
     end = generate(causal(weight=0.0, tokens=12), "seeded_jacobi:window=4,tol=0")
     assert end.nfe == (6,)
     assert [len(step.positions) for step in end.trace.steps[0]] == [1, 4, 1, 4, 1, 1]
@@ -89,7 +89,7 @@ def test_a_row_alone_is_the_row_in_any_batch() -> None:
 
 
 def test_a_group_of_several_tokens_has_a_row_of_its_own_on_a_causal_backbone() -> None:
-    """What is in a group with a token must not be seen by it, as `mar` has it."""
+    """A token must not attend to the other tokens of its group, as in `mar`."""
     model = causal(weight=0.3)
     end = generate(model, "seeded_jacobi:window=3,steps=5,tol=0", **ROWS)
     np.testing.assert_allclose(latents_of(end), latents_of(generate(model, "mar:steps=5", **ROWS)), atol=2e-6)
@@ -97,7 +97,7 @@ def test_a_group_of_several_tokens_has_a_row_of_its_own_on_a_causal_backbone() -
 
 
 def test_its_fixed_point_takes_the_noise_of_each_token() -> None:
-    """A fault for comparison: with other noise each round nothing settles, and the picture is another."""
+    """Injected fault: with other noise in each round nothing settles, and the image differs."""
     from pardec.samplers.continuous.state import ImageState
 
     model, rounds = causal(), iter(range(1000))

@@ -1,4 +1,4 @@
-"""`sequential` of vectors: one token a step, each after all before it."""
+"""`sequential` for vectors: one token per step, each given all earlier ones."""
 
 from __future__ import annotations
 
