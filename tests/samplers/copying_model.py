@@ -19,7 +19,7 @@ _SHARP = 60.0
 
 @cache
 def induction(vocab: int = 500) -> LanguageModel:
-    """Two layers with one head each: the first writes the previous token into a state, the second looks it up.
+    """A model of two one-head layers: the first writes the previous token into a state, the second looks it up.
 
     A state is [code | code of the token before | code of the prediction | 1]; codes are unit vectors.
     """

@@ -1,4 +1,4 @@
-"""For selects that read attention: eight positions with given attention, and tests/reference/naive_dependence.py."""
+"""For selects that read attention: eight positions with given attention, and parity with a plain version."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SURE = (0.95, 0.6, 0.91, 0.3, 0.99, 0.85, 0.901, 0.45)
 
 
 class Attending:
-    """A table of distributions, and attention [L, L] that is the same in each of `layers` layers."""
+    """A model with a table of distributions, and attention [L, L] that is the same in each of `layers` layers."""
 
     def __init__(self, inner: Any, attention: Tensor) -> None:
         self.inner, self.attention = inner, attention
@@ -37,7 +37,7 @@ class Attending:
 
 
 def attending(probabilities: tuple[float, ...], edges: dict[tuple[int, int], float]) -> LanguageModel:
-    """Position i gives token i that probability, and attends to j by `edges`, to nothing else."""
+    """A model that gives token i that probability at position i; i attends to j by `edges`, and to nothing else."""
     size = len(probabilities)
     distributions = torch.zeros(size, size + 4)
     for p, sure in enumerate(probabilities):
@@ -55,7 +55,7 @@ def attending(probabilities: tuple[float, ...], edges: dict[tuple[int, int], flo
 
 
 def steps_with(spec: str, edges: dict[tuple[int, int], float], row: list[int] | None = None) -> list[int]:
-    """The forward that commits each of the eight positions; what is not None in `row` is given."""
+    """The forward that commits each of the eight positions; entries of `row` that are not None are given tokens."""
     mask = len(SURE) + 3
     canvas = [mask if token is None else token for token in (row or [None] * len(SURE))]  # type: ignore[list-item]
     got = run(attending(SURE, edges), spec, request([canvas], [0], block_length=8))
@@ -70,7 +70,7 @@ def model_of(name: str) -> LanguageModel:
 
 
 def compare(name: str, spec: str, make: Callable[[], Any], *, block_length: int = 8, layers: int = 2) -> int:
-    """Ragged rows decode to the tokens and steps of the naive rule; how many positions went with others."""
+    """Asserts that ragged rows get the tokens and steps of the naive rule; returns how many commits had company."""
     model = model_of(name)
     mask = model.decoding_config.mask_id
     assert mask is not None

@@ -58,7 +58,7 @@ def _greedy(prompt: tuple[int, ...], count: int) -> list[int]:
 
 
 def greedy_holds(spec: str, given: Sequence[Sequence[int]] = RAGGED, new: int = 40) -> float:
-    """Checks that rows of a ragged batch equal greedy decoding, and two of them take the rounds of the row alone.
+    """Checks that rows of a ragged batch equal greedy decoding, and that two of them take as many rounds as alone.
 
     Returns the tokens per forward.
     """
@@ -84,7 +84,7 @@ def gained(spec: str, task: str, operation: str | None = None, count: int = 60) 
 
 
 def forwards_a_token(spec: str) -> float:
-    """Forwards per token of tiny-llama on held-out lists that are to be copied."""
+    """Forwards per token of tiny-llama on held-out lists to copy."""
     made = _decoded(spec, "lists", "copy", 60)
     return sum(made.nfe) / sum(made.generated)
 

@@ -1,4 +1,4 @@
-"""One row of eight positions with given probabilities, on which the rules of selects are worked out by hand."""
+"""One row of eight positions with given probabilities, on which rules of selects are computed by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ for _place, (_token, _sure) in enumerate(zip(TOKENS, SURE, strict=True)):
 
 
 def steps_of(spec: str, *, block_length: int = 8, row: Sequence[int] = (MASK,) * 8) -> list[int]:
-    """The forward that commits each position; every one gets its likeliest token, and no forward follows the last."""
+    """The forward that commits each position; each gets its likeliest token, and no forward follows the last commit."""
     got = run(table(LAWS), spec, request([list(row)], [0], block_length=block_length))
     steps: list[int] = got.trace.commit_step[0].tolist()
     assert got.nfe == (max(steps) + 1,)
@@ -34,7 +34,7 @@ def steps_of(spec: str, *, block_length: int = 8, row: Sequence[int] = (MASK,) *
 
 
 def proposal(name: str, **options: float) -> Proposal:
-    """What a proposer says of the eight positions, of which the last is not eligible."""
+    """A proposal for the eight positions, of which the last one is not eligible."""
     rows = (torch.tensor([MASK] * 7 + [0]),)
     canvas = Canvas(rows, (0,), mask_id=MASK, pad_id=4, block_length=8)
     asked = request([rows[0].tolist()], [0], block_length=8, **options)
@@ -43,6 +43,6 @@ def proposal(name: str, **options: float) -> Proposal:
 
 
 def given_order(spec: str) -> list[int]:
-    """The positions in the order of the forwards that commit them."""
+    """The positions in the order in which they are committed."""
     steps = steps_of(spec)
     return sorted(range(len(steps)), key=lambda at: steps[at])

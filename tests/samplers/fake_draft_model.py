@@ -118,7 +118,7 @@ def apart(found: Tensor, expected: Tensor) -> float:
 
 @contextmanager
 def heard(truth: Callable[[list[int]], Tensor] | None = None) -> Iterator[list[float]]:
-    """Compares the drafter's distribution after every node with `truth` of its whole text, and the target's with `law`.
+    """Compares the drafter's distribution after every node with `truth` of the text, and the target's with `law`.
 
     Returns the largest difference of each, divided by its largest logit.
     """
@@ -227,7 +227,7 @@ def nodes(draft: Draft, row: int) -> list[tuple[int, ...]]:
 
 
 class Pausing(Length):
-    """A length controller that lets each row draft in some rounds only, and no row in every fourth."""
+    """A length controller with which each row drafts in some rounds only, and no row in every fourth round."""
 
     def __init__(self) -> None:
         self.rounds = 0

@@ -13,7 +13,7 @@ from pardec.samplers.speculative.contracts import Acceptance, Draft, TargetDistr
 
 
 class Given:
-    """Chosen uniforms [B, T], one per node; the next token is the likeliest of its distribution, which `left` keeps."""
+    """Given uniforms [B, T], one per node; the next token is the likeliest of its distribution, which `left` stores."""
 
     def __init__(self, uniforms: Tensor) -> None:
         self.uniforms, self.left = uniforms, Tensor()
@@ -29,12 +29,12 @@ class Given:
         return weights.argmax(-1)
 
     def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
-        """The same number for every request, so that the draw is the likeliest token."""
+        """The same number for every request, so that a draw gives the likeliest token."""
         return torch.full((*positions.shape, width), 0.5, dtype=torch.float64)
 
 
 class InOrder:
-    """Random numbers of one row: recorded uniforms, one per test in the order of the tests, and nothing else."""
+    """Random numbers of one row: recorded uniforms in the order of the tests; other draws are errors."""
 
     def __init__(self, uniforms: Sequence[float]) -> None:
         self.uniforms, self.used, self.left = list(uniforms), 0, Tensor()
@@ -48,7 +48,7 @@ class InOrder:
 
 
 def distributions(p: Tensor, *, greedy: bool = False) -> TargetDistributions:
-    """Distributions whose softmax is `p` [B, T, V]."""
+    """Target distributions whose softmax is `p` [B, T, V]."""
     return TargetDistributions(p.log(), p.log(), greedy)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of heads on the target's last state share: random ones on disk, prompts, and what they should say."""
+"""Shared by the tests of heads on the target's last state: random heads on disk, prompts, and expected logits."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ VARIANTS = ("medusa", "shared", "hydra", "plain", "hydra++")
 
 
 def run(model: LanguageModel, spec: str, *given: Any, draft_model: Any = None, **more: Any) -> Finished:
-    """As in `ar_toys`, with this draft module whatever its name."""
+    """`ar_toys.run` with this draft module, whatever name the spec has."""
     with patch.object(draft_models, "draft_module", lambda wanted, target: draft_model):
         return ar_toys.run(model, spec, *given, **more)
 
 
 def close(head: Tensor, heads: int = 3) -> head_folders.Tensors:
-    """Hydra's heads that predict roughly what the target does, from its state: often right where tokens repeat."""
+    """Hydra heads that roughly predict the target's tokens from its state, and are often right on repeated tokens."""
     width = head.shape[1]
     tensors = head_folders.hydra(width, len(head), heads)
     for index in range(heads):
@@ -61,7 +61,7 @@ def close(head: Tensor, heads: int = 3) -> head_folders.Tensors:
 
 
 def module(variant: str, model: LanguageModel, folder: Path) -> DraftModule:
-    """Random heads, some of which lean on the target's own."""
+    """Random heads; some of them resemble the target's own head."""
     stack: Any = model.decoder
     width, vocab, head = model.width, model.vocab_size, stack.head.weight.detach()
     if variant in ("medusa", "shared"):
@@ -94,7 +94,7 @@ def spec_of(drafter: DraftModule, more: str = "", k: int = 3) -> str:
 
 
 def whole_states(model: LanguageModel, text: list[int], own: Any) -> Tensor:
-    """[E] what the heads read after a text, in one forward without a cache."""
+    """[E]: the input of the heads after a text, from one forward without a cache."""
     states = model.forward(Plan.full(torch.tensor([text]), model.visible())).normed()
     if getattr(own, "prefix", None) is None:
         return states[0, -1]
@@ -105,7 +105,7 @@ def whole_states(model: LanguageModel, text: list[int], own: Any) -> Tensor:
 
 @contextmanager
 def compared(model: LanguageModel, published: dict[str, Tensor] | None = None) -> Iterator[list[float]]:
-    """The greatest errors of the states in each round, and of the logits of each call against the plain version."""
+    """The largest errors of the states in each round, and of each call's logits, compared with the plain version."""
     errors: list[float] = []
 
     def checked(kind: type[HeadsState]) -> Any:

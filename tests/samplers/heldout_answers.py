@@ -1,4 +1,4 @@
-"""Held-out problems that the embedded models answer: how many a sampler gets right, and in how many forwards."""
+"""Held-out problems answered by the embedded models: the number of right answers, and the forwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pairs of drafters and exact acceptances, and how far thousands of draws of each are from the true joint."""
+"""The pairs of drafters and exact acceptances, and the distance of many draws of each from the true joint."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Reading:
 
 @contextmanager
 def drafting(vocab: int) -> Iterator[None]:
-    """Makes `model` draft with another toy, and replaces draft modules of any name by random ones."""
+    """Makes `model` draft with another toy, and replaces all draft modules by random ones."""
     toy = toy_ar(21, vocab, 0.8)
     with patch.object(draft_models, "language_model", lambda name, device, dtype: toy), random_modules():
         yield
@@ -109,13 +109,13 @@ def named(stage: str) -> list[str]:
 
 
 def acceptances() -> list[str]:
-    """Every acceptance that promises the target's distribution, in each of its forms."""
+    """Every acceptance that promises the target's distribution, with each of its modes."""
     cards = (card for card in registry.cards() if card.stage == "accept" and card.exact == "distribution")
     return [form for card in cards for form in VARIANTS.get(card.name, (card.name,))]
 
 
 def specs() -> list[str]:
-    """Every drafter with every compatible exact acceptance; draft models also in every shape and length.
+    """Every drafter with every compatible exact acceptance; draft models also with every shape and length controller.
 
     For chains of copied tokens `rrs` equals `speculative` and is left out.
     """
@@ -129,7 +129,7 @@ def specs() -> list[str]:
 
 
 def leading() -> list[str]:
-    """The specs of the long run: every drafter, shape and length once, and every acceptance on siblings."""
+    """The specs of the long run: every drafter, shape and length once, and every acceptance with sibling drafts."""
     siblings = f"{small('model')}+{small('template')}+"
     chosen: dict[str, str] = {}
     for spec in specs():
@@ -146,7 +146,7 @@ def shaped(drafter: str) -> bool:
 
 
 def exact(spec: str) -> bool:
-    """Whether the spec resolves, and promises the distribution."""
+    """Whether the spec resolves and promises the target's distribution."""
     try:
         return registry.resolve(spec, "ar", sampling=True).exact != "relaxed"
     except SpecError:

@@ -1,4 +1,4 @@
-"""Drafters made for tests of the verify loop: right, wrong, or a random tree of both."""
+"""Drafters for tests of the verify loop: right, wrong, or a random tree of both."""
 
 from __future__ import annotations
 

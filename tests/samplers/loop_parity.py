@@ -1,4 +1,4 @@
-"""Compares a spec with a rule of tests/reference/naive_masked.py, row by row, with its random numbers and guidance."""
+"""Compares a spec with a rule of tests/reference/naive_masked.py, row by row, with the same random numbers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LENGTHS, NEW = (5, 1, 8), (9, 6, 3)  # ragged prompts, and blocks that do not di
 def compare(
     model: Any, spec: str, select: Any, given: list[list[int]], new: tuple[int, ...], **options: Any
 ) -> Finished:
-    """Runs both on every row; the tokens, the forward of each commit and the number of forwards must agree."""
+    """Runs both on every row; the tokens, the forward of each commit and the number of forwards must be equal."""
     canvases = [row + [MASK] * count for row, count in zip(given, new, strict=True)]
     return compare_canvases(model, spec, select, canvases, [len(row) for row in given], **options)
 
 
 def orders_as_naive(name: str) -> Callable[..., None]:
-    """A test that the proposer of this name ranks tokens as the naive decoder does, by raw and filtered scores."""
+    """Makes a test: the proposer of this name orders tokens like the naive decoder, by raw and by filtered scores."""
 
     @pytest.mark.parametrize("family", ["llada", "dream"])
     @pytest.mark.parametrize("of", ["raw", "filtered"])
@@ -43,7 +43,7 @@ def orders_as_naive(name: str) -> Callable[..., None]:
 def compare_canvases(
     model: Any, spec: str, select: Any, canvases: list[list[int]], starts: list[int], **options: Any
 ) -> Finished:
-    """`compare` for canvases that hold given tokens between their masks, too."""
+    """`compare` for canvases with given tokens between their masks."""
     absolute = options.setdefault("absolute", model.decoding_config.attention == "block-causal")
     stop_ids = options.get("stop_ids", ())
     seeds = tuple(range(100, 100 + len(canvases)))

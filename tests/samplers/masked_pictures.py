@@ -1,4 +1,4 @@
-"""A random masked model of pictures of six codes, requests for it, and the published loops beside it."""
+"""A random masked model of images of six codes, requests for it, and a comparison with the published loops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS, COLUMNS = 3, 2
 
 
 class Imaging(CaptionedImaging):
-    """Captions letter by letter; without one, two ids."""
+    """An image interface whose captions are encoded letter by letter; without a caption, two ids."""
 
     where = "nowhere"
 
@@ -78,7 +78,7 @@ def draw(model: LanguageModel, spec: str, captions: Sequence[str], **options: An
 def check_published(
     caption: str, published: str, temperature: float, cache: tuple[float, int, float] | None, cfg: float | None
 ) -> None:
-    """Every step is that of the published loop, for one picture, with the same random numbers."""
+    """Asserts that every step equals the published loop's, for one image with the same random numbers."""
     model, steps = painter(seed=ord(caption[0]), sharp=0.6), 5
     anneal = {"dimoo": "none", "mmada": "product"}[published]
     spec = f"maskgit:steps={steps},noise={temperature},anneal={anneal}"

@@ -1,4 +1,4 @@
-"""Draft modules with random weights for toys, written in their published layouts, and loaded like any other files."""
+"""Random draft modules for toys, written in their published layouts and loaded like other files."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def kangaroo(folder: Path, model: LanguageModel, exit_layer: int = 1, **more: An
 
 
 def dflash(folder: Path, model: LanguageModel) -> Path:
-    """A DSpark whose Markov head remembers the path, so that siblings' children differ."""
+    """A DSpark with a Markov head over paths, so that the children of siblings differ."""
     taps = tuple(range(min(2, model.layers)))
     sizes = {"vocab": model.vocab_size, "width": model.width, "mask": model.vocab_size - 1, "taps": taps, "block": 3}
     dflash_writer.write(folder, markov="rnn", confidence="token", dtype=torch.float32, **sizes)
@@ -170,7 +170,7 @@ def random_judge(width: int = 16, seed: int = 0) -> JudgeHead:
 
 @contextmanager
 def learned() -> Iterator[list[tuple[list[int], Tensor]]]:
-    """What a drafter observes of each row in each round: the text before the next node 0, and logits [m, V]."""
+    """Records for each row and round the text before the next node 0, and logits [m, V]."""
     seen: list[tuple[list[int], Tensor]] = []
     observe = QueryState.observe
 

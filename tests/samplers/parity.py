@@ -53,7 +53,7 @@ def agree_recorded(name: str, spec: str, make: Callable[[], Any], **options: Any
 
 
 def block_lengths(family: str) -> Iterator[int]:
-    """Each row's own block length, in turn: all that it generates where that is less, but on a grid from position 0."""
+    """Each row's own block length: at most what it generates, except on a grid from position 0."""
     return cycle([4] * len(NEW) if "sdar" in family else [min(8, new) for new in NEW])
 
 

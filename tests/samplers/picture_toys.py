@@ -1,4 +1,4 @@
-"""Tiny random models of pictures, their draws, and their enumerated distribution over pictures."""
+"""Tiny random image models, their samples, and their enumerated distribution over images."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def toy_pictures(
 
 
 def features(lengths: Sequence[int], seed: int = 0) -> list[Tensor]:
-    """Random features of captions of these lengths, in the form of a text encoder's."""
+    """Random caption features of these lengths, in the form of a text encoder's output."""
     drawn = np.random.RandomState(seed)
     return [torch.from_numpy(drawn.standard_normal((size, FEATURES)) * 2).float() for size in lengths]
 
@@ -109,7 +109,7 @@ def draw(
     temperature: float = 0.0,
     **options: Any,
 ) -> Finished:
-    """Draws pictures; row i has the seed 100 + i by default. Keywords set other fields of `Request`: cfg, top_k."""
+    """Samples images; by default row i has the seed 100 + i. Keywords set other fields of `Request`: cfg, top_k."""
     made = registry.resolve(spec, "ar", sampling=temperature > 0)
     options.setdefault("draft_model", draft_models.for_text(made, model))
     given = asked(model, captions, seeds or range(100, 100 + len(captions)), temperature=temperature, **options)
@@ -119,7 +119,7 @@ def draw(
 
 
 def codes(done: Finished, captions: Sequence[Tensor]) -> np.ndarray:
-    """The codes [B, cells] of the pictures."""
+    """The codes [B, cells] of the images."""
     cells = int(done.trace.lengths[0]) - len(captions[0])
     return np.stack([row[len(caption) :][:cells] for row, caption in zip(done.tokens, captions, strict=True)])
 
@@ -128,7 +128,7 @@ def codes(done: Finished, captions: Sequence[Tensor]) -> np.ndarray:
 
 
 def logits(model: LanguageModel, caption: Tensor, pictures: Tensor, *, cfg: float | None = None) -> Tensor:
-    """Raw logits [N, cells, V] of whole `pictures` [N, cells], each half by itself and without a cache."""
+    """Raw logits [N, cells, V] of whole images [N, cells]; each half of guidance is run separately, without a cache."""
     imaging: Any = model.imaging
     weight = imaging.embedder.uncond_embedding
     halves = [
@@ -155,7 +155,7 @@ def joint(
     temperature: float = 1.0,
     top_k: int | None = None,
 ) -> np.ndarray:
-    """The true probability of every picture, [V] * cells."""
+    """The true probability of every image, [V] * cells."""
     assert model.imaging is not None
     vocab, cells = model.vocab_size, model.imaging.layout.tokens
     every = torch.tensor(list(product(range(vocab), repeat=cells)))
@@ -173,5 +173,5 @@ GUIDED = {"cfg": 3.0}
 
 @cache
 def target() -> LanguageModel:
-    """The model of these pictures."""
+    """The model of these images."""
     return toy_pictures(5, SIDE, VOCAB, 0.7, layers=4)

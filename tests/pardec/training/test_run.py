@@ -1,4 +1,4 @@
-"""Short trainings of every kind: the loss falls, a resumed run equals an uninterrupted one, names are published ones."""
+"""Short trainings of every kind: the loss falls, a resumed run equals an uninterrupted one, published tensor names."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_nothing_of_a_group_is_committed_before_what_it_depends_on_is_settled() 
 
 
 def test_tokens_that_depend_on_nothing_settle_at_once() -> None:
-    """A round commits the first group of its window; the next finds the other three unchanged, and commits four groups."""
+    """A round commits the first group of its window; the next finds the other three unchanged and commits four."""
     end = generate(causal(weight=0.0, tokens=12), "seeded_jacobi:window=4,tol=0")
     assert end.nfe == (6,)
     assert [len(step.positions) for step in end.trace.steps[0]] == [1, 4, 1, 4, 1, 1]

@@ -1,4 +1,4 @@
-"""`above_mean`: every position surer than the mean of what the row has committed; `saber` brings it."""
+"""`above_mean`: commits every position whose score exceeds the mean of the committed scores; `saber` uses it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.samplers.toys import MASK, fill, prompts, same, toy
 
 
 def test_eight_tokens_by_hand() -> None:
-    """.95 .60 .91 .30 .99 .85 .901 .45: the best two; mean .97, none above: two more; then .938; then ...
+    """.95 .60 .91 .30 .99 .85 .901 .45: the best two; mean .97, none above: two more; then mean .938; then ...
 
     Two a step in the order of the scores, since every mean is above what is left.
     """

@@ -1,4 +1,4 @@
-"""`adablock`: blocks that end at delimiters, by its naive version on recorded checkpoints."""
+"""`adablock`: blocks that end at delimiters, compared with its naive version on recorded checkpoints."""
 
 from __future__ import annotations
 

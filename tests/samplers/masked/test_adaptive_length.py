@@ -1,4 +1,4 @@
-"""A row ends in the block in which an end token is predicted: by hand, against a naive version, beside other stages."""
+"""Rows that end in the block in which an end token is predicted: by hand, a naive version, and other stages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPEC = "adaptive_length:beyond={},tau=0.6+threshold:tau=0.9"
 
 
 def distributions(ends: dict[int, float], length: int = 16) -> torch.Tensor:
-    """Token 1 is certain everywhere but at `ends`, where an end token has that probability."""
+    """Distributions in which token 1 is certain, except at `ends`, where an end token has that probability."""
     result = torch.full((length, 7), 1e-6)
     for position in range(length):
         sure = ends.get(position)
@@ -59,7 +59,7 @@ def test_sixteen_tokens_by_hand(ends: dict[int, float], beyond: int, length: int
 
 
 def test_a_later_block_shortens_the_row_further() -> None:
-    """After the first block 9 is too near to its begin, after the second 13 is not."""
+    """After the first block, 9 is too near to the block's start; after the second, 13 is not."""
     row = request([[6] * 24], [0], block_length=4, stop_ids=(5,))
     got = run(table(distributions({13: 0.95, 21: 0.95}, 24)), SPEC.format(14), row)
     assert [len(positions) for positions in got.trace.fed[0]][:3] == [24, 24, 24]
@@ -101,7 +101,7 @@ def golden(name: str) -> pardec.Model:
 def naive(
     name: str, prompt: list[int], new: int, size: int, tau: float, ends: set[int], sure: float, beyond: int
 ) -> tuple[list[int], list[int]]:
-    """https://arxiv.org/abs/2511.21759, one row, plain Python: the canvas itself gets shorter."""
+    """https://arxiv.org/abs/2511.21759 for one row in plain Python: the canvas itself is shortened."""
     model = golden(name)
     decoding = model.language_model.decoding_config
     mask, tokens = decoding.mask_id, [*prompt, *[decoding.mask_id] * new]
@@ -131,7 +131,7 @@ def naive(
 @pytest.mark.parametrize("name", ["llada", "dream"])
 @pytest.mark.seeds("arXiv:2511.21759")
 def test_it_is_its_naive_version_step_by_step(name: str) -> None:
-    """Every third id ends a text of these random checkpoints; a plain version shortens its own canvas."""
+    """With these random checkpoints every third id is an end token; the naive version shortens its own canvas."""
     model, new, size, cut = golden(name), 30, 6, 0
     vocab = model.language_model.vocab_size
     ends = set(range(0, vocab, 3)) - {model.language_model.decoding_config.mask_id}
@@ -167,7 +167,7 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch(rest: str, cache: str) -> None
 
 
 def test_blocks_keep_their_share_of_a_schedule() -> None:
-    """Four blocks of four and eight steps: two each, whether two of the blocks are cut off or not."""
+    """Four blocks of four and eight steps: two steps each, whether two of the blocks are cut off or not."""
     row = request([[6] * 16], [0], block_length=4, stop_ids=(5,))
     heads = ("", "adaptive_length:beyond=0,tau=0.6+")
     plain, cut = (run(table(distributions({6: 0.95})), f"{head}fixed:steps=8", row) for head in heads)

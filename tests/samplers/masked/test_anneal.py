@@ -19,7 +19,7 @@ def expected(temperature: float, place: int) -> float:
 
 @pytest.mark.parametrize(("block_length", "order"), [(8, [4, 0, 2, 6, 5, 1, 7, 3]), (4, [0, 2, 1, 3, 4, 6, 5, 7])])
 def test_temperatures_by_hand(block_length: int, order: list[int]) -> None:
-    """.4 + .4 n / 4 for n = 4, 3, 2, 1 steps that are left, then as with one left; each block begins anew."""
+    """.4 + .4 n / 4 for n = 4, 3, 2, 1 remaining steps, then the last temperature; it starts again in each block."""
     got = run(table(LAWS), SPEC, request([[MASK] * 8], [0], block_length=block_length))
     temperatures = [0.8, 0.7, 0.6, 0.5, 0.5, 0.5, 0.5, 0.5] if block_length == 8 else [0.8, 0.7, 0.6, 0.5] * 2
     assert got.trace.commit_step[0].argsort().tolist() == order
@@ -28,7 +28,7 @@ def test_temperatures_by_hand(block_length: int, order: list[int]) -> None:
 
 
 def test_the_requests_own_temperature_comes_on_top() -> None:
-    """A high temperature that never falls is one of the request."""
+    """The request's own temperature is applied in addition: a stage with one constant temperature equals it."""
     model, given = toy("dream", sharp=1.2), prompts((4, 7))
     one = fill(model, "anneal:high=0.5,low=0.5+confidence:of=filtered+sequential", given, 8, temperature=1.6)
     other = fill(model, "confidence:of=filtered+sequential", given, 8, temperature=0.8)

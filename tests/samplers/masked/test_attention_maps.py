@@ -1,4 +1,4 @@
-"""The attention that stages read is that of an eager forward over the same keys, in ragged batches, with any cache."""
+"""Attention maps for stages equal those of an eager forward over the same keys, in ragged batches, with any cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTHS, NEW = (5, 2, 9), (10, 7, 4)
 
 @dataclass(frozen=True)
 class Probe(Select):
-    """Commits the surest position, and keeps what it has read."""
+    """Commits the most confident position, and records the attention that it reads."""
 
     wanted: AttentionSpec = field(default_factory=lambda: AttentionSpec((0, 1), every=True))
     read: list[tuple[Any, ...]] = field(default_factory=list)
@@ -50,7 +50,7 @@ def probed(model: Any, spec: str, probe: Probe, given: list[list[int]], new: Any
 
 
 def check(model: Any, spec: str, given: list[list[int]], new: Any, **options: Any) -> None:
-    """Every map of every forward is that of an eager one which was fed the same positions."""
+    """Asserts that every map of every forward equals that of an eager forward over the same positions."""
     probe = Probe()
     got = probed(model, spec, probe, given, new, **options)
     block, bidirectional = options.get("block_length", BLOCK), model.decoding_config.attention == "bidirectional"
@@ -90,7 +90,7 @@ def test_maps_are_those_of_an_eager_forward(family: str, cache: str) -> None:
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("spec", ["suffix:window=1,tail=0+sequential@none", "suffix:window=1+sequential@dual"])
 def test_positions_that_are_left_out_are_in_no_map(family: str, spec: str) -> None:
-    """The others take other slots than their numbers."""
+    """The other positions have slots that differ from their numbers."""
     check(toy(family, sharp=1.2), spec, prompts(LENGTHS), NEW)
 
 
@@ -104,7 +104,7 @@ def test_maps_of_recorded_checkpoints(name: str) -> None:
 @pytest.mark.parametrize("spec", ["sequential@none", "edit+sequential@none", "wino:draft=0.3+sequential@none"])
 @pytest.mark.covers(1)
 def test_the_maps_of_a_block_are_rows_of_those_of_all_positions(family: str, spec: str) -> None:
-    """Also after a shadow, whose queries have the positions of the block once more."""
+    """Also with leave-one-out masks, whose queries have the same positions as the block."""
     model, given = toy(family, sharp=1.2), prompts(LENGTHS)
     whole, block = Probe(), Probe(AttentionSpec((1,)))
     for probe in (whole, block):
@@ -131,7 +131,7 @@ def test_under_guidance_the_maps_are_those_of_the_half_with_the_condition() -> N
 
 
 def test_a_row_that_is_repeated_keeps_its_maps() -> None:
-    """`lopa` chooses for a hypothesis by what the forward before has seen."""
+    """`lopa` uses for a hypothesis the attention of the forward before."""
     model, probe = toy("llada", sharp=1.2), Probe()
     probed(model, "lopa+threshold@none", probe, prompts(LENGTHS), NEW)
     assert any(len(set(rows.tolist())) < len(rows) for rows, *_ in probe.read)

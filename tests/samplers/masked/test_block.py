@@ -1,4 +1,4 @@
-"""`block`: a block-causal model keeps the K/V of final tokens alone, and a finished block is computed with the next."""
+"""`block`: block-causal models keep the K/V of final tokens only; a finished block is computed with the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every block stage promises: rows alone as in a batch, other stages beside it, and refusals by name."""
+"""The contract of every block stage: a row is the same alone and in a batch, other stages work, refusals by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bound`: every score that reaches `tau`, or that reaches `least` and a bound that grows with its rank."""
+"""`bound`: commits every score that reaches `tau`, or that reaches `least` and a bound that grows with its rank."""
 
 from __future__ import annotations
 

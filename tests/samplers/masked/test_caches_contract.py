@@ -1,4 +1,4 @@
-"""What caches of masked models promise: what is queried is enough, and a row alone is as in a batch."""
+"""The contract of caches of masked models: they compute enough positions, and rows are independent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SELECTS = (
 
 
 def fitting(family: str, select: str, cache: str) -> bool:
-    """Whether they go together at all."""
+    """Whether family, select and cache can be combined."""
     if cache == "block" and FAMILIES[family][1] != "block-causal":
         return False
     return cache not in ORDERED or "random" in select
@@ -105,7 +105,7 @@ def test_guidance_of_one_is_no_guidance(family: str) -> None:
 
 @dataclass(frozen=True)
 class AsMask(Cache):
-    """A cache that names positions one by one: what `inner` asks as a span, without those in `holes`."""
+    """A cache that queries the span of `inner` as a mask, without the positions in `holes`."""
 
     inner: Any
     holes: tuple[int, ...] = ()

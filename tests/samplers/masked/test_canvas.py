@@ -1,4 +1,4 @@
-"""The canvas: who may write what, where the rows stand, and what stays when rows leave."""
+"""The canvas: who may write to it, where its rows are, and which rows remain when others leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole decodes through recorded forwards: the tokens, the order and the counts of those that run as they come."""
+"""Whole decodes with captured forwards: the tokens, order and counts of uncaptured ones."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_masked_models_decode_the_same(family: str, spec: str) -> None:
 
 
 def test_layers_that_compute_a_share_run_as_they_come() -> None:
-    """How many queries one computes differs from layer to layer: nothing of it is recorded."""
+    """The number of computed queries differs from layer to layer, so these forwards are not captured."""
     plain = toys.toy("llada")
     other = captured(plain)
     given = toys.prompts([5, 3])
@@ -92,7 +92,7 @@ def test_autoregressive_models_decode_the_same(spec: str, temperature: float) ->
 
 
 def test_pictures_decode_the_same() -> None:
-    """Conditions in place of a prompt, two copies of every row, positions on a grid."""
+    """Images: conditions in place of a prompt, two copies of every row, positions on a grid."""
     plain = picture_toys.toy_pictures(side=4)
     other = captured(plain)
     for spec in ("sequential", "jacobi:window=4"):

@@ -1,4 +1,4 @@
-"""A quota whose unsure candidates are carried over: by hand, against the naive decoder, and what it reduces to."""
+"""A quota that carries unconfident candidates over: by hand, against the naive decoder, and special cases."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ test_eight_tokens_by_hand = commits_at(
 
 
 def test_nothing_is_carried_into_the_next_block() -> None:
-    """Two a step in each block: .95 .91 | .60, .30 carried | .30, then .99 .901 | .85, .45 carried | .45."""
+    """Two per step in each block: .95 .91 | .60, .30 carried | .30, then .99 .901 | .85, .45 carried | .45."""
     assert steps_of("carry:tau=0.6,steps=4", block_length=4) == [0, 1, 0, 2, 3, 4, 3, 5]
 
 

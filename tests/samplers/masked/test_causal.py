@@ -1,4 +1,4 @@
-"""`causal`: a causal forward stores finished text and gives the first token of the next block.
+"""`causal`: a causal forward stores finished text and predicts the first token of the next block.
 
 The family's rule, without a cache, is its plain version in tests/models/families/test_nemotron.py.
 """
@@ -15,7 +15,7 @@ from tests.samplers.toys import fill, fill_alone, prompts, toy
 
 
 def test_what_is_queried_by_hand() -> None:
-    """All, where the prompt gives the token at 5; 5..8 three times; 5..8 again for the token at 9; then 9..10."""
+    """All, since the prompt predicts the token at 5; 5..8 three times; 5..8 for the token at 9; then 9..10."""
     got = fill(toy("nemotron"), "sequential@causal", prompts((5,)), 6)
     spans = [(0, 9), *[(5, 9)] * 3, (5, 9), (9, 11)]
     assert queried(got) == [tuple(range(*span)) for span in spans]

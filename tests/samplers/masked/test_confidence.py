@@ -1,4 +1,4 @@
-"""`confidence`: the probability of the candidate, before or after the filter it was drawn with."""
+"""`confidence`: the probability of the candidate, before or after the filter that it was sampled with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_scores_by_hand() -> None:
 
 
 def test_the_raw_score_is_blind_to_the_temperature_and_the_filtered_one_is_not() -> None:
-    """At a temperature of a half probabilities are squared."""
+    """At temperature 0.5 the filtered score squares the probabilities; the raw score ignores the temperature."""
     raw, filtered = (proposal(f"confidence:of={of}", temperature=0.5) for of in ("raw", "filtered"))
     assert torch.equal(raw.tokens, filtered.tokens)
     sharp = LAWS[:, :4] ** 2 / (LAWS[:, :4] ** 2).sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Dimple's confident decoding: by hand, against the naive decoder, and what it reduces to."""
+"""Dimple's confident decoding: by hand, against the naive decoder, and special cases."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ test_eight_tokens_by_hand = commits_at(
 
 
 def test_the_share_of_masks_is_of_what_the_block_held() -> None:
-    """Times a half apart in each block. .95 .91 pass, t = 2/4: only the last time is below; then .99 .901, the same."""
+    """Times 0.5 apart in each block: .95 .91 pass, t = 2/4, so only the last time is below; then .99 .901, likewise."""
     assert steps_of("confident:tau=0.9,steps=8", block_length=4) == [0, 1, 0, 1, 2, 3, 2, 3]
 
 
 def test_the_threshold_is_strict() -> None:
-    """Four equally likely tokens: a score of exactly a quarter reaches `threshold`'s, and does not exceed this one."""
+    """Four equally likely tokens: a score of exactly 1/4 reaches `threshold`'s tau, but does not exceed this one's."""
     distributions = torch.zeros(3, 7)
     distributions[:, :4] = 0.25
     query = request([[6] * 3], [0], block_length=3)
@@ -92,7 +92,7 @@ test_bad_parameters_are_refused = refused_specs(
 
 @pytest.mark.seeds("arXiv:2505.16990")
 def test_a_threshold_of_one_is_a_token_a_step_and_lower_ones_prefilling_and_fixed_tokens_do_as_told() -> None:
-    """At threshold 1 the authors' clock leaves two tokens for the last step."""
+    """With threshold 1 the authors' clock leaves two tokens for the last step."""
     results = [answered("tiny-dream", "lists", f"confident:tau={tau}", 3)[1] for tau in (1, 0.99, 0.5)]
     assert all(gained == [1] * 30 + [2] for gained in results[0].trace.gained)
     steps = [sum(result.nfe) for result in results]

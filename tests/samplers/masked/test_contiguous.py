@@ -1,4 +1,4 @@
-"""`contiguous`: the run of sure positions from the left, at least the first open one."""
+"""`contiguous`: commits the run of confident positions from the left, at least the first open one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every method of the registry promises, checked over all of them: later methods are covered as they arrive."""
+"""The contract of every registered method: new methods are tested without a change here."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ LOOKS = 16  # most forwards a block that a revise stage costs by its defaults (`
 
 
 def looks_behind(sampler: MaskedSampler) -> bool:
-    """Whether it is for models alone that see what comes after the block."""
+    """Whether the sampler needs a model that attends to masks after the block."""
     return sampler.query is not None or bool(sampler.cutting)
 
 
 def fitting(spec: str) -> list[str]:
-    """The families that its cache serves."""
+    """The families that its cache works with."""
     sampler = registry.resolve(spec)
     needs = sampler.cache.attention
     if looks_behind(sampler):
@@ -70,7 +70,7 @@ def fitting(spec: str) -> list[str]:
 
 
 def specs() -> list[str]:
-    """Every select with every cache, every other stage with every cache; what is refused is left out."""
+    """Every select with every cache, and every other stage with every cache, without refused combinations."""
     selects = [*names("select"), "fixed:order=random", "fixed:steps=3"]
     found = [f"{select}@{cache}" for select, cache in product(selects, names("cache"))]
     found += [f"{propose}+fixed:steps=5@{cache}" for propose, cache in product(names("propose"), names("cache"))]
@@ -96,7 +96,7 @@ def axes(spec: str, temperature: float) -> tuple[Any, ...]:
 
 
 def each_alone(spec: str) -> bool:
-    """Every method with the first of its caches, and every cache with `threshold`."""
+    """Whether a case runs by default: every method with its first cache, and every cache with `threshold`."""
     head, cache = spec.split("@")
     return cache == HEADS[head][0] or head == "threshold"
 
@@ -117,7 +117,7 @@ def revises(spec: str) -> bool:
 
 
 def check(got: Finished, mask: int = MASK, *, may_stop: bool = False, revised: bool = False) -> None:
-    """Terminated with nothing open, nothing given rewritten, no mask id, no more forwards than tokens."""
+    """Asserts that the row ended with no open position or mask id, kept given tokens, and took few enough forwards."""
     trace = got.trace
     for row, length in enumerate(trace.lengths):
         when, tokens = trace.commit_step[row, :length], got.tokens[row, :length]
@@ -135,7 +135,7 @@ def check(got: Finished, mask: int = MASK, *, may_stop: bool = False, revised: b
 
 @pytest.mark.parametrize(("spec", "temperature"), pairwise(product(SPECS, [0.0, 0.7]), axes, 1))
 def test_every_composition_keeps_the_contract_in_a_ragged_batch(spec: str, temperature: float) -> None:
-    """It ends, leaves no mask, rewrites nothing unless it revises, and a row alone is the row in a ragged batch."""
+    """Rows end, have no mask, keep commits unless a stage revises, and are the same alone and in a ragged batch."""
     model, given = toy(family_of(spec), sharp=1.2), prompts(LENGTHS)
     distribution = {**LAWS[drawn(spec, 3)], "temperature": temperature, "stop_ids": (EOS,)}
     canvases = [[*prompt, *[MASK] * new] for prompt, new in zip(given, NEW, strict=True)]
@@ -160,12 +160,12 @@ def test_every_composition_keeps_the_contract_in_a_ragged_batch(spec: str, tempe
 
 
 class Exit(Exception):
-    """A consumer's own."""
+    """An exception of the consumer."""
 
 
 @pytest.mark.parametrize("spec", thinned(((spec,) for spec in SPECS), each_alone))
 def test_nothing_of_a_request_outlives_it_however_it_ends(spec: str) -> None:
-    """End token, budget, a consumer that stops, an error in a forward: canvas, cache and every state are gone."""
+    """End tokens, the budget, a consumer that stops, an error in a forward: canvas, cache and states are freed."""
     model, given = toy(family_of(spec), sharp=1.2), prompts((3, 5))
     forwards, seen = 0, list[weakref.ref[Any]]()
 
@@ -200,7 +200,7 @@ def test_nothing_of_a_request_outlives_it_however_it_ends(spec: str) -> None:
 
 @contextmanager
 def watched(watch: Callable[[MaskedLoop], None]) -> Iterator[None]:
-    """Calls `watch` with every loop that is made."""
+    """Calls `watch` with every loop that is created."""
     made = MaskedLoop.__init__
 
     def noted(self: MaskedLoop, *args: Any) -> None:
@@ -282,7 +282,7 @@ def test_equal_logits_everywhere_still_end() -> None:
 
 
 def test_each_row_has_its_own_block_and_clock() -> None:
-    """A row whose tokens are certain at once is through its blocks before its neighbour is through the first."""
+    """A row with certain tokens finishes its blocks while its neighbour is in the first."""
     model, given = biased(toy(sharp=0.01), 3, 30.0), prompts((2, 2))
     both = fill(model, "threshold:tau=0.9", given, (12, 12))
     assert both.nfe == (3, 3)

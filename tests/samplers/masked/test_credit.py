@@ -1,4 +1,4 @@
-"""`credit` by hand, against the naive matrix, its reductions, its life and its size."""
+"""`credit` by hand, against the naive matrix; special cases, lifetime and size of its state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 
 def boosted(p: float, credit: float, alpha: float = 0.7) -> float:
-    """The probability p of a token whose rivals have no credit."""
+    """The probability of a token with probability p whose rivals have no credit."""
     odds = p / (1 - p) * (1 + credit) ** alpha
     return odds / (1 + odds)
 
@@ -51,7 +51,7 @@ def test_the_published_variant_without_parameters_by_hand() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_the_matrix_kept_sparsely(family: str) -> None:
-    """Parity in every family, with blocks longer than the first room for pairs; alpha = 2 changes many decisions."""
+    """Every family, with blocks longer than the initial room for pairs; alpha = 2 changes many decisions."""
     length = {} if "sdar" in family else {"block_length": 8}
     cases = {
         "credit:alpha=2.0+threshold:tau=0.5": lambda: naive.Credit(naive.threshold(0.5), 2.0, 0.8, 0.2),
@@ -91,7 +91,7 @@ class Alone:
     def step(
         self, distributions: torch.Tensor, commit: tuple[int, ...] = (), revision: Revision | None = None
     ) -> torch.Tensor:
-        """What the stage adds to the logits, [W, V]; then some positions are committed."""
+        """The term [W, V] that the stage adds to the logits; then some positions are committed."""
         evidence = Evidence(
             DenseDistribution(distributions.log()[None]), self.canvas.window, self.canvas.eligible, self.request
         )
@@ -139,7 +139,7 @@ def test_a_new_block_starts_without_credit() -> None:
 
 
 def test_nothing_is_forgotten_when_every_step_prefers_another_token() -> None:
-    """More distinct tokens than the room it starts with."""
+    """More distinct tokens than the initial room."""
     alone, count = Alone(Credit(alpha=1.0, beta=1.0, gamma=1.0)), 6
     for favourite in range(count):
         distributions = torch.full((8, 7), 0.05)

@@ -1,4 +1,4 @@
-"""`cumulative`: the surest positions, as long as the product of their scores reaches `tau`."""
+"""`cumulative`: commits the most confident positions while the product of their scores is at least `tau`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`d2cache`: what is queried by hand, and against a naive version over eager attention."""
+"""`d2cache`: the computed positions by hand, and against a naive version with eager attention."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_parts_by_hand() -> None:
 
 
 def test_rollout_by_hand() -> None:
-    """Of three positions, all queried, then the first one alone; both layers send half of 0 to 1."""
+    """Three positions, first all queried, then only the first; in both layers 0 attends half to 1."""
     attention = torch.tensor([[[0.5, 0.5, 0, 0], [0, 1, 0, 0], [0, 0, 1.0, 0]]])
     positions = torch.tensor([[0, 1, 2]])
     every = AttentionMaps(positions, {0: attention, 1: attention}, 2)

@@ -1,4 +1,4 @@
-"""`dapd`: an independent set of the positions that attend to each other, then what is sure; by hand and naive."""
+"""`dapd`: an independent set of positions that attend to each other, then confident ones; by hand and naive."""
 
 from __future__ import annotations
 

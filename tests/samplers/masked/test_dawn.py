@@ -1,4 +1,4 @@
-"""`dawn`: sure positions, those that known tokens induce, and of what depends on each other one; by hand and naive."""
+"""`dawn`: confident positions, those induced by known tokens, and independent ones; by hand and naive."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_open_parameters_are_the_published_ones() -> None:
 
 
 def test_a_token_outside_of_a_forward_is_an_anchor_by_its_commit() -> None:
-    """With `dual` the prompt is not queried, and what it induces goes on being induced."""
+    """With `dual` the prompt is not computed, and still anchors the positions that depend on it."""
     settings = "low=1,induce=0,high=0.2,edge=0.001,sink=1,layers=2"
     whole, cached = (
         fill(toy("llada", sharp=1.2), f"dawn:{settings}{cache}", prompts((5, 2)), (8, 8), block_length=8)
@@ -89,7 +89,7 @@ test_what_is_refused = refused_specs(
 
 @pytest.mark.seeds("arXiv:2602.06953")
 def test_keeping_apart_what_depends_is_right_more_often_in_as_many_forwards() -> None:
-    """On Latin squares, whose cells depend on each other; `edge` is for rows of 60 to 70 tokens."""
+    """Latin squares, whose cells depend on each other; `edge` is for rows of 60 to 70 tokens."""
     apart, careful = answered("tiny-llada", "grids", "dawn:low=0.5,induce=0.9,sink=0.1,edge=0.015", 40)
     loose, plain = answered("tiny-llada", "grids", "threshold:tau=0.8", 40)
     assert sum(careful.nfe) <= sum(plain.nfe)

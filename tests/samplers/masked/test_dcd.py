@@ -1,4 +1,4 @@
-"""`dcd`: a window of masks that moves over the row, by its naive version on recorded checkpoints."""
+"""`dcd`: a window of masks that moves over the row, compared with its naive version on recorded checkpoints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`denoise`: what is jointly sure is kept, until the canvas is stable and sure or the steps are over.
+"""`denoise`: keeps jointly confident tokens until the canvas is stable and confident, or the steps are used up.
 
 Decoding with it as a whole is compared with transformers' own in tests/models/families/test_diffusion_gemma.py.
 """
@@ -24,7 +24,7 @@ def random_canvas() -> Canvas:
 
 
 def proposed(canvas: Canvas, laws: torch.Tensor = LAWS) -> Proposal:
-    """Drawn at a temperature of 1, by entropy."""
+    """Candidates sampled at temperature 1, scored by entropy."""
     asked = request([[MASK] * 8], [0], block_length=8, temperature=1.0)
     evidence = Evidence(DenseDistribution(laws.log()[None]), canvas.window, canvas.eligible, asked)
     return build_method(parse("entropy:of=filtered").parts[0]).propose(evidence, canvas)
@@ -44,7 +44,7 @@ def test_what_is_kept_by_hand(gamma: float, places: list[int]) -> None:
 
 
 def test_a_canvas_ends_once_it_is_stable_and_sure() -> None:
-    """The mean entropy is .691: below .7, so that the second step, whose argmax is the first one's, keeps all."""
+    """The mean entropy is .691, below .7, so the second step, whose argmax equals the first's, keeps all tokens."""
     for confidence, ends in ((0.7, True), (0.69, False)):
         stage, canvas = Denoise(gamma=0.1, confidence=confidence), random_canvas()
         state = stage.start(canvas)

@@ -1,4 +1,4 @@
-"""`density`: the probability times the share of known tokens around a position; by hand, and against a naive rule."""
+"""`density`: the probability times the share of known tokens around a position; by hand and against a naive rule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_densities_are_the_definition(sigma: float) -> None:
 
 
 def test_the_order_by_hand() -> None:
-    """All equally sure: what is known to the left alone outweighs what is known between two masks."""
+    """With equal probabilities, known tokens on the left only weigh more than known tokens between two masks."""
     flat = table(torch.full((6, 9), 1 / 9))
     mask = 8
     got = run(flat, "density:sigma=1", request([[0, mask, mask, mask, mask, mask]], [1], block_length=5))

@@ -1,4 +1,4 @@
-"""`dkv`: a token is computed once more after its commit, then reused; by hand, plain version, identities."""
+"""`dkv`: a token is computed once more after its commit, then reused; by hand, naive version, identities."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_token_is_queried_once_more_after_its_commit() -> None:
 
 
 def test_how_many_full_steps_a_block_begins_with_is_the_families() -> None:
-    """LLaDA's authors' code has two, Dream's one; the result tells the number."""
+    """The authors' code has two full steps for LLaDA and one for Dream; the result states the number."""
     for name, full, other in (("tiny-llada", 2, 1), ("tiny-dream", 1, 2)):
         model = pardec.load(name, device="cpu")
         settings = {"max_new_tokens": 6, "block_length": 3, "stop_ids": []}
@@ -73,7 +73,7 @@ def test_a_shifted_family_queries_the_rows_that_predict_and_the_token_itself() -
 
 
 def test_the_published_sets_of_dream() -> None:
-    """`un` reuses position i once i + 1 is done, and the last one always; step 1 asks all after the prompt."""
+    """`un` reuses position i once i + 1 is committed, and the last one always; step 1 computes all after the prompt."""
     options = {"steps": 8, "block_length": 8}
     got = in_order("dream", "dkv:refresh=0,settle=next,reference=true", ORDER, **options)
     assert got[:5] == [WHOLE, tuple(range(4, 13)), (4, 5, 7, 8, 9, 10, 11), (4, 5, 7, 9, 10, 11), (4, 7, 9, 10, 11)]
@@ -101,7 +101,7 @@ def test_it_is_its_plain_version(family: str, cache: str) -> None:
 
 
 def test_the_published_sets_keep_masks_under_tokens() -> None:
-    """So that the test above can fail."""
+    """Shows that the test above can fail."""
     rows = [prompt + [MASK] * 9 for prompt in prompts((5, 3))]
     spec = "random+fixed@dkv:refresh=0,settle=next,reference="
     assert stale(toy("dream", sharp=1.2), spec + "true", rows, [5, 3], block_length=9)[0] > 0
@@ -138,7 +138,7 @@ def test_what_is_settled_is_more_with_each_setting() -> None:
 
 
 class Immediate(DelayedCache):
-    """Reuses a token's K/V from the forward that committed it, when a mask stood there."""
+    """Reuses a token's K/V from the forward that committed it, which were computed from a mask."""
 
     def _unsettled(self, canvas: Canvas, changed: np.ndarray) -> np.ndarray:
         return super()._unsettled(canvas, np.zeros_like(changed))

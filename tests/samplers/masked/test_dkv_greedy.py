@@ -1,4 +1,4 @@
-"""`dkv_greedy`: only what was and will be committed is computed, and masks near it; by hand and by a plain version."""
+"""`dkv_greedy`: computes the last and next commits, and masks near them; by hand and by a naive version."""
 
 from __future__ import annotations
 

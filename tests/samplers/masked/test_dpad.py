@@ -1,4 +1,4 @@
-"""`dpad`: a mask after the block is computed with a probability that falls with its distance, drawn once a block."""
+"""`dpad`: a mask after the block is kept with a probability that falls with its distance, drawn once per block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.samplers.toys import fill, prompts, toy
 
 
 class Constant:
-    """The same number for everything."""
+    """A source that returns the same number always."""
 
     def __init__(self, value: float) -> None:
         self.value = value

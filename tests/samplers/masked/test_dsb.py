@@ -1,4 +1,4 @@
-"""`dsb`: blocks that slide with the first open position and grow, by its naive version on recorded checkpoints."""
+"""`dsb`: blocks that slide with the first open position and grow, compared with a naive version."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_it_is_the_naive_rule_step_by_step(name: str, spec: str) -> None:
 
 
 def test_its_window_reaches_to_the_end_of_the_row() -> None:
-    """A sampler without a block stage keeps the window of a block's width."""
+    """A sampler without a block stage keeps a window of the block's width."""
     canvas = request([[1, 2, *[MASK] * 12]], [2])
     for spec, width in (("threshold", BLOCK), ("dsb+threshold", 12)):
         loop = MaskedLoop(toy("llada"), registry.resolve(spec, "masked"), canvas)

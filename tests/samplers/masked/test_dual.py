@@ -1,4 +1,4 @@
-"""`dual`: the block alone is computed at every step, everything else once a block."""
+"""`dual`: only the block is computed at every step, everything else once per block."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_on_one_block_dual_is_prefix(family: str, select: str) -> None:
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_blocks_of_one_are_no_cache(family: str) -> None:
-    """Every forward enters a block, so every forward is full."""
+    """Blocks of one token: every forward enters a block, so every forward is full."""
     dual, none = both(family, "sequential@dual", "sequential@none", block_length=1)
     assert all(same(dual, row, none, row) for row in range(3))
 

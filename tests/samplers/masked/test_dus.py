@@ -1,4 +1,4 @@
-"""`dus`: the rounds of a block by hand, and against the naive rule."""
+"""`dus`: the rounds of a block by hand, and compared with the naive rule."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_it_is_the_naive_rule_on_recorded_checkpoints(name: str) -> None:
 
 
 def test_the_order_is_known_before_a_forward() -> None:
-    """`dkv_greedy` asks for what will be committed; with `skip` that is not known."""
+    """`dkv_greedy` must know the coming commits, which are unknown with `skip`."""
     model, given = toy(sharp=1.2), prompts((4, 7))
     got = fill(model, "dus@dkv_greedy", given, (9, 12), block_length=8)
     alone = fill(model, "dus@dkv_greedy", given[1:], (12,), block_length=8, seeds=[101])

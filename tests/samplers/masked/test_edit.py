@@ -1,4 +1,4 @@
-"""`edit`: overwrites committed tokens by surer ones, while a block is decoded and after."""
+"""`edit`: overwrites committed tokens by more confident ones, during a block and after it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def test_scores_by_hand() -> None:
 
 
 def test_the_filtered_score_is_of_what_is_drawn_from() -> None:
-    """At a temperature of a half probabilities are squared."""
+    """At temperature 0.5 probabilities are squared."""
     sharp = LAWS[:7, :4] ** 2 / (LAWS[:7, :4] ** 2).sum(-1, keepdim=True)
     found = proposal("entropy:of=filtered", temperature=0.5)
     assert found.score[0, :7].tolist() == pytest.approx((sharp * sharp.log()).sum(-1).tolist(), abs=1e-5)

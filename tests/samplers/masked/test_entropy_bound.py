@@ -1,4 +1,4 @@
-"""`entropy_bound` by hand, against the naive rule, its reductions."""
+"""`entropy_bound` by hand, compared with the naive rule; special cases."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 def test_any_order_is_allowed_and_the_largest_is_found_along_it() -> None:
-    """In a random order the first is free, and so is whichever of the first two has the larger entropy."""
+    """In random order the first position costs nothing, and of the first two the one with the larger entropy."""
     drawn = run(table(LAWS), "random+fixed", request([[MASK] * 8], [0], block_length=8)).trace.commit_step[0].argsort()
     entropy = dict(zip((4, 0, 2, 6, 5, 1, 7, 3), (0.067, 0.254, 0.401, 0.432, 0.588, 1.113, 1.292, 1.380), strict=True))
     first, second = (entropy[int(place)] for place in drawn[:2])
@@ -43,7 +43,7 @@ def test_any_order_is_allowed_and_the_largest_is_found_along_it() -> None:
 @pytest.mark.parametrize("distribution", [{}, {"top_k": 3}, {"top_p": 0.8}])
 @pytest.mark.covers(2)
 def test_it_is_the_naive_rule(family: str, gamma: float, distribution: dict[str, float]) -> None:
-    """The entropy is that of the filtered distribution: with top_k=3 it is at most ln 3."""
+    """Entropies are those of the filtered distribution: with top_k=3 at most ln 3."""
     length = {} if "sdar" in family else {"block_length": 8}
     agree(f"entropy_bound:gamma={gamma}", lambda: naive.entropy_bound(gamma), family=family, **length, **distribution)
 

@@ -1,4 +1,4 @@
-"""`entropy_threshold`: every position whose entropy is below it, and at least a floor that grows with the steps."""
+"""`entropy_threshold`: every position of lower entropy, and at least a number that grows with the steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_it_is_the_naive_rule(family: str) -> None:
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("floor", ["linear", "cosine"])
 def test_a_floor_is_the_naive_rule(family: str, floor: str) -> None:
-    """In one block, whose steps are all there are."""
+    """One block, which has all the steps."""
     spec = f"entropy_threshold:tau=1.5,floor={floor},steps=5"
     agree(spec, lambda: naive_selects.EntropyFloor(1.5, 5, cosine=floor == "cosine"), family=family, block_length=14)
 

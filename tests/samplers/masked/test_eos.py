@@ -1,4 +1,4 @@
-"""A row ends at its first end token once everything before it is committed: eight tokens worked by hand."""
+"""A row ends at its first end token once everything before it is committed: eight tokens by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ M = MASK
 
 
 def distributions(ends: tuple[int, ...]) -> torch.Tensor:
-    """Token 1 is the likeliest everywhere, the end token at `ends`."""
+    """Distributions in which token 1 is the likeliest, except the end token at `ends`."""
     made = torch.zeros(8, 7)
     for place, sure in enumerate(SURE):
         made[place, [0, 1, 2, 3, EOS]] = (1 - sure) / 4

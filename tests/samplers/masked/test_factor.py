@@ -1,4 +1,4 @@
-"""`factor`: the surest positions whose number is bounded by the score of the least sure among them."""
+"""`factor`: as many of the most confident positions as the lowest score among them allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`fixed`: an even share of each block's open positions at each of its steps, by score or in a random order."""
+"""`fixed`: an even share of each block's open positions per step, by score or in random order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_two_blocks_by_hand(count: int, steps: list[int]) -> None:
 
 
 def test_a_share_is_of_the_open_positions() -> None:
-    """Two given tokens leave six for three steps: 2, 2, 2."""
+    """Two given tokens leave six positions for three steps: 2, 2, 2."""
     row = [MASK, MASK, MASK, 0, 0, MASK, MASK, MASK]
     assert steps_of("fixed:steps=3", row=row) == [0, 2, 0, -1, -1, 1, 1, 2]
 

@@ -1,4 +1,4 @@
-"""`freedave` keeps every token in fewer forwards; sets of drafts by hand and by a naive version; what is refused."""
+"""`freedave` keeps every token in fewer forwards; sets of drafts by hand and by a naive version; refusals."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_every_token_of_every_row_is_kept(family: str, cache: str, options: dict
 
 
 def test_a_flat_model_costs_no_forward_more() -> None:
-    """Nothing that it drafts is right, and it makes the forwards of plain decoding."""
+    """All drafts are wrong, and the number of forwards is that of plain decoding."""
     plain, free = (decoded("llada", spec, sharp=0.01) for spec in ("sequential", "freedave+sequential"))
     assert free.tokens.tolist() == plain.tokens.tolist()
     assert all(a <= b for a, b in zip(free.nfe, plain.nfe, strict=True))
@@ -118,7 +118,7 @@ def test_steps_that_one_forward_confirms_have_its_number() -> None:
 
 
 def test_a_part_of_a_step_is_a_draft_too_with_subset() -> None:
-    """With a threshold a step commits more than a draft; taking drafts that are a part of it saves forwards."""
+    """With a threshold a step commits more than a draft; accepting drafts that are a part of a step saves forwards."""
     exact, subset = (decoded("llada", f"freedave{more}+threshold:tau=0.25") for more in ("", ":subset=true"))
     assert sum(subset.nfe) <= sum(exact.nfe)
     assert registry.resolve("freedave:subset=true+threshold", "masked").exact == "relaxed"
@@ -184,7 +184,7 @@ def test_a_tree_of_one_token_is_the_nested_drafts() -> None:
 
 
 def naive_graph(name: str, prompt: list[int], new: int, size: int, graph: str) -> tuple[list[int], int, int]:
-    """freedave with a graph, one row at temperature 0, plain Python: its tokens, forwards, and rows of them."""
+    """freedave with a graph for one row at temperature 0, in plain Python: tokens, forwards, and rows of forwards."""
     model = Model(recorded(name))
     mask, shift = model.language_model.decoding_config.mask_id, model.language_model.decoding_config.shift
 
@@ -257,7 +257,7 @@ def test_drafts_are_their_naive_version_step_by_step(name: str, drafts: str) -> 
 
 
 def test_a_state_is_reached_over_either_order() -> None:
-    """By hand: scores fall from left to right, and the sampler commits the second position first."""
+    """Scores fall from left to right, and the sampler commits the second position first."""
     graph = "0-1-0.1"
     nodes = read_nodes(graph)
     assert nodes == ((((0, 0),),), (((1, 0),),), (((0, 0),), ((1, 0),)))

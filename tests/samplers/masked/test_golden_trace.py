@@ -1,4 +1,4 @@
-"""The whole decode order of one seeded toy model: a change of it is a change of results, and has to be meant."""
+"""The whole decode order of one seeded toy model: a change of it changes results, and must be intended."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ LAWS = {"greedy": {}, "sampled": {"temperature": 0.8, "top_p": 0.9}, "guided": {
 
 
 def order(family: str, spec: str, distribution: str) -> tuple[str, ...]:
-    """Commit steps and tokens as letters, so that a change is seen at a glance."""
+    """Commit steps and tokens as letters, so that a change is easy to see."""
     got = fill(toy(family, seed=20, sharp=1.2), spec, prompts((5, 2), seed=20), (10, 12), **LAWS[distribution])
     lines = []
     for row, start in enumerate((5, 2)):

@@ -1,4 +1,4 @@
-"""`hierarchy` by hand, against the naive rule, its ties and reductions."""
+"""`hierarchy` by hand, compared with the naive rule; ties and special cases."""
 
 from __future__ import annotations
 

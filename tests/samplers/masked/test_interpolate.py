@@ -1,4 +1,4 @@
-"""`interpolate` alone, and with `contiguous` and `edit` as DMax, against a plain version that feeds embeddings."""
+"""`interpolate` alone, and with `contiguous` and `edit` as DMax, compared with a plain version on embeddings."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_all_three_follow_the_paper_on_recorded_checkpoints(name: str) -> None:
 
 
 def test_without_a_revise_stage_a_token_keeps_the_probability_that_it_was_committed_with() -> None:
-    """One token a forward: the inputs are those of naive mixtures from each token's own step."""
+    """One token per forward: inputs are mixtures with each token's probability at the step that committed it."""
     model, (prompt,) = toy("llada", sharp=1.2), prompts((4,))
     got = fill(model, "interpolate+sequential", [prompt], 6, block_length=6)
     embeddings, tokens, soft = model.decoder.embedding.double(), [*prompt, *[toys.MASK] * 6], {}

@@ -1,4 +1,4 @@
-"""Gaps whose tokens depend on each other hold for every method, family, order and batch, on toys with given logits."""
+"""Constrained spans are satisfied by every method, family, order and batch, on toys with given logits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = [(2, 3, 4), (2, 5, 1), (6, 3, 1), (7, 7, 7)]  # what a gap of three may 
 
 
 def of_words(words: list[tuple[int, ...]]) -> TokenAutomaton:
-    """Exactly these words: a state for each prefix, a kind for each token."""
+    """An automaton of exactly these words: a state for each prefix, a kind for each token."""
     prefixes = sorted({word[:length] for word in words for length in range(4)}, key=len)
     number = {prefix: at for at, prefix in enumerate(prefixes)}
     kind = np.arange(VOCAB) + 1

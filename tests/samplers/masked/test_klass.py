@@ -1,4 +1,4 @@
-"""`klass` by hand, against the naive rule, its reductions and its memory."""
+"""`klass` by hand, compared with the naive rule; special cases and its state."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_new_block_has_no_past() -> None:
 
 
 def quotas(steps: int) -> naive.Klass:
-    """One block for the whole canvas: its tokens over the steps."""
+    """The number of tokens per step if the whole canvas is one block."""
     return naive.Klass(0.9, 0.001, 2, lambda count: [len(range(step, count, steps)) for step in range(steps)])
 
 
@@ -55,7 +55,7 @@ def test_it_is_the_naive_rule(family: str) -> None:
 
 
 def test_laws_that_move_too_far_hold_a_position_back() -> None:
-    """Position 0 moves between two laws, KL .51 nats; the others stand still."""
+    """Position 0 alternates between two distributions, KL .51 nats; the others do not change."""
     row = torch.full((8,), MASK)
     canvas = Canvas((row,), (0,), mask_id=MASK, pad_id=4, block_length=8)
     asked, stage = request([row.tolist()], [0], block_length=8), Klass(tau=0.8, kl=0.05, history=1)

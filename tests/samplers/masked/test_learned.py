@@ -1,4 +1,4 @@
-"""`learned` with filters made by hand, from every place a filter can come from; and the one that ships."""
+"""`learned` with handmade filters from every source of filters, and with the embedded filter."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def written(folder: Path, made: Filter) -> Path:
 
 
 def by_hand(folder: Path, inner: torch.Tensor, bias: float) -> Path:
-    """The filter whose logits are 100 (inner @ confidences + bias)."""
+    """The filter with logits 100 (inner @ confidences + bias)."""
     made = Filter(len(inner), len(inner))
     with torch.no_grad():
         made.hidden.weight.copy_(inner)
@@ -53,7 +53,7 @@ def by_hand(folder: Path, inner: torch.Tensor, bias: float) -> Path:
 
 @pytest.fixture
 def above(tmp_path: Path) -> Path:
-    """Commits what is above .9: a threshold in disguise."""
+    """The filter that accepts confidences above .9, like a threshold."""
     return by_hand(tmp_path / "above", torch.eye(8), -0.9)
 
 
@@ -70,7 +70,7 @@ def test_eight_tokens_by_hand(above: Path) -> None:
 
 
 def test_the_filter_sees_the_whole_block_and_one_where_nothing_is_open(tmp_path: Path) -> None:
-    """A position is final if the one before it is above .98: .99 lets .85 go, and then what is committed lets go."""
+    """A position is final if the one before it is above .98: .99 lets .85 pass, and then committed ones do."""
     left = by_hand(tmp_path, torch.eye(8).roll(1, 0) * (torch.arange(8) > 0)[:, None], -0.98)
     assert steps_of(f'learned:filter="{left}",tau=0.5') == [4, 5, 6, 7, 3, 0, 1, 2]
 

@@ -1,4 +1,4 @@
-"""Candidates from left to right."""
+"""`leftmost`: candidates from left to right."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def test_what_is_given_is_passed_over() -> None:
 
 
 def test_the_first_position_of_all_is_no_exception() -> None:
-    """Its score is below 0 too."""
+    """The score of position 0 is below 0 too."""
     got = run(toy(sharp=1.2), "leftmost+threshold:tau=0", request([[19] * 4], [0]))
     assert got.trace.commit_score[0, :4].tolist() == [-1, -2, -3, -4]
 
 
 def test_it_is_greedy_decoding_token_by_token() -> None:
-    """One forward a token whatever the block, since the order does not depend on it."""
+    """One forward per token for any block length, since the order does not depend on it."""
     given = prompts((3, 5))
     one = fill(toy("dream", sharp=1.2), "leftmost+sequential", given, (9, 6))
     other = fill(toy("dream", sharp=1.2), "leftmost+sequential", given, (9, 6), block_length=16)

@@ -1,4 +1,4 @@
-"""Edits that delete and insert: by hand, against the rule on lists, what moves with a token, and what is refused."""
+"""Edits that delete and insert: by hand, compared with the rule on lists, moved records, and refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EDITS = f"levenshtein:delete={DELETE},split={SPLIT}"
 
 
 def moved(block: str, operations: str, fixed: str = "") -> str:
-    """What a block of letters becomes, `_` being a mask: `-` deletes and `+` splits; `#` marks what may not move."""
+    """The block of letters after edits, `_` being a mask: `-` deletes and `+` splits; `#` marks what may not move."""
     width = len(block)
     movable = torch.tensor([[mark != "#" for mark in fixed.ljust(width)]])
     each = [[torch.tensor([[mark == sign for mark in operations.ljust(width)]]) & movable for sign in "-+"]]
@@ -77,7 +77,7 @@ def test_rows_move_each_by_its_own_edits() -> None:
 
 
 class Script:
-    """Predicts a given token at every position, with a given probability, by what the block is."""
+    """A model that predicts a given token at every position, with a given probability, depending on the block."""
 
     def __init__(self, script: dict[str, str], sure: dict[str, list[float]] | None = None) -> None:
         self.script, self.sure, self.met = script, sure or {}, list[str]()
@@ -118,7 +118,7 @@ def decoded(model: LanguageModel, prompt: str, spec: str = EDITS, block: int = 4
 
 
 def test_by_hand() -> None:
-    """`deff` is written at once; its third f goes and a mask fills up; then g, and a mask before d, where c belongs."""
+    """`deff` is written; its third f is deleted and a mask appended; then g, and a mask before d, where c belongs."""
     model, stack = scripted(
         {
             "ab____": "abdeff",
@@ -139,7 +139,7 @@ def test_by_hand() -> None:
 
 
 def test_an_inserted_mask_raises_what_a_step_writes() -> None:
-    """The second step meets two inserted masks and one of the block's own: three are written, however unsure."""
+    """The second step has two inserted masks and one original mask: three are written, however unconfident."""
     model, stack = scripted(
         {"a____": "adeff", "ade__": "a++fg", "a_d_e": "acdfe", "acdfe": "acdfe"},
         {"a____": [0.9, 0.9, 0.9, 0.3, 0.2], "ade__": [0.9, 0.9, 0.9, 0.1, 0.1], "a_d_e": [0.9, 0.2, 0.9, 0.1, 0.9]},
@@ -150,14 +150,14 @@ def test_an_inserted_mask_raises_what_a_step_writes() -> None:
 
 
 def test_a_block_that_comes_back_takes_another_token_where_it_is_least_sure() -> None:
-    """d and e would change places for ever: the block `d` comes back, where e was tried, and the next best is a."""
+    """d and e would swap forever: when the block `d` returns, where e was tried, the next best token a is taken."""
     model, stack = scripted({"a____": "adddd", "adddd": "aeddd", "aeddd": "adddd", "aaddd": "aaddd"})
     text, _ = decoded(model, "a")
     assert (text, stack.met) == ("addd", ["a____", "adddd", "aeddd", "adddd", "aaddd"])
 
 
 def test_the_last_step_leaves_no_mask_and_writes_no_edit() -> None:
-    """SPLIT for ever: three steps after the block is full, the last of which takes the best of the other tokens."""
+    """SPLIT forever: three steps after the block is full, the last of which takes the best of the other tokens."""
     script = {"a____": "adefg", "adefg": "a+efg", "a_def": "a+def", "a__de": "a++de"}
     model, stack = scripted(script)
     text, done = decoded(model, "a", f"levenshtein:delete={DELETE},split={SPLIT},post=3")
@@ -170,7 +170,7 @@ def test_the_last_step_leaves_no_mask_and_writes_no_edit() -> None:
 
 
 class Naive:
-    """The edits of one block, on lists: the rule once more, from the published engine's description of itself."""
+    """The edits of one block, on lists: the rule as the published engine describes it."""
 
     def __init__(self, tau: float, edit: float, post: int, given: list[bool], tokens: list[int]) -> None:
         self.tau, self.edit, self.post, self.given = tau, edit, post, given
@@ -180,7 +180,7 @@ class Naive:
         self.tried: dict[int, set[int]] = {}
 
     def step(self, tokens: list[int], rows: torch.Tensor) -> tuple[list[int], bool]:
-        """The block after this step by its logits [W, V], and whether it was the last."""
+        """The block after a step with its logits [W, V], and whether the step was the last."""
         masks = [token == MASK and not fixed for token, fixed in zip(tokens, self.given, strict=True)]
         law = rows.softmax(-1)
         best = rows.argmax(-1).tolist()
@@ -323,7 +323,7 @@ def test_deletions_and_insertions_do_happen_in_those() -> None:
 
 
 def test_k_v_of_moved_tokens_are_computed_again() -> None:
-    """With the block's K/V alone kept, tokens are those of whole forwards, on three families and any batch."""
+    """With only the block's K/V kept, tokens equal those of whole forwards, for three families and any batch."""
     for family in ("sdar", "llada2", "shifted-sdar"):
         model, given = toy(family, sharp=0.8), prompts((3, 6, 1))
         whole, kept = (fill(model, f"{EDITS}+threshold:tau=0.3@{cache}", given, 11) for cache in ("none", "block"))
@@ -334,7 +334,7 @@ def test_k_v_of_moved_tokens_are_computed_again() -> None:
 
 
 def test_a_number_follows_its_token() -> None:
-    """Between two steps a token that keeps its number is the same, or was overwritten where it stood in the block."""
+    """A token with the same serial number in two steps is unchanged, or was overwritten in its place."""
     model, given = toy("sdar", seed=4, sharp=1.0), prompts((3, 6), seed=2)
     canvases = [[*prompt, *[MASK] * 9] for prompt in given]
     steps = [

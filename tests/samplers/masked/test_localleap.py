@@ -1,4 +1,4 @@
-"""`localleap` by hand, against the published rule, its reductions."""
+"""`localleap` by hand, compared with the published rule; special cases."""
 
 from __future__ import annotations
 

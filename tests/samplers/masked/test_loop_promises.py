@@ -1,4 +1,4 @@
-"""What the masked loop alone guarantees, whatever a stage answers; and what it tells while it runs."""
+"""The guarantees of the masked loop for any stages, and the events that it yields."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def result(
 
 @dataclass(frozen=True)
 class Scores(Propose):
-    """A proposer that scores every candidate alike, also what is not eligible."""
+    """A proposer that gives every position the same score, including positions that are not eligible."""
 
     value: float
 
@@ -79,7 +79,7 @@ def test_a_published_refresh_commits_even_where_the_first_token_of_a_block_is_gi
 
 @dataclass(frozen=True)
 class Choose(Select):
-    """A select that answers the same everywhere."""
+    """A select that returns the same value everywhere."""
 
     answer: bool
 
@@ -105,7 +105,7 @@ def test_a_select_that_wants_nothing_is_sequential() -> None:
 def test_multiblock_with_d2cache_commits_where_the_forward_computed_no_mask_of_the_first_block(
     select: str, blocks: int
 ) -> None:
-    """Two masks a forward, both of a later active block: what had to be committed was never computed again."""
+    """Two masks per forward, both of a later active block, so the position to commit was never computed again."""
     spec = f"multiblock:blocks={blocks}+{select}@d2cache:k=2"
     got = fill(toy(sharp=1.2), spec, prompts((3, 6, 1)), (10, 12, 5), temperature=0.8, cfg=1.5)
     assert not (got.trace.commit_step == -2).any()
@@ -136,7 +136,7 @@ def test_a_widen_stage_adds_and_is_held_to_the_block() -> None:
 def test_a_logits_stage_is_heard_by_propose_and_select_and_remembers_by_row() -> None:
     @dataclass(frozen=True)
     class Countdown(Logits):
-        """Makes the row's own number the likeliest token, and counts its forwards in its state."""
+        """Makes the row's index the likeliest token, and counts the row's forwards in its state."""
 
         def start(self, canvas: Any) -> dict[str, Any]:
             return {"row": torch.arange(len(canvas)), "forwards": np.zeros(len(canvas), dtype=int)}

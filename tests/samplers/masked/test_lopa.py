@@ -1,4 +1,4 @@
-"""`lopa`: of several drafts the one whose forward is the surest goes on; its naive version, and what is refused."""
+"""`lopa`: continues from the draft with the most confident forward; its naive version, and refusals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.samplers.toys import MASK, fill, prompts, same, toy
 
 
 def naive(name: str, prompt: list[int], new: int, size: int, tau: float, branches: int) -> tuple[list[int], int]:
-    """https://arxiv.org/abs/2512.16229, one row, plain Python."""
+    """https://arxiv.org/abs/2512.16229 for one row, in plain Python."""
     model = Model(recorded(name))
     decoding = model.language_model.decoding_config
     mask = decoding.mask_id

@@ -10,7 +10,7 @@ from tests.samplers.loop_parity import orders_as_naive
 
 
 def test_scores_by_hand() -> None:
-    """Three tokens share what the likeliest leaves: p - (1 - p) / 3."""
+    """Three tokens share the remaining probability: p - (1 - p) / 3."""
     found = proposal("margin")
     assert found.tokens[0].tolist() == list(TOKENS)
     assert found.score[0, :7].tolist() == pytest.approx([(4 * p - 1) / 3 for p in SURE[:7]], abs=1e-6)
@@ -19,7 +19,7 @@ def test_scores_by_hand() -> None:
 
 
 def test_the_filtered_score_is_of_what_is_drawn_from() -> None:
-    """At a temperature of a half probabilities are squared."""
+    """At temperature 0.5 probabilities are squared."""
     sharp = (LAWS[:7, :4] ** 2 / (LAWS[:7, :4] ** 2).sum(-1, keepdim=True)).sort(-1).values
     found = proposal("margin:of=filtered", temperature=0.5)
     assert found.score[0, :7].tolist() == pytest.approx((sharp[:, 3] - sharp[:, 2]).tolist(), abs=1e-5)

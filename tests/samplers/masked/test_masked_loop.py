@@ -1,4 +1,4 @@
-"""The masked loop against the naive decoder: the same tokens, committed by the same forwards."""
+"""The masked loop compared with the naive decoder: the same tokens, committed by the same forwards."""
 
 from __future__ import annotations
 

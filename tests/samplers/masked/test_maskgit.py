@@ -1,4 +1,4 @@
-"""`maskgit`: few tokens at first and many at last by a cosine, the surest under noise that fades."""
+"""`maskgit`: few tokens at first and many at last by a cosine, the most confident under fading noise."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 def test_the_steps_are_shared_out_over_the_blocks() -> None:
-    """Two steps each: floor(4 cos(45 degrees)) = 2 stay, then none."""
+    """Two steps each: floor(4 cos(45 degrees)) = 2 stay open, then none."""
     assert steps_of("maskgit:noise=0,steps=4", block_length=4) == [0, 1, 0, 1, 2, 3, 2, 3]
 
 
 @pytest.mark.parametrize("parameters", ["noise=1,anneal=none", "noise=2,anneal=linear", "noise=2,anneal=product"])
 def test_noise_of_weight_one_draws_by_the_probabilities(parameters: str) -> None:
-    """One of three at the first of two steps, where half of a fading weight is left: ln p + g is the largest with p."""
+    """One of three tokens at the first of two steps, where the fading weight is 1/2: ln p + g is largest with p."""
     rows, places = 3000, (1, 3, 7)
     weight = np.array([SURE[at] for at in places])
     found = first_sets(f"maskgit:steps=2,{parameters}", rows, 1, places)

@@ -1,4 +1,4 @@
-"""`mlcache`: the positions of the lowest maximum logits are computed again, the others' K/V and logits reused."""
+"""`mlcache`: positions with the lowest maximum logits are computed, K/V and logits of the others reused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.samplers.toys import fill_alone, prompts, request, run, table, toy
 
 @pytest.mark.parametrize(("reuse", "places"), [(0.75, (3, 7)), (0.5, (1, 3, 5, 7)), (1, (3,)), (0, tuple(range(8)))])
 def test_what_is_queried_by_hand(reuse: float, places: tuple[int, ...]) -> None:
-    """floor((1 - reuse) 7) + 1 of eight, whose logits stay what they are: the least probable ones."""
+    """floor((1 - reuse) 7) + 1 of eight positions, whose logits do not change: the least probable ones."""
     spec = f"sequential@mlcache:reuse={reuse},refresh=0,warmup=0"
     got = run(table(LAWS), spec, request([[MASK] * 8], [0], block_length=8))
     assert queried(got) == [tuple(range(8)), *[places] * 7]
@@ -25,7 +25,7 @@ def test_what_is_queried_by_hand(reuse: float, places: tuple[int, ...]) -> None:
 
 
 def test_refreshes_and_the_warmup_by_hand() -> None:
-    """Everything in steps 0 to 1 and every third after; without a schedule the warm-up ends with step 5."""
+    """All positions at steps 0 to 1 and at every third step; without a schedule the warm-up ends with step 5."""
     asked = request([[MASK] * 8], [0], block_length=8)
     got = run(table(LAWS), "sequential@mlcache:refresh=3,warmup=1", asked)
     assert [len(each) for each in got.trace.fed[0]] == [8, 8, 1, 1, 8, 1, 1, 8]

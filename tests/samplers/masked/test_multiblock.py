@@ -1,4 +1,4 @@
-"""`multiblock`: blocks that begin before the ones before them are done; with one at once it is the grid."""
+"""`multiblock`: blocks become active before earlier ones are complete; with one active block it is the grid."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_one_block_at_once_is_the_grid(family: str, cache: str) -> None:
 
 @pytest.mark.parametrize("cache", ["none", "dual:refresh=1", "block"])
 def test_blocks_in_flight_change_nothing_but_order_in_a_block_causal_family(cache: str) -> None:
-    """With an exact cache the tokens are those without one, whatever was in flight when K/V were written."""
+    """With an exact cache the tokens equal those without, whatever later blocks held when K/V were written."""
     model, given = toy("sdar", sharp=1.2), prompts((5, 2, 7))
     spec = "multiblock:add=0.2+threshold:tau=0.3"
     plain, cached = fill(model, f"{spec}@none", given, 14), fill(model, f"{spec}@{cache}", given, 14)

@@ -1,4 +1,4 @@
-"""Methods as objects: joined by `|` they are the specs that strings are, whoever wrote their class."""
+"""Methods as objects: joined by `|` they equal specs in text form, also for classes of other packages."""
 
 from __future__ import annotations
 

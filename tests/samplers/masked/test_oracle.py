@@ -1,4 +1,4 @@
-"""oracle: it ends with the reference's text, commits all that agrees, and no select of the registry needs fewer."""
+"""`oracle`: reproduces the reference's text, commits all that agrees, and no select needs fewer forwards."""
 
 from __future__ import annotations
 
@@ -70,6 +70,6 @@ def test_measuring_it_against_itself_is_refused() -> None:
 
 @pytest.mark.parametrize("of", ["sequentiel", "threshold:tau=2", "fixed@dkv_greedy"])
 def test_a_reference_that_cannot_be_is_refused_with_the_spec(of: str) -> None:
-    """Not when the first forward is due: a stream would begin, and a comparison decode other rows, before it."""
+    """Refused before the first forward, since a stream or a comparison would already have begun."""
     with pytest.raises(SpecError):
         resolve(f'oracle:of="{of}"')

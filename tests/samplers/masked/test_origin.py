@@ -1,4 +1,4 @@
-"""Dream's random transfer: against the naive decoder, its law, and that no forward is idle."""
+"""Dream's random transfer: compared with the naive decoder, its distribution, and no idle forward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.samplers.toys import FAMILIES, request, run, table, toy
 @pytest.mark.parametrize(("family", "steps"), chequered(FAMILIES, [None, 1, 3, 7, 50, 200]))
 @pytest.mark.covers(1)
 def test_as_the_naive_decoder(family: str, steps: int | None) -> None:
-    """The naive decoder makes the idle forwards; the same commits come out, by the forwards that are left."""
+    """The naive decoder runs idle forwards too; commits are equal, by the forwards that are not idle."""
     text = "none" if steps is None else steps
     model = toy(family, seed=3, sharp=1.2)
     agree(model, f"origin:steps={text}", naive.origin(), steps)
@@ -29,7 +29,7 @@ def test_one_step_takes_all() -> None:
 
 
 def test_each_position_is_drawn_with_the_probability_of_the_step() -> None:
-    """Two steps, probabilities .5 (with eps = 0) and 1: three positions go at once with .5 ** 3 + .5 ** 3 = 1/4."""
+    """Two steps of probabilities .5 (eps = 0) and 1: three positions come together with .5 ** 3 + .5 ** 3 = 1/4."""
     rows = 3000
     got = run(table(LAWS[:3]), "origin:steps=2,eps=0", request([[6] * 3] * rows, [0] * rows, block_length=3))
     assert set(got.nfe) == {1, 2}
@@ -40,7 +40,7 @@ def test_each_position_is_drawn_with_the_probability_of_the_step() -> None:
 
 
 def test_a_position_is_drawn_afresh_at_every_step() -> None:
-    """Four steps and one position: it goes at any of them, and nothing before it is a forward."""
+    """Four steps and one position: it is committed at any of them, without an idle forward before."""
     got = run(table(LAWS[:2]), "origin:steps=4,eps=0", request([[6, 6]] * 2000, [0] * 2000, block_length=2))
     # Both at the same of four equally likely steps: 1/4.
     assert abs(got.nfe.count(1) - 500) < 4 * (2000 * 3 / 16) ** 0.5

@@ -1,4 +1,4 @@
-"""`pc` by hand, against the naive rule, its tables of counts, and what it promises of frequent tokens."""
+"""`pc` by hand, compared with the naive rule; its tables of counts, and its effect on frequent tokens."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def uneven(folder: Path, model: LanguageModel, seed: int = 0) -> tuple[str, np.n
 
 @pytest.mark.parametrize(("decay", "cap"), [(0.25, 10.0), (0.0, 10.0), (1.0, 1.0)])
 def test_eight_tokens_by_hand(decay: float, cap: float, tmp_path: Path) -> None:
-    """Of 100 tokens 80 are 0s, 15 are 2s and 4 are 3s; 1 does not occur."""
+    """Of 100 tokens 80 are 0, 15 are 2 and 4 are 3; 1 does not occur."""
     f = {0: 0.8, 2: 0.15, 3: 0.04, 1: 0.01}
     spec = {"num_token": 100, "p_baseline_dict": {"0": 80, "2": 15, "3": 4}}
     score = [

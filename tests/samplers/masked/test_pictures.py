@@ -1,4 +1,4 @@
-"""Pictures on the masked loop: every sampler draws or says why not, and negative prompts."""
+"""Images in the masked loop: every sampler draws or states its reason, and negative prompts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.samplers.toys import same
 
 
 def axes(spec: str, cfg: float | None) -> tuple[Any, ...]:
-    """What stands before the cache, and the cache, each with and without guidance."""
+    """The axes of a case: the part before the cache, and the cache with or without guidance."""
     head, cache = spec.split("@")
     return head, (cache, cfg)
 
@@ -26,7 +26,7 @@ def axes(spec: str, cfg: float | None) -> tuple[Any, ...]:
     ("spec", "cfg"), pairwise(product([spec for spec in SPECS if drawn(spec, 3) == 0], [None, 2.0]), axes, 1)
 )
 def test_every_sampler_draws(spec: str, cfg: float | None) -> None:
-    """Codes in cells, given tokens between them, rows alone as in company; or a stage that says why it cannot."""
+    """Codes in cells, given tokens between them, rows alone and in batches; or a stage that states why it cannot."""
     sampler = registry.resolve(spec, "masked")
     if sampler.cache.attention is not None:
         return

@@ -1,4 +1,4 @@
-"""`prefix`: the block and everything after it is computed at every step, what is before it once a block."""
+"""`prefix`: the block and everything after it is computed at every step, positions before it once per block."""
 
 from __future__ import annotations
 

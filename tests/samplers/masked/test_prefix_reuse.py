@@ -1,4 +1,4 @@
-"""Masked models whose final tokens see none after them: prompts share K/V, and tokens are those without."""
+"""Masked models whose final tokens do not attend to later ones: prompts share K/V, and tokens stay the same."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def below(block: Block) -> Iterator[tuple[bytes, Block]]:
 
 
 def check_blocks(model: LanguageModel, cache: PrefixCache) -> None:
-    """Every block has the K/V of a whole forward over its text, whose attention is the family's, and no lease."""
+    """Asserts that every block has the K/V of a whole forward over its text with the family's attention."""
     for text, block in below(cache._root):
         tokens = torch.frombuffer(bytearray(text), dtype=torch.int64)[None]
         whole = model.new_cache(1, tokens.shape[1])

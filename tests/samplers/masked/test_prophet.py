@@ -1,4 +1,4 @@
-"""prophet: when the answer counts as known, what is filled then, and where it must wait."""
+"""`prophet`: when the answer counts as known, which positions are filled then, and when it must wait."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_it_follows_its_paper(family: str, region: str) -> None:
 @pytest.mark.parametrize("steps", [15, 24])
 @pytest.mark.covers(1)
 def test_idle_steps_of_a_plan_count_where_tokens_are_forced(steps: int, gaps: tuple[float, float, float]) -> None:
-    """As in the published loop: a step that owes nothing takes the plan on, and is checked."""
+    """As in the published loop, an idle step advances the schedule, and the gap is tested at it."""
     idle, late = 0, 0
     for seed in range(6):
         model, given = toy("llada", seed=seed, sharp=1.2), prompts((3,), seed=seed)
@@ -88,7 +88,7 @@ def test_idle_steps_of_a_plan_count_where_tokens_are_forced(steps: int, gaps: tu
 
 
 def test_a_hand_worked_gap() -> None:
-    """Two tokens at 0.6 and 0.2 are ln 3 = 1.0986 apart in logits, wherever the mass of the others lies."""
+    """Tokens of 0.6 and 0.2 are ln 3 = 1.0986 apart in logits, whatever the other probabilities are."""
     distributions = torch.full((6, 8), 0.2 / 6)
     distributions[:, 1], distributions[:, 2] = 0.6, 0.2
     canvas = request([[0, 0, 7, 7, 7, 7]], [2], block_length=2)
@@ -172,7 +172,7 @@ def test_what_cannot_work_is_refused(spec: str) -> None:
 
 
 def test_progress_by_tokens_where_the_select_has_no_steps() -> None:
-    """Half of the tokens committed is past a third and below two thirds: the middle gap counts."""
+    """Half of the tokens are committed, between a third and two thirds, so the middle gap applies."""
     distributions = torch.full((6, 8), 0.2 / 6)
     distributions[:, 1], distributions[:, 2] = 0.6, 0.2
     canvas = request([[0, 0, 7, 7, 7, 7]], [2], block_length=2)

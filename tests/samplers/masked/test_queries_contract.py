@@ -1,4 +1,4 @@
-"""What every query stage promises: caches, hypotheses, ragged rows, rows that join, and refusals by name."""
+"""The contract of every query stage: caches, hypotheses, ragged rows, joining rows, and refusals by name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_cache_that_refreshes_always_changes_nothing(family: str, cache: str, 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.covers(2)
 def test_freedave_keeps_every_token(name: str, cache: str, temperature: float) -> None:
-    """Hypotheses that are a block further leave out what the row will there."""
+    """Hypotheses that are one block further leave out the masks that the row will leave out there."""
     both = [
         fill(
             toy("llada", sharp=1.2), f"{name}+{head}sequential@{cache}", prompts(LENGTHS), NEW, temperature=temperature

@@ -1,4 +1,4 @@
-"""`quota`: every sure position, and if they are fewer than the step's even share of the block, the best up to it."""
+"""`quota`: every confident position, and if they are fewer than the step's even share, the best up to that share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 def test_a_share_is_of_all_positions_of_a_block_given_ones_too() -> None:
-    """Four of eight at the first of two steps, though six are open; of two blocks of four each has its own steps."""
+    """Four of eight at the first of two steps, though six are open; each of two blocks of four has its own steps."""
     row = [MASK, MASK, MASK, 0, 0, MASK, MASK, MASK]
     assert steps_of("quota:tau=none,steps=2", row=row) == [0, 1, 0, -1, -1, 0, 0, 1]
     assert steps_of("quota:tau=none,steps=2", block_length=4) == [0, 1, 0, 1, 2, 3, 2, 3]

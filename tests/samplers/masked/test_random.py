@@ -1,4 +1,4 @@
-"""`random`: a score that is drawn once for each position, whatever the model says."""
+"""`random`: a random score per position, independent of the model."""
 
 from __future__ import annotations
 

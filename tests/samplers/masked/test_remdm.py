@@ -1,4 +1,4 @@
-"""`remdm`: once most of a block is committed, its least sure tokens are decoded again, a number of times."""
+"""`remdm`: once most of a block is committed, its least confident tokens are decoded again, some times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`renoise`: every position that a step does not keep is random again.
+"""`renoise`: every position that a step does not keep gets a random token.
 
 Decoding with it as a whole is compared with transformers' own in tests/models/families/test_diffusion_gemma.py.
 """
@@ -16,7 +16,7 @@ from tests.samplers.toys import fill, prompts, toy
 
 
 def test_what_is_taken_back_by_hand() -> None:
-    """The jointly sure positions 0 2 4 are written and the others are open again, up to the last step."""
+    """The jointly confident positions 0 2 4 are committed and the others reopened, up to the last step."""
     stage, canvas = Renoise(gamma=0.4, confidence=0, steps=2), random_canvas()
     state, proposal = stage.start(canvas), proposed(canvas)
     revision = stage.revise(canvas.eligible, proposal, canvas, state)

@@ -1,4 +1,4 @@
-"""What the loop keeps while any stage that revises changes tokens."""
+"""The guarantees of the loop while stages revise tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_cache_that_refreshes_at_every_step_changes_nothing(spec: str) -> None
 
 
 def test_an_end_token_stops_a_row_only_when_it_can_no_longer_change() -> None:
-    """The end token that a row is stopped at stands in a block that is left, or in a row with nothing left to do."""
+    """The end token that stops a row is in a finished block, or in a row that no stage can change any more."""
     bias = torch.zeros(20).index_fill(0, torch.tensor([EOS]), 4.0)
     model = altered(toy(sharp=1.2), lambda logits: logits + bias)
     stopped = 0

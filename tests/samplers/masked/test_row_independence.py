@@ -1,4 +1,4 @@
-"""A row's tokens and log-probabilities are its own: alone, beside longer and shorter rows, and served beside others.
+"""A row's tokens and log-probabilities do not depend on other rows: alone, in ragged batches, and served.
 
 Every stage that remembers something with every stage that moves blocks, for every kind of family.
 """
@@ -33,7 +33,7 @@ MORE = (
 
 
 def specs() -> dict[str, tuple[str, str, str]]:
-    """What each method is part of, where it is accepted, with its block, its method and its cache."""
+    """Accepted specs that contain each method, by block, method and cache."""
     others = [name for stage in MASKED if stage not in ("block", "cache", "select") for name in names(stage)]
     methods = [*(f"{name}+threshold:tau=0.4" for name in others), *names("select"), *MORE]
     found = {
@@ -44,7 +44,7 @@ def specs() -> dict[str, tuple[str, str, str]]:
 
 
 def axes(spec: str, family: str) -> tuple[Any, ...]:
-    """Every method with and without a block rule and a cache, and all pairs of a block rule, a cache and a family."""
+    """Axes: every method with and without a block rule and a cache; all pairs of block rule, cache and family."""
     block, method, cache = SPECS[spec]
     return (method, bool(block)), (method, bool(cache)), (block, cache), (block, family), (cache, family)
 
@@ -59,7 +59,7 @@ def model(family: str) -> pardec.Model:
 
 
 def logprobs(done: Finished, row: int) -> np.ndarray:
-    """[L] of the row's committed tokens; empty where none were recorded."""
+    """[L]: log-probabilities of the row's committed tokens; empty if none were recorded."""
     if done.trace.logprobs is None:
         return np.zeros(0)
     return np.asarray(done.trace.logprobs.own[row, : done.trace.lengths[row]])
@@ -89,7 +89,7 @@ def test_a_row_is_the_same_alone_in_a_ragged_batch_and_served(spec: str, family:
 
 
 def test_every_masked_method_is_among_them() -> None:
-    """But for those of a canvas of random tokens, which no family here has: test_diffusion_gemma.py has their rows."""
+    """Except methods for canvases of random tokens, whose rows test_diffusion_gemma.py tests."""
     uniform = ("denoise", "renoise", "selfcondition")
     for card in registry.cards():
         if card.family == "masked" and card.stage != "cache" and card.name not in uniform:

@@ -1,4 +1,4 @@
-"""`saber`: what it takes back, by hand and by the rule of the paper."""
+"""`saber`: which tokens it masks again, by hand and by the paper's rule."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 
 def test_what_is_taken_back_by_hand() -> None:
-    """Probabilities that do not move: of a block's first two the less sure is taken back, then one whose rise is 0."""
+    """Constant probabilities: the less confident of a block's first two tokens is masked, then one that rose by 0."""
     got = run(table(LAWS), "saber", request([[MASK] * 8], [0], block_length=8))
     # Step 0 commits 4 and 0 and takes 0, of the smaller rise from nothing, back. From then on every rise is 0, and the
     # lowest position of all that are committed goes: 0 and 2 are committed, and 0 is taken back; and so on.
@@ -72,7 +72,7 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
 
 @pytest.mark.seeds("arXiv:2510.18165")
 def test_steps_commit_more_than_one_token_and_answers_stay_right() -> None:
-    """Probabilities near 1 leave little above their mean: the gain in forwards is small on such a model."""
+    """Probabilities near 1 leave little above their mean, so such a model gains few forwards."""
     for task in ("arithmetic", "records"):
         right, result = answered("tiny-dream", task, "saber", 6)
         assert right >= 5

@@ -1,4 +1,4 @@
-"""Sampling at a temperature: the tokens of thousands of rows against the loop's exact joint law, by enumeration."""
+"""Sampling at a temperature: thousands of rows compared with the loop's exact joint distribution, by enumeration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def distributions(canvas: Canvas) -> dict[int, np.ndarray]:
 
 @cache
 def joint(canvas: Canvas, choose: Choose, temperature: float = 1.0) -> dict[Canvas, float]:
-    """The law of the finished canvas: independent draws at all open positions each step, `choose` commits some."""
+    """The distribution of finished canvases: each step samples all open positions independently, and commits some."""
     found: Counter[Canvas] = Counter()
 
     def walk(canvas: Canvas, weight: float) -> None:
@@ -71,7 +71,7 @@ def sampled(spec: str, canvas: Canvas, source: Source | None = None, temperature
 
 
 def excess(counts: Counter[Canvas], distribution: dict[Canvas, float]) -> float:
-    """Pearson's chi-square in standard deviations above its mean (Wilson and Hilferty); rare cells are put together."""
+    """Pearson's chi-square in standard deviations above its mean (Wilson and Hilferty); rare cells are merged."""
     assert set(counts) <= set(distribution)
     cells = [(counts[canvas], ROWS * p) for canvas, p in distribution.items() if ROWS * p >= 5]
     cells.append((ROWS - sum(seen for seen, _ in cells), ROWS - sum(expected for _, expected in cells)))
@@ -108,7 +108,7 @@ def test_the_loop_draws_from_its_own_law(spec: str, canvas: Canvas) -> None:
 @pytest.mark.parametrize("select", ["sequential", "threshold:tau=0.5"])
 @pytest.mark.covers(1)
 def test_verified_steps_draw_from_the_law_of_one_forward_a_step(select: str, drafts: str) -> None:
-    """Tokens of freedave are drawn: those of a draft stand only where the step from it would draw them."""
+    """freedave accepts a sampled draft token only where the next step would sample the same token."""
     counts = sampled(f"freedave:{drafts}+{select}", OPEN3)
     assert excess(counts, joint(OPEN3, RULES[select])) < 3
     assert counts == sampled(select, OPEN3)  # by the keyed noise they are the same rows, too
@@ -121,7 +121,7 @@ def test_a_temperature_sharpens_the_draw_but_not_the_score() -> None:
 
 
 class Broken:
-    """Keyed noise with one mistake."""
+    """Keyed noise with one injected fault."""
 
     def __init__(self, mistake: str) -> None:
         self.inner, self.mistake = Keyed(tuple(range(ROWS))), mistake
@@ -142,7 +142,7 @@ def test_noise_used_twice_is_noticed(mistake: str) -> None:
 
 
 def tail(draw: Callable[[Tensor, Tensor], Tensor]) -> int:
-    """How often a token of probability 1e-4 is drawn in 400,000 trials."""
+    """How often a token of probability 1e-4 is sampled in 400,000 trials."""
     logits = torch.tensor([0.9999, 0.0001]).log().expand(400_000, 2)
     uniform = Keyed((5,)).uniform(np.array([0]), np.array([0]), torch.arange(400_000)[None], "token", 2)[0]
     return int((draw(logits, uniform) == 1).sum())

@@ -1,4 +1,4 @@
-"""`selfcondition`: what the step before predicted is an input, and nothing at a block's first step.
+"""`selfcondition`: the predictions of the step before are inputs, except at a block's first step.
 
 Decoding with it as a whole is compared with transformers' own in tests/models/families/test_diffusion_gemma.py.
 """

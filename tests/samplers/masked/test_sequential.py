@@ -1,4 +1,4 @@
-"""`sequential`: the best position of each forward, whatever the score."""
+"""`sequential`: commits the best position of each forward, whatever its score."""
 
 from __future__ import annotations
 

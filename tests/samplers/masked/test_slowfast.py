@@ -1,4 +1,4 @@
-"""`slowfast`: slow steps that look where a fast phase may go, by its naive version on recorded checkpoints."""
+"""`slowfast`: slow steps determine the span of a fast phase, compared with its naive version."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_it_is_the_naive_rule_step_by_step(name: str, spec: str) -> None:
     ],
 )
 def test_where_a_stretch_ends_by_hand(ends: tuple[int, ...], whole: bool, end: int) -> None:
-    """The farthest sure position of each of the phase's forwards is the one before these ends."""
+    """A stretch ends at the farthest confident position of each forward of the phase."""
     canvas = Canvas((torch.full((8,), MASK),), (0,), mask_id=MASK, pad_id=4, block_length=8)
     stage = SlowFast(tau=0.9, steps=len(ends), all=whole)
     state, asked = stage.start(canvas), request([[MASK] * 8], [0], block_length=8)

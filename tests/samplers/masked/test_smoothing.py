@@ -1,4 +1,4 @@
-"""smoothing: what is added to which inputs, by an independent decoder that feeds embeddings; and what it reduces to."""
+"""`smoothing`: the vectors added to inputs, compared with an independent decoder on embeddings; special cases."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_bad_numbers_are_refused(spec: str) -> None:
 
 
 def test_smoothing_adds_nothing_where_the_forward_before_predicted_nothing() -> None:
-    """A causal prefix's first forward of a block predicts one position, whoever stands beside the row."""
+    """A causal prefix's first forward of a block predicts one position, whatever the other rows are."""
     model, given = toy("nemotron", sharp=1.2), prompts(LENGTHS)
     spec = "smoothing:weight=0.6,most=1+threshold:tau=0.4@causal"
     fill_alone(model, spec, given, NEW)

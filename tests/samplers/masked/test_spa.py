@@ -1,4 +1,4 @@
-"""The cache `spa` against a naive version of it, its shares against the published ones, and what it leaves as it is."""
+"""The cache `spa` compared with a naive version, its shares with the published ones, and exact special cases."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def layer_shares(spec: str, layers: int) -> tuple[float, ...]:
 
 
 def test_the_published_shares_of_both_models() -> None:
-    """LLaDA's 32 layers: 0.03 at the first, at least 1/32 in front, 0.25 at layer 24 and 0.13 after the last."""
+    """LLaDA's 32 layers: 0.03 at the first, 1/32 or more before the peak, 0.25 at layer 24 and 0.13 after the last."""
     llada = layer_shares("spa", 32)
     assert llada == pytest.approx(naive.shares(32, 0.25, 0.75, 0.03 / 0.25, 0.13 / 0.25))
     assert llada[0] == 1 / 32
@@ -50,7 +50,7 @@ def test_the_published_shares_of_both_models() -> None:
 
 
 class Watched:
-    """What layers computed, by the tokens that they are handed."""
+    """Records the tokens that each layer computes."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.steps: list[list[list[int]]] = []
@@ -77,7 +77,7 @@ class Watched:
 def test_it_is_its_naive_version_layer_by_layer(
     name: str, refresh: int, response: int, ratio: float, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A plain version in float64 commits the same tokens and computes the same tokens in every layer."""
+    """A naive version in float64 commits the same tokens and computes the same tokens in every layer."""
     model, watched = golden(name), Watched(monkeypatch)
     mask, layers = model.decoding_config.mask_id, model.layers
     prompt = np.random.RandomState(5).randint(3, model.vocab_size - 10, 7).tolist()
@@ -102,7 +102,7 @@ def test_it_is_its_naive_version_layer_by_layer(
 
 
 def test_the_first_layer_computes_the_answer_and_others_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worked out by hand: 12 tokens, of which layer 1 of 2, after the peak of 0.4, computes floor(0.5 * 12) = 6."""
+    """12 tokens: layer 1 of 2, after the peak of 0.4, computes floor(0.5 * 12) = 6 of them."""
     watched = Watched(monkeypatch)
     spec = "sequential@spa:ratio=0.5,refresh=8,response=3,peak=0.4,first=0.5,last=0.999999"
     got = fill(toy(), spec, prompts((5,)), 12)
@@ -132,7 +132,7 @@ def test_refreshing_always_changes_nothing(family: str, rest: str, options: dict
 @pytest.mark.parametrize("options", [{}, {"cfg": 1.5, "temperature": 0.7}], ids=["greedy", "guided"])
 @pytest.mark.covers(1)
 def test_a_row_alone_is_the_row_in_a_ragged_batch(rest: str, options: dict[str, float]) -> None:
-    """Rows whose tokens do not change from step to step too: what has not changed ties."""
+    """Also rows whose tokens do not change from step to step, where all changes tie at 0."""
     given, model, spec = prompts(LENGTHS), toy("dream", sharp=1.2), f"{rest}@spa:response=3,ratio=0.5"
     whole = fill(model, spec, given, NEW, **options)
     for row, prompt in enumerate(given):

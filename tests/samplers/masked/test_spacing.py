@@ -1,4 +1,4 @@
-"""`spacing`: of what a select takes, no two positions near each other; by hand, and against the naive rule."""
+"""`spacing`: removes positions near a better one from a select's choice; by hand, and against the naive rule."""
 
 from __future__ import annotations
 

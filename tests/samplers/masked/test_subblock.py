@@ -1,4 +1,4 @@
-"""`subblock`: a block is decoded a part at a time from left to right; a part that has begun is computed alone."""
+"""`subblock`: a block is decoded part by part from left to right; a started part is computed alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.samplers.toys import fill, fill_alone, prompts, same, toy
 
 
 def test_what_is_queried_by_hand() -> None:
-    """A block with the one before it, which is final then; a part alone where its first position is known."""
+    """A block is computed with the one before it, then final; a part is computed alone once its first token is known."""
     got = fill(toy("sdar", sharp=1.2), "leftmost+sequential@subblock:size=2", prompts((4,)), 8)
     spans = [(0, 8), (4, 6), (4, 8), (6, 8), (4, 12), (8, 10), (8, 12), (10, 12)]
     assert queried(got) == [tuple(range(*span)) for span in spans]
@@ -34,7 +34,7 @@ def test_a_part_is_complete_before_the_next_begins(family: str) -> None:
 
 
 def test_where_predictions_are_shifted_a_blocks_first_token_comes_from_the_forward_before_it() -> None:
-    """That forward queries the finished text alone; without, the token is a candidate like any other."""
+    """That forward computes the finished text only; with first_before=false the token is an ordinary candidate."""
     got = fill(toy("shifted-sdar"), "leftmost+sequential@subblock:size=4", prompts((4,)), 8)
     assert queried(got)[4:6] == [tuple(range(4, 8)), tuple(range(8, 12))]
     got = fill(toy("shifted-sdar"), "leftmost+sequential@subblock:size=4,first_before=false", prompts((4,)), 8)

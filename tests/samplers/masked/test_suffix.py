@@ -1,4 +1,4 @@
-"""`suffix`: of the masks after the block a window and the last ones are computed; the others are as if not there."""
+"""`suffix`: of the masks after the block a window and the last ones are computed; the model does not see others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_it_is_the_naive_rule_step_by_step(name: str, window: int, tail: int) ->
 )
 @pytest.mark.covers(1)
 def test_no_token_depends_on_masks_that_are_left_out(family: str, cache: str) -> None:
-    """Longer canvases whose further masks are all left out give the same blocks, whatever is cached."""
+    """Longer canvases whose additional masks are all left out give the same blocks, with any cache."""
     spec = f"suffix:window=2,tail=0+threshold:tau=0.3@{cache}"
     if cache == "spa":  # computes a share of the answer, so that more of it is more to compute
         spec = spec.replace("spa", "spa:response=1")
@@ -94,7 +94,7 @@ def test_slots_are_those_of_what_is_left() -> None:
 
 
 def test_sliding_windows_refuse_it() -> None:
-    """They count slots, which are closed up."""
+    """Sliding windows count slots, which `suffix` renumbers."""
     model = toy()
     model.decoder.config = replace(model.decoder.config, window=4)
     with pytest.raises(SpecError, match="layers with sliding windows"):

@@ -1,4 +1,4 @@
-"""`threshold`: every position whose score reaches it, fixed, falling by the forward, or relaxed as a block fills."""
+"""`threshold`: every position whose score reaches a threshold that is fixed, falls per forward, or per filled share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_two_blocks_by_hand() -> None:
 
 
 def test_it_falls_with_the_forwards() -> None:
-    """At forward t it is max(tau, 1 - fall * t): with 0.7 everywhere and fall=0.1, forwards 0 to 2 commit one each."""
+    """At forward t it is max(tau, 1 - fall * t): with 0.7 everywhere and fall=0.1, forwards 0 to 2 commit one token."""
     distributions = torch.full((9, 8), 0.3 / 7)
     distributions[:, 1] = 0.7
     got = run(table(distributions), "threshold:tau=0.5,fall=0.1", request([[0, *[7] * 8]], [1], block_length=8))
@@ -45,7 +45,7 @@ def test_it_falls_with_the_forwards() -> None:
 
 
 def test_the_share_that_is_open_is_that_of_the_block() -> None:
-    """Two of four are left in each block after .95 and .91, or .99 and .901: .9 (1 - .8 / 2) = .54, then .36."""
+    """Two of four are open in each block after .95 and .91, or .99 and .901: .9 (1 - .8 / 2) = .54, then .36."""
     assert steps_of("threshold:relax=0.8", block_length=4) == [0, 1, 0, 2, 3, 4, 3, 5]
     # What is given counts as committed.
     assert steps_of("threshold:relax=0.8", block_length=4, row=[0, MASK, MASK, 0]) == [-1, 0, 0, -1]

@@ -1,4 +1,4 @@
-"""Dream's schedule by hand, against the naive decoder, and the law of its random positions."""
+"""Dream's schedule by hand, compared with the naive decoder; the distribution of its random positions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_steps_are_shared_out_over_the_blocks() -> None:
 
 
 def test_a_count_is_of_open_positions() -> None:
-    """Four of eight are given: int(4 * .250) = 0, so the clock runs on to int(4 * .333) = 1; then int(3 * .499) = 1."""
+    """Four of eight are given: int(4 * .250) = 0, so the clock goes on to int(4 * .333) = 1; then int(3 * .499) = 1."""
     assert steps_of("timesteps:steps=4", row=[6, 0, 6, 0, 6, 0, 6, 0]) == [1, -1, 2, -1, 0, -1, 2, -1]
 
 

@@ -1,4 +1,4 @@
-"""`vicinity`: the block and a few positions around it are computed at every step after the warm-up."""
+"""`vicinity`: after the warm-up, the block and a few positions around it are computed at every step."""
 
 from __future__ import annotations
 

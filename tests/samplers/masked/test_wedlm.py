@@ -1,4 +1,4 @@
-"""`wedlm`: every position of low entropy, which counts for more the farther it is from the first open one."""
+"""`wedlm`: commits positions of low entropy, plus a penalty that grows with the distance to the first open one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 def test_the_distance_is_from_the_first_open_position_not_from_the_block() -> None:
-    """With two given tokens .401 + 0 is low, and .432 + .08 is not."""
+    """With two given tokens .401 + 0 is low enough, and .432 + .08 is not."""
     row = [0, 0, *[MASK] * 6]
     assert steps_of("wedlm:tau=0.42,distance=0.02", row=row)[:3] == [-1, -1, 0]
     assert steps_of("wedlm:tau=0.42,distance=0.02", row=row)[6] > 0

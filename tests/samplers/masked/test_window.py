@@ -1,4 +1,4 @@
-"""`window`: final tokens keep their K/V, and the window that is computed slides with the first open position."""
+"""`window`: final tokens keep their K/V, and the computed window slides with the first open position."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.samplers.toys import fill, fill_alone, prompts, toy
 
 
 def test_what_is_queried_by_hand() -> None:
-    """From the first open position of the forward before, so that the token after it is stored as final."""
+    """The window begins at the first open position of the forward before, so that its token is stored as final."""
     got = fill(toy("wedlm"), "leftmost+sequential@window", prompts((5,)), 6)
     spans = [(0, 9), (5, 10), (6, 11), (7, 11), (8, 11), (9, 11)]
     assert queried(got) == [tuple(range(*span)) for span in spans]

@@ -1,4 +1,4 @@
-"""`wino`: drafts freely, verifies each token by a prediction that leaves it out, and takes unsure ones back."""
+"""`wino`: drafts freely, verifies each token by its leave-one-out prediction, and masks failing ones again."""
 
 from __future__ import annotations
 

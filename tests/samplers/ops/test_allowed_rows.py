@@ -1,4 +1,4 @@
-"""Sets of allowed tokens follow rows that leave and join: against a plain list of sets for each position."""
+"""Sets of allowed tokens while rows leave and join, compared with a plain list of sets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def some_rows(draw: random.Random, count: int) -> tuple[Allowed | None, list[list[set[int]]]]:
-    """Rows of unequal length, or none that are limited; and the same as sets."""
+    """Rows of unequal length, or none with a limit; and the same as sets."""
     lengths = [draw.randrange(1, 6) for _ in range(count)]
     if draw.random() < 0.3:
         return None, [[set(range(VOCAB))] * length for length in lengths]

@@ -1,4 +1,4 @@
-"""A distribution with a few logits raised has the statistics of its logits, though it never passes over them."""
+"""A distribution with a few raised logits has the right statistics, computed without a pass over its logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pardec.samplers.ops.distribution import DenseDistribution
 def case(
     seed: int, *, compact: bool, scale: float, most: float, pairs: int
 ) -> tuple[DenseDistribution, torch.Tensor, torch.Tensor]:
-    """A distribution over 23 tokens, the last impossible, and what is raised: often the argmax, sometimes nothing."""
+    """A distribution over 23 tokens, the last impossible, and raised logits: often the argmax, sometimes none."""
     drawn = torch.Generator().manual_seed(seed)
     rows = torch.randn((7, 23) if compact else (2, 5, 23), generator=drawn) * scale
     rows[..., 22] = -torch.inf

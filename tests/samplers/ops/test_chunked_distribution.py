@@ -1,4 +1,4 @@
-"""Logits made piece by piece say what held ones say, in every stage, and no more are there at once than asked."""
+"""Logits in chunks give the results of logits in memory, in every stage, within the limit of rows at once."""
 
 from __future__ import annotations
 

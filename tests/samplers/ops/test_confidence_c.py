@@ -1,4 +1,4 @@
-"""The kernel in C that names the likeliest token, against the definition."""
+"""The C kernel for the likeliest token, compared with the definition."""
 
 from __future__ import annotations
 

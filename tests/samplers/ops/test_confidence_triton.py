@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def define(logits):
-    """Each statistic by itself, in float64."""
+    """Each statistic computed separately, in float64."""
     x = logits.double()
     distribution = x.softmax(-1)
     first = x.max(-1).values
@@ -53,7 +53,7 @@ def test_no_rows_give_no_rows():
 
 
 def boosted(count: int, vocab: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """Three tokens [N, 3] of each row and what they get: one nothing, one twice."""
+    """Three tokens [N, 3] of each row and their boosts: one of 0, one token twice."""
     tokens = torch.randint(0, vocab, (count, 3), generator=generator)
     tokens[0, 1] = tokens[0, 0]
     by = torch.rand(count, 3, generator=generator) * 4

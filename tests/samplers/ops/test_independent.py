@@ -1,4 +1,4 @@
-"""Independent sets of a graph, rows at once."""
+"""Independent sets of a graph, for several rows at once."""
 
 from __future__ import annotations
 

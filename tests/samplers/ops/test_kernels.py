@@ -1,4 +1,4 @@
-"""Kernels against numpy in float64: confidence, distributions and filters, rank, schedule."""
+"""Kernels compared with numpy in float64: confidence, distributions and filters, rank, schedule."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_draw_is_the_gumbel_max_rule_in_float64() -> None:
 
 
 def kept(logits: torch.Tensor, **options: float | int | None) -> list[list[int]]:
-    """Ids that a filter leaves, per position of the one row."""
+    """The ids that a filter keeps, per position of the single row."""
     out = filter_logits(logits, **({"temperature": 0.0, "top_k": None, "top_p": None} | options))  # type: ignore[arg-type]
     return [row.isfinite().nonzero().flatten().tolist() for row in out[0]]
 

@@ -1,4 +1,4 @@
-"""The kernels in C that rank a row's tokens and weigh chosen ones, against their definitions."""
+"""The C kernels that rank a row's tokens, or give chosen tokens' probabilities, compared with their definitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Denoising paths: each kind of token, the density of a path by integration and by torch's own, two heads on one."""
+"""Denoising paths: each kind of token, path densities by integration and by torch, two heads on one path."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_density_is_the_product_of_its_transitions(last: Last, temperature: fl
 
 
 def test_densities_of_all_paths_add_up_to_1() -> None:
-    """d = 1, two random transitions, from one first point, over a grid of where they may lead."""
+    """d = 1, two random transitions from one first point, over a grid of their results."""
     head = ToyHead(1, 3, bend=0.3)
     line = torch.linspace(-9, 9, 601)
     first, second = torch.meshgrid(line, line, indexing="ij")
@@ -91,7 +91,7 @@ def test_a_path_says_the_same_of_itself_along_it(rows: int) -> None:
 
 @pytest.mark.parametrize("guided", [False, True])
 def test_mars_head_says_the_same_along_a_path_in_one_call(guided: bool) -> None:
-    """Each point with its own index; relative to the size of the numbers, which a head without training makes large."""
+    """Each point with its own index; errors relative to the values, which are large for an untrained head."""
     model = mar()
     said = torch.randn(6, 48, generator=torch.Generator().manual_seed(1))
     given = States(said, -said, torch.linspace(1, 3, 6)) if guided else States(said)
@@ -102,7 +102,7 @@ def test_mars_head_says_the_same_along_a_path_in_one_call(guided: bool) -> None:
 
 
 def test_the_mean_of_a_ratio_is_1() -> None:
-    """E_q[p / q] = 1 over paths, which a wrong normaliser breaks."""
+    """E_q[p / q] = 1 over paths, which a wrong normalizer violates."""
     near = replace(HEAD, pull=0.45, spread=HEAD.spread + 0.05)
     count = 40_000
     given = States(torch.tensor([[0.5, -0.5]]).expand(count, 2))

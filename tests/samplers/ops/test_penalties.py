@@ -1,4 +1,4 @@
-"""min_p, repetition_penalty and min_new_tokens: transformers' own law under every drafter, and naive masked loops."""
+"""min_p, repetition_penalty and min_new_tokens: transformers' distribution with every drafter; naive masked loops."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TEMPERATURE = 0.9
 
 
 def processors(prompt: int, *, temperature: float) -> LogitsProcessorList:
-    """What `generate` of transformers builds of the same arguments, in its order."""
+    """The processors that transformers' `generate` creates for the same arguments, in its order."""
     made = [RepetitionPenaltyLogitsProcessor(ASKED["repetition_penalty"])]
     made += [MinNewTokensLengthLogitsProcessor(prompt, ASKED["min_new_tokens"], END)]
     if temperature:
@@ -110,7 +110,7 @@ def test_min_p_comes_after_the_other_filters_in_both_families() -> None:
 
 
 def naive(model: LanguageModel, given: list[int], new: int, penalty: float, least: int) -> list[int]:
-    """Confidence decoding of one row, one token a step: the surest open position takes its argmax."""
+    """Confidence decoding of one row, one token per step: the most confident open position gets its argmax."""
     mask, shift = model.decoding_config.mask_id, model.decoding_config.shift
     assert mask is not None
     ends, start = model.decoding_config.eos_ids, len(given)

@@ -1,4 +1,4 @@
-"""MAR's cosine schedule against a plain version of it, and where a row stands in it."""
+"""MAR's cosine schedule compared with a plain version, and the step of a row in it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pardec.samplers.ops.unmasking import unmasking
 
 
 def plainly(tokens: int, steps: int) -> list[int]:
-    """How many tokens are left after each step that draws any."""
+    """The number of tokens left after each step that samples any."""
     left, found = tokens, []
     for step in range(steps):
         here = max(1, min(left - 1, math.floor(tokens * math.cos(math.pi / 2 * (step + 1) / steps))))
@@ -47,7 +47,7 @@ def test_a_row_stands_at_the_step_that_comes_next() -> None:
 
 
 def test_linear_guidance_counts_what_is_left_after_the_step() -> None:
-    """The last step leaves none, and is guided as if it left the one that the formula says."""
+    """The last step leaves no token, and has the guidance of the one token that the formula leaves."""
     assert unmasking(16, 4).scale(3.0, "linear").tolist() == [1 + 2 * (16 - left) / 16 for left in (14, 11, 6, 1)]
     assert unmasking(16, 4).scale(3.0, "constant").tolist() == [3.0] * 4
     assert unmasking(16, 4).scale(1.0, "linear").tolist() == [1.0] * 4

@@ -24,7 +24,7 @@ pytestmark = [
 
 
 def both(draft: Draft, p: Tensor, monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> tuple[Verdict, Verdict]:
-    """What the definition and the kernel decide."""
+    """The verdicts of the definition and of the kernel."""
     rows = np.arange(len(p))
     uniforms = RoundUniforms(Source(tuple(range(seed, seed + len(p)))), rows, rows + 3, DEVICE)
     found = []
