@@ -1,4 +1,4 @@
-"""A causal model becomes a block-diffusion one: training sees what decoding sees, and what is learned decodes."""
+"""A causal model becomes a block-diffusion one: training computes what decoding computes, and the result decodes."""
 
 from __future__ import annotations
 

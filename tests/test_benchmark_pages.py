@@ -1,4 +1,4 @@
-"""Pages of swept samplers: short names, a line for each setting, and tables that the documentation can quote."""
+"""Pages of swept samplers: short names, one line per setting, and tables that the documentation can quote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles for GPUs, launched as its wrapper launches it, on a machine that has none.
+"""Every Triton kernel compiles for GPUs with its wrapper's launch arguments, on a machine without a GPU.
 
 The interpreter says whether a kernel is right, and takes what the compiler refuses. The compiler needs no GPU: here a
 launch ends with its machine code. Tensors are on the device "meta": they have types, strides and places and no numbers,
@@ -56,7 +56,7 @@ VOCAB, WIDTH = 126464, 4096  # LLaDA-8B's
 
 
 class Launch(NamedTuple):
-    """What became of one launch."""
+    """The result of one launch."""
 
     kernel: str  # module:function
     compiled: Any
@@ -67,7 +67,7 @@ class Launch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """A tensor as a launch sees it: where it begins counts, in memory that begins at a multiple of everything."""
+    """A fake tensor of a launch: its offset matters, in memory whose start has every alignment."""
 
     dtype: torch.dtype
     place: int
@@ -77,7 +77,7 @@ class Pointer:
 
 
 def launched(run: Callable[[], object], arch: int, *, names: set[str] | None = None) -> list[Launch]:
-    """What `run` launches, compiled for sm_`arch` and not run; a kernel that was there already is not there twice.
+    """The launches of `run`, compiled for sm_`arch` but not run; kernels compiled before are not repeated.
 
     Where there are `names`, the kernels' are added to them and nothing is compiled.
     """
@@ -121,7 +121,7 @@ def launched(run: Callable[[], object], arch: int, *, names: set[str] | None = N
 
 
 def figures(log: str) -> tuple[int, int]:
-    """Registers a thread and bytes spilled, from what the assembler says."""
+    """Registers per thread and spilled bytes, from the assembler's report."""
     registers = [int(number) for number in re.findall(r"Used (\d+) registers", log)]
     stored = [int(number) for number in re.findall(r"(\d+) bytes spill stores", log)]
     assert registers, f"the assembler says nothing of registers:\n{log}"
@@ -129,7 +129,7 @@ def figures(log: str) -> tuple[int, int]:
 
 
 def check(launch: Launch, arch: int, *, spilled: int = SPILLED) -> None:
-    """That a GPU would take the launch."""
+    """Asserts that a GPU could run the launch."""
     warps, shared = launch.compiled.metadata.num_warps, launch.compiled.metadata.shared
     assert launch.compiled.asm["cubin"][:4] == b"\x7fELF"
     assert warps <= 32, f"{warps} warps a program"
@@ -142,7 +142,7 @@ def check(launch: Launch, arch: int, *, spilled: int = SPILLED) -> None:
 
 @cache
 def written() -> dict[str, Any]:
-    """Every kernel that is launched from the host, by module and name: those that no other kernel calls."""
+    """Every kernel that is launched from the host, by module and name; kernels called by other kernels are left out."""
     found = {}
     for file in sorted(file for floor in ("models", "samplers") for file in (ROOT / floor).rglob("*_triton.py")):
         name = ".".join(("pardec", *file.relative_to(ROOT).with_suffix("").parts))
@@ -303,12 +303,12 @@ CASES = cases()
 
 
 def forced(case: str) -> bool:
-    """Whether force alone runs it: attention in float32. The walk up a tree leaves it too few registers."""
+    """Whether only PARDEC_KERNELS=triton runs it: trees in float32, where the walk up leaves too few registers."""
     return case.startswith(("attention tree float32", "attention trees float32"))
 
 
 def seldom(case: str) -> bool:
-    """What differs from two cases in one thing each that these have: a kind's dim beside another's, a second half."""
+    """Whether a case is slow, because others cover its parts: another dim of the same kind, another dtype."""
     if case in ("chain 1", "chain 6 vocab=97 laws=True", "stack float32", "statistics float32", "norms float32 48"):
         return True
     if case.startswith("attention"):

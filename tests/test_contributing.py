@@ -1,4 +1,4 @@
-"""Every block of the guides for contributors runs, and one broken file of a contributor ends no other command."""
+"""Every code block of the contributors' guides runs, and a contributor's broken file does not end other commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BLOCKS = [textwrap.dedent(block) for block in re.findall(r"(?ms)^ *```python\n(.
 
 
 def test_every_block_has_a_test() -> None:
-    """The first one's is in test_readme.py."""
+    """The first block is tested in test_readme.py."""
     names = ["Surest", "TakesBack", "end_penalty", "MY_QWEN3", "_convert"]
     assert [re.search("|".join(names), block)[0] for block in BLOCKS] == names  # type: ignore[index]
 
@@ -102,7 +102,7 @@ def test_the_conversion_of_the_page_adds_one_to_norms() -> None:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The three floors with four broken files."""
+    """A copy of the package's three folders with four broken files."""
     root = tmp_path_factory.mktemp("tree")
     for floor in ("pardec", "samplers", "models"):
         ignored = shutil.ignore_patterns("__pycache__", "embedded")
@@ -118,7 +118,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(tree: Path, *commands: tuple[str, ...]) -> tuple[list[int], str, str]:
-    """One command after the other in a fresh process: how each ends, and all that is told."""
+    """Runs commands in a fresh process; returns how each ends, and all of the output."""
     code = f"""
 import contextlib, io, json, sys
 sys.path.insert(0, {str(tree)!r})

@@ -1,4 +1,4 @@
-"""What others see of the package: the name it is installed by, and its types where it is installed from the clone."""
+"""The package for others: its install name, and its types when installed from the clone."""
 
 from __future__ import annotations
 

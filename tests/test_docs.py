@@ -1,4 +1,4 @@
-"""The documentation builds without a warning or the network, leads where a reader wants to go, and its examples run."""
+"""The documentation builds offline without warnings, its pages are reachable, and its examples run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def blocks(page: Path, *languages: str) -> list[tuple[str, str]]:
 
 
 def script(page: Path) -> str:
-    """The blocks of a page one after the other, as one reads it: names stay, a command is run where it stands."""
+    """The code blocks of a page in order as one script: names persist, and commands run in place."""
     parts = ["import shlex\nfrom pardec.cli import run as _run\n"]
     for kind, code in blocks(page, "python", "bash"):
         for name, other in IN_PLACE_OF.items():
@@ -113,7 +113,7 @@ BUILD += "html.StandaloneHTMLBuilder.search = False; sys.exit(build.main(sys.arg
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built pages, without the furniture of a theme. Warnings are errors; the proxy leads nowhere."""
+    """The built pages, without the theme's navigation. Warnings are errors; the proxy leads nowhere."""
     pytest.importorskip("sphinx", reason="the extra docs is not installed")
     folder = tmp_path_factory.mktemp("site")
     nowhere = {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "1"}
@@ -148,7 +148,7 @@ def _article(site: Path, name: str) -> str:
 
 
 def clicks(site: Path) -> dict[str, int]:
-    """Every page and how many links of page texts, menus left aside, lead to it from the front page."""
+    """Every page, and the number of links from the front page to it, menus excluded."""
     found, edge = {"index.html": 0}, ["index.html"]
     while edge:
         name = edge.pop(0)

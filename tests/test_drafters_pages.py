@@ -1,4 +1,4 @@
-"""The command on the page of each embedded drafter names a target that one has."""
+"""The command on each embedded drafter's page names a target that users have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every example runs from a fresh interpreter and prints what its docstring says."""
+"""Every example runs in a fresh interpreter and prints what its docstring states."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def output(folder: Path) -> dict[str, Any]:
-    """What each example prints; of one that is started again, what it prints then."""
+    """The output of each example; for one that is started twice, the second output."""
     pieces = []
     for number, command in enumerate(COMMANDS):
         name, *arguments = command.split()

@@ -1,4 +1,4 @@
-"""The three floors: who may import whom, what is packaged, nothing loaded twice, a light import."""
+"""The packages samplers, models and pardec: allowed imports, packaging, nothing loaded twice, a light import."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ MODULES = {module_name(file): file for floor in FLOORS for file in sources(floor
 
 
 def files_imported(module: str) -> set[str]:
-    """The files of the floors that a file imports, wherever in it: in functions and for types alone, too."""
+    """The files of the package that a file imports anywhere, also in functions and for types only."""
     file = MODULES[module]
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     found: set[str] = set()

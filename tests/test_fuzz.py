@@ -1,4 +1,4 @@
-"""Malformed checkpoints, results, prompts, specs, arguments and command lines: each ends well, or in one line.
+"""Malformed checkpoints, results, prompts, specs, arguments and command lines: each succeeds or ends in one line.
 
 The cases are seeded, and a failure names its seed: `case(name, seed)` of tests/fuzz makes it again. A case that takes
 longer than it may is a hang; the bombs run where memory is bounded.
@@ -40,13 +40,13 @@ ROOM = 4 << 30  # bytes beside what a process has that has loaded everything
 
 @pytest.fixture(scope="module")
 def surfaces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What has been asked for, made once."""
+    """The requested fuzz surfaces, each created once."""
     return {"": tmp_path_factory.mktemp("fuzz")}
 
 
 @contextmanager
 def within(seconds: int) -> Iterator[None]:
-    """Raises TimeoutError where what is inside takes longer, in Python."""
+    """Raises TimeoutError if the Python code inside takes longer."""
 
     def late(*_: object) -> None:
         raise TimeoutError(f"it took longer than {seconds} s")
@@ -85,7 +85,7 @@ def test_there_are_at_least_five_hundred_cases() -> None:
 
 
 def test_bombs_are_refused_within_bounds_of_memory_and_time(tmp_path: Path) -> None:
-    """In a process of its own: what goes off would take this one with it."""
+    """In a separate process, which an accepted bomb would end."""
     root = Path(__file__).resolve().parents[1]
     done = subprocess.run(
         [sys.executable, "-c", "import sys; from tests.test_fuzz import bombs; bombs(sys.argv[1])", str(tmp_path)],
@@ -100,7 +100,7 @@ def test_bombs_are_refused_within_bounds_of_memory_and_time(tmp_path: Path) -> N
 
 
 def bombs(folder: str) -> None:
-    """Tells of each bomb that it was refused; ends at the first that was not."""
+    """Reports each refused bomb; stops at the first that was not refused."""
     from tests.fuzz import bombs
 
     made = bombs.Bombs(Path(folder))

@@ -1,4 +1,4 @@
-"""On a GPU: every method decodes what it decodes on a CPU, captured or not, and every kind of drafter learns.
+"""On a GPU: every method decodes as on a CPU, captured or not, and every kind of drafter trains.
 
 PARDEC_TEST_DEVICE=cpu runs these tests without a GPU, to see that they are in order; captured forwards are left out
 then. `-m short` chooses the tests that `scripts/gpu_queue` runs within a minute.
@@ -109,7 +109,7 @@ def image_model(name: str, device: str, dtype: str) -> pardec.Model:
 @pytest.mark.short
 @pytest.mark.parametrize("name", IMAGES)
 def test_images_are_those_of_a_cpu(name: str) -> None:
-    """Codes are equal; vectors of random weights differ by what 25 steps make of float32's rounding (0.5% at most)."""
+    """Codes are equal; vectors of random weights differ by float32's rounding over 25 steps (0.5% at most)."""
     options: dict[str, Any] = {"label": [1, 2], "seed": 3}
     expected = image_model(name, "cpu", "float32").generate(**options)
     result = image_model(name, DEVICE, "float32").generate(**options)

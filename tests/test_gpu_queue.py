@@ -1,4 +1,4 @@
-"""`scripts/gpu_queue`: its entries run without a GPU, a fault in one leaves the others, and what is carried arrives."""
+"""`scripts/gpu_queue`: entries run without a GPU, a failing entry leaves the others, and carried files arrive."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def queue(*arguments: str, cwd: Path = ROOT, timeout: float = 580) -> subprocess
 
 
 def test_dry_run_of_an_entry_leaves_its_results(tmp_path: Path) -> None:
-    """The others are run by the slow test, and their modules are imported here."""
+    """The slow test runs the other entries; here their modules are imported."""
     for entry in run_queue.ENTRIES:
         assert callable(import_module(f"gpu_runs.{entry.module}").run)
     done = queue("--dry-run", "--only", "b", "--out", str(tmp_path))
@@ -138,7 +138,7 @@ def test_slim_clone_runs_the_dry_run(tmp_path: Path) -> None:
 
 
 def test_parcels_arrive_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that are cut at the borders of parcels are joined, incomplete ones are named, and wheels are unpacked."""
+    """Files split across parcels are joined, incomplete ones are named, and wheels are unpacked."""
     state, gguf = tmp_path / "state", tmp_path / "model.gguf"
     state.mkdir()
     (state / "state-1.bin").write_bytes(bytes(range(256)) * 1000)
@@ -208,7 +208,7 @@ def test_page_says_what_was_not_measured(tmp_path: Path) -> None:
 
 
 def test_page_shows_all_stretches_of_the_training_in_order(tmp_path: Path) -> None:
-    """Two runs of a day: the first stretch comes first, whatever the files are called; other entries show one run."""
+    """Two runs on one day: the earlier stretch comes first, whatever the file names; other entries show one run."""
     files = []
     for name, first, loss in (("a", 700, 1.25), ("b", 0, 2.5)):
         rows = [{"part": "start", "step": first}, {"part": "state", "step": first + 700, "validation": loss}]
@@ -222,7 +222,7 @@ def test_page_shows_all_stretches_of_the_training_in_order(tmp_path: Path) -> No
 
 
 def test_page_tells_runs_that_differ_from_a_first_one_that_does() -> None:
-    """The first run of captured forwards computes with other kernels; later ones are compared with each other."""
+    """The first captured run uses other kernels; later ones are compared with each other."""
     seen = [
         page._repeats(row) for row in ({"repeats": True, "first_equal": False}, {"repeats": False}, {"repeats": True})
     ]

@@ -1,4 +1,4 @@
-"""The comparison of two runs bit by bit names the operation that differs first."""
+"""The bit-by-bit comparison of two runs names the first differing operation."""
 
 from __future__ import annotations
 

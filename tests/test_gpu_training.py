@@ -67,7 +67,7 @@ def test_views_are_those_of_two_separate_copies() -> None:
 
 
 def test_masks_and_shift_are_those_of_the_family(texts: Texts, tmp_path: Path) -> None:
-    """Each block's predictions are those of pardec's own block-causal forward of the view that masks the token."""
+    """The predictions of each block equal those of pardec's block-causal forward of the view that masks the token."""
     shape, template, base = tiny()
     base = {name: values * 3 if values.dim() > 1 else values for name, values in base.items()}
     network = export(tmp_path / "model", shape, base, template["mask"]).language_model

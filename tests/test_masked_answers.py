@@ -1,4 +1,4 @@
-"""`benchmarks/masked_answers.py`: what it counts, by hand, and a whole run on the embedded models."""
+"""`benchmarks/masked_answers.py`: its counts by hand, and a whole run on the embedded models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_nats_are_the_parents_likelihood_of_the_answer() -> None:
 
 
 def test_a_run_judges_and_goes_on(tmp_path: Path) -> None:
-    """The parent agrees with itself; a second run decodes nothing; a lower bar of empty answers is missed by name."""
+    """The parent agrees with itself; a second run decodes nothing; a missed bound on empty answers is named."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"turns": [text]}) + "\n" for text in ("1+2=", "3+4=")))
     arguments = ["--parent", "tiny-llama", "--model", str(ROOT / "models/embedded/tiny-dream")]

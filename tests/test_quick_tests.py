@@ -1,4 +1,4 @@
-"""`scripts/test --quick NAME` checks a method's or family's files, its tests, and its cases of the tests over all."""
+"""`scripts/test --quick NAME` runs lint on a method's or family's files, its tests, and its cases of shared tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages show works as printed: marked blocks run, generated tables are current."""
+"""The code on the pages works as printed: marked blocks run, generated tables are current."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_figures_of_the_readme_are_small_and_there() -> None:
 
 
 def masked_examples() -> list[str]:
-    """Every spec for masked models that the README and the documentation show as a setting to use."""
+    """Every spec for masked models that the README and the documentation show as a recommended setting."""
     from pardec.samplers.registry import cards, family_of
     from pardec.samplers.spec import parse
 
@@ -62,7 +62,7 @@ def masked_examples() -> list[str]:
 
 
 def test_the_samplers_of_the_examples_keep_the_answers() -> None:
-    """Of records: an example is a setting that one would use; those with `@block` are for an adapted model."""
+    """On records; specs with `@block` are for an adapted model."""
     examples = [spec for spec in masked_examples() if not spec.endswith("@block")]
     assert len(examples) >= 3
     model, task = pardec.load("tiny-dream", device="cpu"), pardec.task("records")

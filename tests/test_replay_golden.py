@@ -1,4 +1,4 @@
-"""The authors' recorded outputs are matched, and the script that says so would notice if they were not."""
+"""The authors' recorded outputs are matched, and the replay script detects injected differences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DECLARED |= {"sdar_low_confidence_dynamic": 2, "sdar_low_confidence_static": 1}
 
 @pytest.fixture
 def replay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Replay:
-    """The script in this process: its exit status, its counts, and what it says of mismatches."""
+    """The script in this process: its exit status, its counts, and its messages on mismatches."""
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
 
     def run(folder: Path) -> tuple[int, dict[str, Any], str]:
@@ -40,7 +40,7 @@ def replay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("name", sorted(file.parent.name for file in GOLDEN.glob("*/cases.json")))
 def test_the_first_and_last_recorded_case_of_each_method_match(replay: Replay, tmp_path: Path, name: str) -> None:
-    """The others are slow ones; cases of a method follow its parameters from small to large."""
+    """Other cases are slow tests; a method's cases are ordered from small to large parameters."""
     folder, ends = tmp_path / name, dict[str, dict[str, Any]]()
     folder.mkdir()
     for entry in (GOLDEN / name).iterdir():

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(script: str, *arguments: str) -> tuple[int, str]:
-    """The exit status, and what it writes; in a fork, where torch is imported already."""
+    """The exit status and the output; in a fork, where torch is imported already."""
     path = str(ROOT / "scripts" / script)
     code = f"import runpy, sys\nsys.argv = {[path, *arguments]}\nrunpy.run_path({path!r}, run_name='__main__')"
     [done] = fresh.results([{"language": "python", "code": code}], ROOT)

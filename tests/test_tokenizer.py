@@ -1,4 +1,4 @@
-"""The shared tokenizer: the committed file is what the script builds, and it loses nothing."""
+"""The shared tokenizer: the committed file is what the script builds, and decoding loses nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ids_of(text: str) -> list[int]:
 
 
 def building() -> Any:
-    """The script that builds it."""
+    """The script that builds the tokenizer."""
     spec = importlib.util.spec_from_file_location("make_tokenizer", ROOT / "scripts" / "make_tokenizer.py")
     assert spec
     assert spec.loader

@@ -1,4 +1,4 @@
-"""The filter trainer on minute data: what a trace is turned into, and that a rule in it is learned."""
+"""The filter trainer on tiny data: traces become examples, and a rule in them is learned."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.samplers.toys import request, table  # noqa: E402
 
 
 def test_every_step_of_a_trace_is_an_example() -> None:
-    """Two of eight are given, one is said never to have been committed and one to have ended otherwise."""
+    """Two of eight are given, one is marked as never committed, and one as committed with another token."""
     row = [MASK, MASK, MASK, 0, 0, MASK, MASK, MASK]
     recorder = Recorder()
     sampler = replace(registry.resolve("threshold:tau=0.9"), logits=(recorder,))
@@ -42,7 +42,7 @@ def test_every_step_of_a_trace_is_an_example() -> None:
 
 
 def test_a_filter_learns_from_the_whole_block_and_is_the_same_for_a_seed() -> None:
-    """Whether the position before is sure decides; the first one is always final."""
+    """A position is final if the position before it is confident; the first one is always final."""
     render = torch.Generator().manual_seed(0)
     confidences = torch.rand(400, BLOCK, generator=render)
     final = torch.cat([torch.ones(400, 1, dtype=torch.bool), confidences[:, :-1] > 0.5], 1)

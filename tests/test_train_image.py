@@ -1,4 +1,4 @@
-"""The image trainer on a minute network: codebook, resuming, measuring, the published format."""
+"""The image trainer on a tiny network: codebook, resuming, measuring, the published format."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SMALL = "codebook_size=16,z_channels=8,ch_mult=1-1-1"
 
 @pytest.fixture(autouse=True)
 def early_codebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Codes from the third step on, and dead ones looked for at every second."""
+    """Codes are used from the third step on, and dead codes are searched for at every second step."""
     monkeypatch.setattr(tokenizer, "PLAIN", 2)
     monkeypatch.setattr(tokenizer, "GATHER", 2)
     monkeypatch.setattr(codebook, "EVERY", 2)

@@ -22,7 +22,7 @@ LENGTH = 8  # of an answer
 
 
 def drafted(texts: list[list[int]]) -> list[list[int]]:
-    """What the drafter says after each token, the same for the same text."""
+    """The drafter's guess after each token, the same for the same text."""
     return [
         [guess(token, np.random.RandomState([at, *text[: at + 1]]).rand()) for at, token in enumerate(text)]
         for text in texts
@@ -35,7 +35,7 @@ def finished(texts: list[list[int]]) -> list[list[int]]:
 
 
 def answer(prompt: list[int]) -> Answer:
-    """Counts on from the prompt; right is either spelling of every digit."""
+    """An answer that counts on from the prompt; either spelling of every digit is right."""
 
     def score(tokens: object) -> float:
         text = [prompt[-1], *tokens]  # type: ignore[misc]
@@ -46,7 +46,7 @@ def answer(prompt: list[int]) -> Answer:
 
 @pytest.mark.seeds("arXiv:2504.20039")
 def test_mined_labels_tell_another_spelling_from_a_wrong_digit() -> None:
-    """Without annotators: a token is important iff the target's own continuation after it is no longer right."""
+    """Without annotators: a token is important iff the target's continuation after it is no longer right."""
     answers = [answer([start, *more]) for start in range(4) for more in ([], [(start + 1) % 4], [(start + 5) % 8])]
     labels = mine(answers, drafted, finished, frozenset())
     flat = [label for each in labels for label in each]

@@ -1,4 +1,4 @@
-"""The trainers of models of vectors on minute networks: autoencoder, latents, masks, loss, resuming, format."""
+"""The trainers of models of vectors on tiny networks: autoencoder, latents, masks, loss, resuming, format."""
 
 from __future__ import annotations
 

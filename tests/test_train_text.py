@@ -1,4 +1,4 @@
-"""The text trainer on minute networks: targets, resuming, published formats."""
+"""The text trainer on tiny networks: targets, resuming, published formats."""
 
 from __future__ import annotations
 

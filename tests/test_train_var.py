@@ -1,4 +1,4 @@
-"""The trainers of models of several scales on minute networks: tokenizer, codes, loss, resuming, format."""
+"""The trainers of models of several scales on tiny networks: tokenizer, codes, loss, resuming, format."""
 
 from __future__ import annotations
 

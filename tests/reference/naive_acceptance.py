@@ -55,7 +55,7 @@ def recursive(nodes: Sequence[Node], p: np.ndarray, uniform: Callable[[int], flo
 def typical(
     nodes: Sequence[Node], p: np.ndarray, epsilon: float, delta: float, inside: float = 0.0
 ) -> tuple[list[int], float]:
-    """Medusa's rule: the longest path of typical nodes, ties decided by the sum of log p; and 1 - p summed over it."""
+    """Medusa's rule: the longest path of typical nodes, ties by the sum of log p; and the sum of 1 - p over it."""
 
     def fits(node: int) -> bool:
         distribution = p[nodes[node].parent].astype(np.float64)

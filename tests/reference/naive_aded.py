@@ -1,4 +1,4 @@
-"""ADED written from its paper with counters: the table of a whole history, and rollouts as lists of paths."""
+"""ADED written from its paper with counters: a table over a whole history, and roll-outs as lists of paths."""
 
 from __future__ import annotations
 

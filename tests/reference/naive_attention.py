@@ -19,7 +19,7 @@ class Eager:
     """The text of one row and its keys and values."""
 
     def __init__(self, model: Any, length: int, visible: Callable[[int, int], bool] = lambda p, s: True) -> None:
-        """`visible(p, s)` says whether position p sees position s."""
+        """`visible(p, s)` tells whether position p attends to position s."""
         self.model, self.config = model, model.decoder.config
         self.length, self.visible = length, visible
         shape = (self.config.layers, length, self.config.kv_heads, self.config.head_dim)

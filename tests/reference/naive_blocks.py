@@ -15,7 +15,7 @@ Surest = dict[int, tuple[int, float]]  # of each open position: the likeliest to
 
 @dataclass
 class Rule:
-    """The base: everything competes."""
+    """The base rule: all open positions compete."""
 
     prompt: int
     total: int
@@ -28,7 +28,7 @@ class Rule:
         return competing
 
     def forced(self, competing: list[int]) -> list[int]:
-        """The candidates for a forward in which one position has to be committed."""
+        """The candidates for a forward that has to commit a position."""
         return competing
 
 

@@ -95,7 +95,8 @@ def block() -> Rule:
 def decode(
     model: Any, prompt: list[int], new: int, rule: Rule, *, size: int, count: int = 1, order: list[int] | None = None
 ) -> tuple[list[int], dict[int, int], list[tuple[int, ...]]]:
-    """`count` tokens per forward, the surest first, or in `order`. Tokens, commit forwards and the positions queried.
+    """Commits `count` tokens per forward, the most confident first, or in `order`. Tokens, commit forwards and the
+    positions queried.
 
     Every forward computes the rule's positions and those that predict the wanted ones; the first one all visible ones.
     """
@@ -125,7 +126,7 @@ def decode(
 
 
 def _forward(model: Any, tokens: list[int], queried: list[int], rows: list[int], end: int, cache: Any) -> torch.Tensor:
-    """Logits [rows, V]; positions that are not computed are seen with the K/V of their last computation."""
+    """Logits [rows, V]; positions that are not computed keep the K/V of their last computation."""
     at = torch.tensor([queried])
     plan = Plan(
         tokens=torch.tensor([[tokens[p] for p in queried]]),

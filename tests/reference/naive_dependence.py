@@ -1,4 +1,4 @@
-"""Rules that read attention, written down from their papers: one row, one position at a time, plain Python, float64.
+"""Rules that read attention, written from their papers: one row, one position at a time, plain Python, float64.
 
 DAWN https://arxiv.org/abs/2602.06953, DAPD https://arxiv.org/abs/2603.12996, d2Cache https://arxiv.org/abs/2509.23094.
 """
@@ -94,7 +94,7 @@ def dawn(
 
 
 class Dapd:
-    """DAPD's rule, which counts the masks that a block began with."""
+    """DAPD's rule, which uses the number of masks at the start of a block."""
 
     def __init__(self, *, first: float, last: float, switch: float, tau: float, layers: int) -> None:
         self.first, self.last, self.switch, self.tau, self.layers = first, last, switch, tau, layers
@@ -136,7 +136,7 @@ class DualAdaptive:
     def decode(
         self, model: Any, canvas: list[int], start: int, block_length: int
     ) -> tuple[list[int], list[int], list[list[int]]]:
-        """Tokens, the forward that committed each position, and the positions of each forward; the surest is first."""
+        """Tokens, the forward that committed each position, and each forward's positions; most confident first."""
         tokens, mask, shift = list(canvas), model.decoding_config.mask_id, model.decoding_config.shift
         size = len(tokens)
         open_ = {p for p in range(start, size) if tokens[p] == mask}

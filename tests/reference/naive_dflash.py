@@ -14,7 +14,7 @@ def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotated(x: Tensor, position: int, theta: float) -> Tensor:
-    """x [D] at one position; angles are in float32, as everywhere in the package."""
+    """x [D] rotated for one position; angles are in float32, as everywhere in the package."""
     half = len(x) // 2
     frequency = 1.0 / (theta ** (torch.arange(0, len(x), 2, dtype=torch.float32) / len(x)))
     angle = torch.tensor(position).float() * frequency
@@ -78,7 +78,7 @@ class NaiveDFlash:
         return rms(h, self.tensors["norm.weight"], eps)
 
     def convolved(self, x: Tensor, entry: Tensor, weight: Mapping[str, Tensor], part: str, side: int) -> Tensor:
-        """x [B, E] after a DFlash 2's convolution, channel by channel, whose kernels `entry` [B, E] gives."""
+        """x [B, E] after a convolution of DFlash 2, channel by channel, with the kernels of `entry` [B, E]."""
         if f"{part}_conv.base_kernel" not in weight:
             return x
         base, dynamic = (
@@ -120,7 +120,7 @@ class NaiveDFlash:
     # --- DFlash 2 ---
 
     def chosen(self, states: Tensor, tokens: Sequence[int]) -> Tensor:
-        """Logits [len(tokens), V] of the places after each of `tokens`, a path."""
+        """Logits [len(tokens), V] after each of `tokens`, a path."""
         tensors, count = self.tensors, self.config.get("dflash_config", self.config)["selector_top_k"]
         before, after = (tensors[f"candidate_selector.{name}_codebook"] for name in ("predecessor", "successor"))
         rows = []
@@ -135,7 +135,7 @@ class NaiveDFlash:
     # --- DSpark ---
 
     def walk(self, states: Tensor, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Logits [len(tokens), Vd] of the places after each of `tokens`, a path, and the estimates there."""
+        """Logits [len(tokens), Vd] after each of `tokens`, a path, and the acceptance estimates there."""
         tensors, kind = self.tensors, self.config["markov_head_type"]
         table, output = tensors["markov_head.markov_w1.weight"], tensors["markov_head.markov_w2.weight"]
         memory = torch.zeros(table.shape[1], dtype=states.dtype)

@@ -17,7 +17,7 @@ def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """x [Q, H, D]: pairs (i, i + D/2) by the angle position * theta^(-2i/D)."""
+    """x [Q, H, D]: pairs (i, i + D/2) rotated by the angle position * theta^(-2i/D)."""
     half = x.shape[-1] // 2
     angle = positions[:, None, None] * theta ** (-torch.arange(half, dtype=x.dtype) / half)
     a, b = x[..., :half], x[..., half:]
@@ -52,7 +52,7 @@ def mlp(t: Tensors, stem: str, h: Tensor, config: Mapping[str, Any]) -> Tensor:
 
 
 def fuse(t: Tensors, states: Tensor, flags: Mapping[str, Any], epsilon: float) -> Tensor:
-    """States [Q, n E_t] of the target as an EAGLE-3 reads them."""
+    """States [Q, n E_t] of the target, fused as EAGLE-3 does."""
     if flags.get("fc_norm"):
         parts = states.chunk(3, -1)
         states = torch.cat([norm(part, t[f"fc_norm.{i}.weight"], epsilon) for i, part in enumerate(parts)], -1)

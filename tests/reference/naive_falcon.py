@@ -1,4 +1,4 @@
-"""Falcon's blocks of pairs after an EAGLE-1, from the formulas: one pass over the whole row for every block."""
+"""Falcon's blocks of pairs after an EAGLE-1, from the formulas: one pass over the whole row per block."""
 
 from __future__ import annotations
 

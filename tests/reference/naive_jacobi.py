@@ -11,7 +11,7 @@ Picks = Callable[[Sequence[int]], Sequence[int]]  # a text -> the pick after eac
 
 
 def sliding(picks: Picks, prompt: Sequence[int], new: int, window: int) -> tuple[list[int], int]:
-    """Text and forwards of a window that moves with the text."""
+    """The text and the forwards of a window that moves with the text."""
     text, guesses = [*prompt, picks(prompt)[-1]], list[int]()
     rounds, end = 1, len(prompt) + new
     while len(text) < end:
@@ -34,7 +34,7 @@ def block(
     exit_iterations: int = 10**9,
     exit_tokens: int = 0,
 ) -> tuple[list[int], int]:
-    """Text and forwards with windows that are finished one by one; the next window shares the last forward of each."""
+    """The text and the forwards of windows that are finished one by one; their last forwards begin the next ones."""
     text, guesses = [*prompt, picks(prompt)[-1]], list[int]()
     rounds, end, left, sure, turns = 1, len(prompt) + new, 0, 0, 0
     while len(text) < end:
@@ -60,7 +60,7 @@ def block(
 def lookahead(
     picks: Picks, prompt: Sequence[int], new: int, window: int, ngram: int, most: int, filler: int
 ) -> tuple[list[int], int]:
-    """Text and forwards of lookahead; every branch is a separate text."""
+    """The text and the forwards of lookahead; every branch is run as a separate text."""
     text = [*prompt, picks(prompt)[-1]]
     lines = [[filler] * window]
     pool: dict[int, list[tuple[int, ...]]] = {}

@@ -1,4 +1,4 @@
-"""Kangaroo's adapter written from the paper and the published tensors: no cache, one text, one token after another."""
+"""Kangaroo's adapter from the paper and the published tensors: no cache, one text, one token after another."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def on(text: Sequence[int], place: int, count: int) -> list[int]:
-    """`count` tokens copied from `place` on; copied tokens can be copied again."""
+    """`count` tokens copied from index `place` on; copied tokens can be copied again."""
     whole = list(text)
     for index in range(count):
         whole.append(whole[place + index])
@@ -48,7 +48,7 @@ class Copying:
 
 
 def aggressive(source: Sequence[int], output: Sequence[int], most: int, agree: int = 0) -> list[int]:
-    """The rest of the source after the output, found from the start at each call.
+    """The rest of the source after the output, searched from the start at each call.
 
     With `agree` > 0 deviating tokens replace those of the source one by one, until that many in a row agree.
     """

@@ -21,7 +21,7 @@ Uniform = Callable[[int, int, str, int], Any]  # step, position, purpose, width 
 
 @dataclass
 class BlockView:
-    """The input of a select: scores and entropies of the open positions, and the point in the schedule."""
+    """The input of a select: scores and entropies of the open positions, and the schedule's progress."""
 
     score: dict[int, float]
     entropy: dict[int, float]

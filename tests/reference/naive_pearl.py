@@ -1,4 +1,4 @@
-"""PEARL as its paper writes it: two modes, and lists of tokens."""
+"""PEARL as in its paper: two modes, and lists of tokens."""
 
 from __future__ import annotations
 

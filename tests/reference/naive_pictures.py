@@ -1,4 +1,4 @@
-"""The published loops of Lumina-DiMOO and MMaDA, written from their sources, for one picture.
+"""The published loops of Lumina-DiMOO and MMaDA, written from their sources, for one image.
 
 Lumina-DiMOO, https://arxiv.org/abs/2510.06308 (with its max-logit cache); MMaDA, https://arxiv.org/abs/2505.15809.
 Each half of guidance is a separate sequence of ids, computed whole and without a cache, unless the loop has one.
@@ -23,7 +23,7 @@ Uniform = Callable[[int, int, str, int], np.ndarray]  # step, position in the ro
 
 @dataclass
 class Half:
-    """One sequence: a prompt and the picture after it."""
+    """One half of guidance: a prompt and the image after it."""
 
     model: LanguageModel
     prompt: list[int]
@@ -73,7 +73,7 @@ def picture(
     published: str = "dimoo",
     cache: tuple[float, int, float] | None = None,
 ) -> list[list[int]]:
-    """The picture after every step.
+    """The image after every step.
 
     Args:
         halves: with the caption, and without it where `scale` (their s, in (1 + s) c - s u) is above 0.

@@ -19,7 +19,7 @@ from pardec.models.plan import Plan
 
 @dataclass
 class Told:
-    """The outcome: each position's token, the step that committed it, and the number of steps made."""
+    """The result: each position's token, the step that committed it, and the number of steps."""
 
     tokens: list[int]
     when: dict[int, int] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Told:
 
     @property
     def forwards(self) -> dict[int, int]:
-        """`when`, counted in steps that committed something."""
+        """The commit steps, counted over the steps that committed something."""
         busy = sorted(set(self.when.values()))
         return {position: busy.index(step) for position, step in self.when.items()}
 

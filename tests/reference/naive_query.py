@@ -1,4 +1,4 @@
-"""Decoding without some of the masks, from the papers: they are deleted, and one full forward computes the rest.
+"""Decoding without some of the masks, from the papers: masks are deleted, and a full forward computes the rest.
 
 One row, no cache, plain Python. `rule` names the masks after a block that stay, when the block begins.
 """
@@ -46,7 +46,7 @@ def dpad(k: float, scale: float, window: int, seed: int) -> Rule:
 
 
 def predict(model: LanguageModel, tokens: list[int], positions: list[int]) -> dict[int, tuple[int, float]]:
-    """The token and probability predicted for each of `positions`, by a forward of these positions alone."""
+    """The predicted token and its probability at each of `positions`, from a forward of these positions only."""
     order = torch.tensor([positions])
     slots = torch.arange(len(positions))[None]
     own = torch.tensor([[tokens[p] for p in positions]])

@@ -16,7 +16,7 @@ Test = tuple[float, np.ndarray]  # the chance of acceptance, and the law that a 
 
 
 def in_turn(nodes: Sequence[Node], p: np.ndarray, uniform: Callable[[int], float], test: Callable[..., Test]) -> Found:
-    """Tests a tree, siblings one after the other; `test(law, node, parent)` is the rule."""
+    """Tests the nodes of a tree, siblings one after the other; `test(law, node, parent)` is the rule."""
     here, path, tested = 0, list[int](), list[int]()
     while True:
         distribution = p[here].astype(np.float64)
@@ -43,7 +43,7 @@ def exact_residual(distribution: np.ndarray, node: Node) -> np.ndarray:
 def group(
     distribution: np.ndarray, scores: np.ndarray, x: int, table: np.ndarray, size: int, prob: float, dist: float
 ) -> set[int]:
-    """The cluster of x among the `size` ranks around its own; empty if fewer than half of them are below its rank."""
+    """The group of x among the `size` ranks around its own; empty if fewer than half of them are below its rank."""
     ascending = sorted(range(len(distribution)), key=lambda y: (scores[y], y))
     rank = ascending.index(x)
     if rank < size // 2:
@@ -67,7 +67,7 @@ def grouped(distribution: np.ndarray, node: Node, members: set[int], *, referenc
 def borrowed(
     distribution: np.ndarray, x: int, near: Near, k: int, delta: float, ratio: float | None
 ) -> tuple[float, int]:
-    """The mass of as many of the k nearest tokens as the limit allows, and their number."""
+    """The mass of the nearest tokens, up to k and the limit, and their number."""
     limit = delta if ratio is None else (ratio - 1) * distribution[x]
     mass, count = 0.0, 0
     for y in list(near[x])[:k]:
@@ -99,7 +99,7 @@ def published(distribution: np.ndarray, node: Node, near: Near, k: int, delta: f
 def transported(
     p: np.ndarray, drawn: np.ndarray | Sequence[int], near: Near, k: int, delta: float, ratio: float | None
 ) -> np.ndarray:
-    """p~ for children drawn from the distribution `drawn`, or for point masses, whose tokens `drawn` has."""
+    """p~ for children sampled from the distribution `drawn`, or for point masses, whose tokens are `drawn`."""
     vocab = range(len(p))
     if isinstance(drawn, np.ndarray):
         room = [max(drawn[x] - p[x], 0.0) for x in vocab]

@@ -24,7 +24,7 @@ def distributions(model: Any, tokens: list[int], mask: int) -> np.ndarray:
 
 
 def leave_one_out(model: Any, tokens: list[int], block: range, mask: int) -> dict[int, np.ndarray]:
-    """The distribution at each block position, from a masked copy that sees everything but the position itself."""
+    """The distribution at each block position, predicted from a mask that attends to everything but that position."""
     shift, length = model.decoding_config.shift, len(tokens)
     twins = list(block)
     places = list(range(length)) + [max(p - shift, 0) for p in twins]
@@ -125,7 +125,7 @@ def edit(model: Any, canvas: list[int], prompt: int, size: int, mask: int, tau: 
 def saber(
     model: Any, canvas: list[int], prompt: int, size: int, mask: int, least: int, reference: bool, back: bool = True
 ) -> Any:
-    """Without `back` nothing is taken back: `above_mean` alone."""
+    """Saber's rule; without `back` nothing is masked again: `above_mean` alone."""
     tokens, when, nfe = list(canvas), {}, 0
     score: dict[int, float] = {}  # of every position that was ever committed, by the last time
     for lo in range(prompt, len(tokens), size):
@@ -163,7 +163,7 @@ def predicted(model: Any, tokens: list[int], soft: dict[int, torch.Tensor], mask
 
 
 def mixture(token: torch.Tensor, mask: torch.Tensor, share: float) -> torch.Tensor:
-    """DMax's input: a mixture of both embeddings by the token's probability, with the norm mixed likewise."""
+    """DMax's input: both embeddings mixed by the token's probability, with the norm mixed in the same way."""
     both = share * token + (1 - share) * mask
     return both / both.norm() * (share * token.norm() + (1 - share) * mask.norm())
 

@@ -106,7 +106,7 @@ def decode(
     block_length: int,
     absolute: bool = False,
 ) -> tuple[list[int], list[int], int]:
-    """Tokens, the forward that committed each position, and the number of forwards; idle ones are not counted."""
+    """Tokens, the forward that committed each position, and the number of forwards without idle ones."""
     tokens, open_ = list(canvas), [p for p in range(start, len(canvas)) if canvas[p] == model.decoding_config.mask_id]
     given = [p not in open_ for p in range(len(tokens))]
     when = [-1] * len(tokens)

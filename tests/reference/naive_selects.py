@@ -21,7 +21,7 @@ Distributions = dict[int, np.ndarray]  # open position of the block -> probabili
 
 
 def surest(distributions: Distributions) -> list[int]:
-    """Open positions, the highest probability first; the lowest position first among equals."""
+    """Open positions, highest probability first; ties go to the lowest position."""
     return sorted(distributions, key=lambda p: (-distributions[p].max(), p))
 
 
@@ -172,7 +172,7 @@ class Klass:
 
 
 def dilated(width: int, base: int) -> list[set[int]]:
-    """Offsets in a block, round by round; a small last round is merged with the one before."""
+    """Offsets in a block, round by round; a small last round is merged with the round before."""
     levels: list[set[int]] = []
     stride = width // base
     while stride >= 1:
@@ -188,7 +188,7 @@ def dilated(width: int, base: int) -> list[set[int]]:
 
 
 class DUS:
-    """The rounds of a block; unsure positions wait, at most for the last one."""
+    """DUS: the rounds of a block; unconfident positions wait, at most until the last round."""
 
     begin = 0  # the first position of the block, set by the decoder
 
@@ -225,7 +225,7 @@ def spacing(
 
 
 class PC:
-    """The published score; commits as many tokens as the block's schedule, `quotas(count)`, requires at this step."""
+    """The published score of PC; commits as many tokens as the block's schedule, `quotas(count)`, has for this step."""
 
     begin = 0  # the first position of the block, set by the decoder
 
@@ -249,7 +249,7 @@ class PC:
 
 
 class Credit:
-    """The published order of operations, with the whole matrix, followed by another rule."""
+    """The published order of operations of credit decoding, with the full matrix, followed by another rule."""
 
     def __init__(
         self,

@@ -28,7 +28,7 @@ def shares(layers: int, ratio: float, peak: float, first: float, last: float) ->
 
 
 class Row:
-    """One text and the values that the layers keep."""
+    """One text, and the values that each layer stores."""
 
     def __init__(self, model: LanguageModel, length: int, part: list[float], rank: int) -> None:
         self.decoder, self.part = model.decoder, part
@@ -109,7 +109,7 @@ def decode(
     part: list[float],
     rank: int,
 ) -> tuple[list[int], list[int], list[list[list[int]]]]:
-    """Tokens, the step that committed each (-1 for given ones), and the positions of each layer at each step."""
+    """Tokens, the step that committed each (-1: given), and the positions that each layer computed at each step."""
     mask, shift, total = model.decoding_config.mask_id, model.decoding_config.shift, len(tokens)
     tokens, when, computed = list(tokens), [-2 if token == mask else -1 for token in tokens], []
     row = Row(model, total, part, rank)

@@ -1,4 +1,4 @@
-"""The values that caches of fewer bytes decode, from the formulas, for one row, head by head and group by group.
+"""The values that compressing caches decode, from the formulas: one row, head by head and group by group.
 
 Every function takes the exact numbers of one chunk, [G, K, D] float64, and returns the decoded ones.
 """
@@ -19,7 +19,7 @@ Read = Callable[[Numbers], Numbers]  # chunk -> what is read
 
 
 def half(x: float, up: bool) -> float:
-    """x in float16, rounded up or down."""
+    """x in float16, rounded down or up."""
     near = np.float16(x)
     if (float(near) < x) if up else (float(near) > x):
         near = np.nextafter(near, np.float16(np.inf if up else -np.inf))
@@ -109,7 +109,7 @@ def hadamard(size: int) -> Numbers:
 
 
 def rotated(bits: int, size: int, clip: float, heads: int, order: Numbers | None = None) -> Read:
-    """`heads` together, their channels in `order` [K / heads, heads * D], groups of `size` channels."""
+    """K/V after rotation of `heads` heads together, channels in `order` [K / heads, heads * D], in groups of `size`."""
 
     def read(x: Numbers) -> Numbers:
         width = heads * x.shape[2]
@@ -143,7 +143,7 @@ Encode = Callable[[Numbers, Numbers, int], tuple[Numbers, Numbers]]  # K and V [
 def decode(
     model: LanguageModel, prompt: list[int], new: int, settled: Callable[[int], int], sinks: int, encode: Encode
 ) -> tuple[list[int], list[float]]:
-    """Greedy tokens and the highest logits, the whole past encoded from scratch before every token.
+    """Greedy tokens and their logits; before every token the whole past is encoded again.
 
     `encode` gets the exact K and V of a layer's encoded slots without the sinks, and how many were encoded with the
     prompt.

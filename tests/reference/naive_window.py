@@ -1,4 +1,4 @@
-"""A decoder with a window: it sees the first and last tokens of a text; one query and key at a time, no cache."""
+"""A decoder with a window over the first and last tokens of a text; one query and key at a time, no cache."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def queried(got: Finished, row: int = 0) -> list[tuple[int, ...]]:
 
 
 def agree(name: str, spec: str, rule: naive.Rule) -> None:
-    """A plain version deletes the masks and runs the rest through one full forward with its positions."""
+    """Compares with a plain version that deletes the masks and runs the rest in one full forward."""
     model = recorded(name)
     mask, vocab = model.decoding_config.mask_id, model.vocab_size
     drawn, new, size = np.random.RandomState(3), 21, 6

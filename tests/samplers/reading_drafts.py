@@ -1,4 +1,4 @@
-"""What the tests of caches and drafters that read a part of the target's K/V share."""
+"""Shared by the tests of caches and drafters that read a part of the target's K/V."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def target(dtype: torch.dtype = torch.float32) -> LanguageModel:
 
 
 class Ratios:
-    """Notes how far each tested node's distribution is from the target's."""
+    """Records how far each tested node's distribution is from the target's."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gaps: list[float] = []
@@ -44,11 +44,11 @@ class Ratios:
 
 
 def same_window_for_every_drafter(name: str, offsets: str | None) -> Callable[..., None]:
-    """A test that drafters keep the tokens of `sequential` through the window cache `name`."""
+    """Makes a test: drafters keep the tokens of `sequential` with the window cache `name`."""
 
     @pytest.mark.parametrize("drafter", ["lookup:k=3", "layerskip:k=3+template:widths=2-2-1"])
     def test(drafter: str) -> None:
-        """Each query sees its own window, whatever else is fed: the plain version says what that gives."""
+        """Each query reads its own window, whatever else is fed, as the plain version does."""
         model, cache = target(torch.float64), f"{name}:sink=2,window=6"
         done = run(model, f"{drafter}@{cache}", GIVEN, NEW)
         assert rows(done) == rows(run(model, f"sequential@{cache}", GIVEN, NEW))
@@ -60,7 +60,7 @@ def same_window_for_every_drafter(name: str, offsets: str | None) -> Callable[..
 
 
 def accepts_all_with_room(spec: str) -> Callable[..., None]:
-    """A test that every draft is accepted where the part that `spec` reads, `{read}`, has room for the whole text."""
+    """Makes a test: every draft is accepted if the part `{read}` of the K/V, which `spec` reads, holds all text."""
 
     @pytest.mark.parametrize("read", ["retrieval:budget=66,chunk=11,refresh=1", "streaming:sink=4,window=60"])
     def test(read: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def accepts_all_with_room(spec: str) -> Callable[..., None]:
 
 
 def survives_garbage(name: str) -> Callable[..., None]:
-    """A test that random numbers in the compact cache of the drafter `name` cost acceptance alone."""
+    """Makes a test: random numbers in the compact cache of the drafter `name` only lower the acceptance."""
 
     def test(monkeypatch: pytest.MonkeyPatch) -> None:
         fill = CompactCache.fill

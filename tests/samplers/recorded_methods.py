@@ -1,4 +1,4 @@
-"""Finds the methods that the authors' recorded cases exercise: those of which a replay creates an object."""
+"""Finds the methods that the authors' recorded cases exercise: those whose objects a replay creates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reached(Exception):
 
 @contextmanager
 def made() -> Iterator[set[Named]]:
-    """Collects the registered methods of which an object is created inside; nothing is generated."""
+    """Collects the registered methods whose objects are created inside; nothing is generated."""
     found: set[Named] = set()
 
     def generate(self: Any, *_: Any, sampler: Any = None, temperature: float = 0.0, **__: Any) -> None:

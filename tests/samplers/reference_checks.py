@@ -30,7 +30,7 @@ class Use:
     strings: set[str]
 
     def is_of(self, method: str, module: str) -> bool:
-        """Whether a string is a spec, or the end of one, with the method, or a name belongs to the method's module."""
+        """Whether a string is a spec, or its end, that has the method, or a name belongs to the method's module."""
         spec = re.compile(rf"(^|[+@]){method}($|[:+@])")
         return any(map(spec.search, self.strings)) or any(name.startswith(f"{module}.") for name in self.names)
 
@@ -62,7 +62,7 @@ class Page:
 
     @cached_property
     def tests(self) -> list[Use]:
-        """The `Use` of each test function; pytest finds none in files of other names."""
+        """The `Use` of each test function; files whose names pytest does not collect have none."""
         if not self.module.rpartition(".")[2].startswith("test_"):
             return []
         return [self.use(node) for name, node in self.parts.items() if name.startswith("test_")]
@@ -99,7 +99,7 @@ def _names(node: ast.AST) -> Iterator[str]:
 
 
 def _borrowed(reference: str, known: Mapping[str, Page]) -> set[str]:
-    """What a plain version uses of the samplers, directly or through helpers; random numbers are allowed."""
+    """The parts of the samplers that a plain version uses, directly or through helpers; random numbers are allowed."""
     left, seen, found = [f"tests.{reference}"], set[str](), set[str]()
     while left:
         full = left.pop()
@@ -115,7 +115,7 @@ def _borrowed(reference: str, known: Mapping[str, Page]) -> set[str]:
 
 
 def _with_helpers(test: Use, known: Mapping[str, Page]) -> Use:
-    """What a test uses, with what the helpers that it imports use; what plain versions use is theirs."""
+    """The names that a test uses, directly or through imported helpers, without those of plain versions."""
     left, names, strings = list(test.names), set(test.names), set(test.strings)
     while left:
         file, _, name = left.pop().removeprefix("tests.").rpartition(".")
@@ -129,7 +129,7 @@ def _with_helpers(test: Use, known: Mapping[str, Page]) -> Use:
 
 
 def fault(reference: str, method: str, module: str, known: Mapping[str, Page]) -> str | None:
-    """What is wrong with `reference` as the plain version of a method, registered by `module`; None if nothing is."""
+    """The fault of `reference` as the plain version of a method, registered by `module`; None if nothing is."""
     file, _, name = reference.rpartition(".")
     page = known.get(file)
     if page is None or not isinstance(page.parts.get(name), ast.FunctionDef | ast.ClassDef):

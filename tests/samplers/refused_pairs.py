@@ -272,7 +272,7 @@ def _beside_drafters(*parts: tuple[str, str, str]) -> list[tuple[str, str]]:
 
 
 def records() -> str:
-    """Every refusal: its first line, with `*` for the other's name, and indented the refused combinations.
+    """Every refusal: its first line with `*` for the other's name, and below it the refused combinations.
 
     Combinations without a line are accepted.
     """

@@ -1,4 +1,4 @@
-"""What the tests of revising stages share: ragged rows, and a comparison with tests/reference/naive_revise.py."""
+"""Shared by the tests of revising stages: ragged rows, and a comparison with tests/reference/naive_revise.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def agree(got: Finished, row: int, tokens: list[int], when: dict[int, int], nfe:
 
 
 def compare(spec: str, rule: Any, family: str, size: int, seed: int, **parameters: Any) -> tuple[Finished, int]:
-    """Runs both on every row; how far the result is from that of the select alone."""
+    """Compares both on every row; returns how far the result is from that of the select alone."""
     model, given = toy(family, seed=seed, sharp=1.2), prompts(LENGTHS, seed=seed)
     got = fill(model, spec, given, NEW, block_length=size)
     for row, (prompt, new) in enumerate(zip(given, NEW, strict=True)):
@@ -31,7 +31,7 @@ def compare(spec: str, rule: Any, family: str, size: int, seed: int, **parameter
 
 
 def alone_as_in_a_batch(spec: str) -> Callable[..., None]:
-    """A test that each row of a ragged batch, decoded by `spec` with any cache, is the row decoded alone."""
+    """Makes a test: each row of a ragged batch decoded by `spec`, with any cache, equals the row decoded alone."""
 
     @pytest.mark.parametrize("cache", ["none", "prefix", "dual", "dual:refresh=3"])
     @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def alone_as_in_a_batch(spec: str) -> Callable[..., None]:
 
 
 def as_the_select_alone(*pairs: tuple[str, str]) -> Callable[..., None]:
-    """A test that the first spec of each pair decodes like the second, with any cache."""
+    """Makes a test: the first spec of each pair decodes like the second, with any cache."""
 
     @pytest.mark.parametrize("cache", ["none", "prefix", "dual", "dual:refresh=2"])
     @pytest.mark.parametrize("family", ["llada", "dream", "sdar", "shifted-sdar"])

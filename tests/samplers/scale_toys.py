@@ -74,7 +74,7 @@ class Cache:
 
 @dataclass
 class Transformer:
-    """Layers of x + tanh(W [x, mean over what the scale sees, class]); the head reads the last states."""
+    """Layers of x + tanh(W [x, mean of the visible states, class]); the head reads the last states."""
 
     scales: Scales
     vocab: int

@@ -1,4 +1,4 @@
-"""Helpers of the tests of selects with a clock: positions drawn first, and a comparison with plain decoding."""
+"""Helpers for the tests of selects with a clock: first committed positions, and a comparison with a plain decoder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def agree(model: LanguageModel, spec: str, rule: naive.Rule, steps: int | None, 
 
 
 def check_a_held_row(spec: str) -> None:
-    """Checks that a row held by a revising stage, with nothing open, stops its clock while its neighbour continues."""
+    """Asserts that a finished row held by a revising stage stops its clock while its neighbour continues."""
     canvas = Canvas((torch.full((8,), 6),) * 2, (0, 0), mask_id=6, pad_id=4, block_length=8)
     select = build_method(parse(spec).parts[0])
     state = select.start(canvas)

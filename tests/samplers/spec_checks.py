@@ -13,7 +13,7 @@ from tests.samplers.eight_tokens import steps_of
 
 
 def refused_specs(cases: Iterable[tuple[str, str]], *, family: Any = None, before: str = "") -> Callable[..., None]:
-    """A test that each spec, with `before` in front of it, is refused with its message."""
+    """Makes a test: each spec, prefixed by `before`, is refused with its message."""
 
     @pytest.mark.parametrize(("spec", "says"), cases)
     def test(spec: str, says: str) -> None:
@@ -24,7 +24,7 @@ def refused_specs(cases: Iterable[tuple[str, str]], *, family: Any = None, befor
 
 
 def commits_at(steps: Mapping[str, Sequence[int]] | Iterable[tuple[str, Sequence[int]]]) -> Callable[..., None]:
-    """A test that each spec commits the eight positions of `eight_tokens` at these forwards."""
+    """Makes a test: each spec commits the eight positions of `eight_tokens` at these forwards."""
     steps = dict(steps)
 
     @pytest.mark.parametrize("spec", steps)

@@ -1,4 +1,4 @@
-"""What the tests of caches that encode older K/V share: a loop that encodes its whole past from scratch, and models."""
+"""Shared by the tests of caches that encode older K/V: models, and a loop that encodes its whole past again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def in_chunks(read: naive.Read, size: int, x: np.ndarray) -> np.ndarray:
 
 
 def check_tokens(spec: str, chunk: int, residual: int, sinks: int, encode: naive.Encode) -> None:
-    """Each token is that of a loop that encodes its whole past from scratch."""
+    """Asserts that each token equals that of a loop that encodes its whole past from scratch."""
 
     def settled(length: int) -> int:
         chunks = (length - residual - sinks) // chunk
@@ -70,7 +70,7 @@ def of_family(case: str) -> LanguageModel:
 
 
 def taught(model: LanguageModel, spec: str, tokens: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    """Logits [B, steps, V] after prompts of `sizes` [B] and after each of the tokens that follow, fed singly."""
+    """Logits [B, steps, V] after prompts of `sizes` [B] and after each later token, fed one by one."""
     stage = registry.resolve(f"sequential@{spec}", "ar").cache if spec else None
     batch, width = tokens.shape
     cache = model.new_cache(batch, width) if stage is None else stage.new_cache(model, batch, width)

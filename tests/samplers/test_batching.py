@@ -1,4 +1,4 @@
-"""Rows that leave and join what a loop remembers: a state names its row attributes and writes no method for that."""
+"""Rows that leave and join a state: a state names its row attributes and defines no methods for that."""
 
 from __future__ import annotations
 

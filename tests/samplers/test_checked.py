@@ -1,4 +1,4 @@
-"""What the cards say of how each method was checked is so."""
+"""The statements of cards on how methods were checked are true."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def known() -> dict[str, Page]:
 
 
 def claimed(kind: str) -> dict[tuple[str, str], set[str]]:
-    """Of each method that claims `kind`, the sets that it names."""
+    """The recorded sets of each method that claims checks of this `kind`."""
     words = {name: [word.partition("/") for word in card.checked] for name, card in CARDS.items()}
     made = {name: {of for first, _, of in found if first == kind} for name, found in words.items()}
     return {name: sets for name, sets in made.items() if sets}

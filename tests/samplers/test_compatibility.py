@@ -1,4 +1,4 @@
-"""What goes with what: pairs of methods, and each method with families and features of requests, are as recorded."""
+"""Compatible pairs of methods, families and request features are as recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that are not finite end in an error that names where they come from; the mask id is never a token."""
+"""Values that are not finite end in an error that names their source; the mask id is never a committed token."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def spoilt(model: Any, name: str, value: float = NAN) -> Any:
 
 
 def outgrown(model: LanguageModel) -> LanguageModel:
-    """The model with weights that are finite and states that are not, from layer 1 on."""
+    """A model with finite weights whose states are not finite, from layer 1 on."""
     dict(model.decoder.named_parameters())["layers.1.down_weight"].data.mul_(1e38)
     return model
 
@@ -132,7 +132,7 @@ def test_what_is_allowed_and_ruled_out_by_the_model_is_told() -> None:
 
 @dataclass(frozen=True)
 class Spoils(Logits):
-    """A logits stage that gives what is none."""
+    """A logits stage that returns values that are not finite."""
 
     value: float
 
@@ -152,7 +152,7 @@ def test_a_logits_stage_is_named(value: float, said: str) -> None:
 
 
 def pierced(model: Any, value: float, name: str = "head.weight") -> Any:
-    """The model with one number of its head replaced: the token has a logit of -inf wherever that state is below 0."""
+    """A model with one changed number in its head: a token's logit is -inf wherever that state is negative."""
     with torch.no_grad():
         dict(model.decoder.named_parameters())[name][5, 2] = value
     return model
@@ -181,7 +181,7 @@ def test_the_head_is_read_once_and_huge_numbers_in_it_are_no_error() -> None:
 
 def test_heads_of_every_kind_are_read() -> None:
     class Held:
-        """A stack with nothing but a head."""
+        """A stack with only a head."""
 
         def __init__(self, weight: Tensor, bias: bool = False) -> None:
             self.head = torch.nn.Linear(8, 12, bias=bias)
@@ -220,7 +220,7 @@ def test_the_head_of_a_drafting_model_is_read(monkeypatch: pytest.MonkeyPatch) -
 
 @dataclass(frozen=True)
 class SaysMask(Propose, Select, Revise):
-    """Stages that answer with the mask id."""
+    """A stage that returns the mask id."""
 
     def propose(self, evidence: Any, canvas: Any) -> Any:
         return evidence.propose(
@@ -254,7 +254,7 @@ def test_masks_that_were_given_and_padding_are_nobodys_choice() -> None:
 
 
 def adversarial(seed: int) -> Callable[[Tensor], Tensor]:
-    """Logits of every size and kind: huge, tiny, equal, -inf, and now and then what is none."""
+    """Logits of every size and kind: huge, tiny, equal, -inf, sometimes NaN."""
     drawn = np.random.RandomState(seed)
     kind = seed % 8
 
@@ -302,7 +302,7 @@ PARTS = [
 
 @pytest.mark.parametrize("spec", [spec for spec in PARTS if accepted(spec)])
 def test_whatever_the_logits_the_mask_id_is_never_committed(spec: str) -> None:
-    """Either an error of one line, or a text without it; where some tokens are ruled out, always the text."""
+    """Either an error of one line, or a text without the mask id; if only some tokens are excluded, always the text."""
     refused: list[tuple[int, bool, str]] = []
     first = 8 * (len(spec) % 2)
     for seed in range(first + len(spec) // 2 % 2, first + 8, 2):  # every other kind of logits, the rest in other specs
@@ -325,7 +325,7 @@ def test_whatever_the_logits_the_mask_id_is_never_committed(spec: str) -> None:
 
 
 class Bad:
-    """A logits processor that leaves what is no law, from some length on."""
+    """A logits processor that returns no distribution from some length on."""
 
     def __init__(self, value: float, length: int = 0) -> None:
         self.value, self.length = value, length

@@ -37,7 +37,7 @@ NEAR = 1e-4
 
 
 def compare(found: TokenLogprobs, tokens: np.ndarray, expected: Tensor, ids: Sequence[int] = IDS) -> None:
-    """The values at n positions against the distributions [n, V] there, which nothing but a softmax has seen."""
+    """Compares the values at n positions with the distributions [n, V] there, changed by nothing but a softmax."""
     each = expected.double().log_softmax(-1)
     assert (found.own.dtype, found.ids.dtype, found.top.dtype) == (np.float32, np.int64, np.float32)
     own = each.gather(-1, torch.from_numpy(tokens)[:, None])[:, 0]
@@ -49,7 +49,7 @@ def compare(found: TokenLogprobs, tokens: np.ndarray, expected: Tensor, ids: Seq
 
 
 def equal(one: TokenLogprobs, other: TokenLogprobs) -> None:
-    """Of a row alone and of the same row in a batch; forwards of other shapes round otherwise."""
+    """Asserts that a row has the same values alone and in a batch, up to rounding."""
     np.testing.assert_array_equal(one.ids, other.ids)
     for name in ("own", "top", "candidates"):
         np.testing.assert_allclose(getattr(one, name), getattr(other, name), atol=NEAR)
@@ -64,7 +64,7 @@ def recorded(last: Finished) -> TokenLogprobs:
 
 
 class Watched:
-    """A stack that notes the logits of every query of each forward, whatever the loop wants of them."""
+    """A stack that records the logits of every query of each forward, whatever the loop wants of them."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.forwards = inner, list[tuple[Tensor, Tensor]]()
@@ -80,7 +80,7 @@ class Watched:
 
 
 def at_forward(forward: tuple[Tensor, Tensor], query: int, cfg: float | None) -> Tensor:
-    """[V] the distribution by the query at this position, of a forward of one row; with guidance of two copies."""
+    """[V]: the distribution at this position in a forward of one row; with guidance, of two copies."""
     positions, logits = forward
     rows = [logits[row, positions[row].tolist().index(query)] for row in range(len(positions))]
     return rows[0] if cfg is None else rows[1] + cfg * (rows[0] - rows[1])
@@ -140,7 +140,7 @@ def test_a_masked_row_has_the_distributions_of_its_committing_forwards(
 
 
 def test_every_way_to_change_a_token_took_part() -> None:
-    """The rows above rewrite, reopen and fill, or their comparison would say nothing of it."""
+    """The rows above rewrite, reopen and fill tokens; otherwise their comparison would prove nothing about that."""
     [prompt] = prompts((6,))
 
     def steps(family: str, spec: str, **options: Any) -> list[Step]:
@@ -174,7 +174,7 @@ def test_a_masked_row_alone_equals_the_row_in_a_ragged_batch(family: str, spec: 
 @pytest.mark.parametrize("spec", ["threshold:tau=0.6@none", "fixed:steps=8@none", "edit+threshold:tau=0.5@none"])
 @pytest.mark.covers(1)
 def test_replayed_canvases_give_the_same(name: str, spec: str) -> None:
-    """The canvas before each forward, by the events, through the model without a cache."""
+    """The canvas before each forward, rebuilt from the events, run through the model without a cache."""
     model = load(name, device="cpu")
     mask = model.decoding_config.mask_id
     assert mask is not None
@@ -309,7 +309,7 @@ def masked_loop(which: Sequence[int], columns: int = 0, **options: Any) -> Maske
 
 
 def verify_loop(which: Sequence[int], columns: int = 0, **options: Any) -> VerifyLoop:
-    """The same of an autoregressive model; rows that join have been fed their prompts."""
+    """A verify loop that decodes some of four rows; rows that join have been fed their prompts."""
     rows, source = prompts((3, 5, 4, 9)), JoinableSource([100 + row for row in which])
     asked = ar_toys.request([rows[row] for row in which], [NEWER[row] for row in which], source=source, **WANTED)
     loop = VerifyLoop(ar_toys.toy_ar(vocab=VOCAB), JOINED[1], replace(asked, **options))
@@ -323,7 +323,7 @@ def advance(loop: MaskedLoop | VerifyLoop) -> None:
 
 
 def check_live(loop: MaskedLoop | VerifyLoop) -> None:
-    """Every live row has values where a forward committed its tokens, and nowhere else."""
+    """Asserts that every live row has values exactly where a forward committed tokens."""
     masked = isinstance(loop, MaskedLoop)
     lengths = loop.canvas.total if masked else loop.text.length
     steps = loop.canvas.commit_step.numpy() if masked else loop.text.commit_step
@@ -408,7 +408,7 @@ def test_off_nothing_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_head_runs_again_only_for_what_was_committed() -> None:
-    """One more row of the head for each committed token, and none for the others."""
+    """One additional row of the head for each committed token, and none for other positions."""
     sizes: list[int] = []
 
     def count(logits: Tensor) -> Tensor:

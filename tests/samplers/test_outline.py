@@ -1,4 +1,4 @@
-"""Cards read off the files are those that importing the files gives, and need no torch."""
+"""Cards read from files without importing them equal those of imported files, and need no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adding methods: by decorator, at a prompt, from other packages; and what a bad registration is answered with."""
+"""Registering methods: by decorator, at a prompt, from other packages; errors for wrong registrations."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Everything:
 
 @pytest.fixture
 def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test registers is forgotten after it, and nothing else: all methods are there before."""
+    """Removes methods that a test registers; all methods are loaded before."""
     registry.cards()
     monkeypatch.setattr(cards, "_methods", dict(cards._methods))
     yield

@@ -1,4 +1,4 @@
-"""The registry: cards, resolution, presets, and what every bad spec is answered with."""
+"""The registry: cards, resolution, presets, and the error for every wrong spec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAPER = r"arXiv:\d{4}\.\d{5}|https://huggingface\.co/[\w./-]+"  # a model whose 
 
 @pytest.mark.parametrize("name", CARDS)
 def test_a_method_has_a_test_file_of_its_name(name: str) -> None:
-    """Beside those of its loop, with tests that name it: a spec, or something of its module."""
+    """Next to the tests of its loop, with tests that use it: a spec, or a name of its module."""
     card = CARDS[name]
     file = TESTS / card.make.__module__.split(".")[2] / f"test_{card.name}.py"
     assert file.exists(), f"{name}: {file.relative_to(TESTS.parents[1])} is missing"
@@ -35,7 +35,7 @@ def test_a_method_has_a_test_file_of_its_name(name: str) -> None:
 
 
 def check_docstring(doc: str, *, paper: str, exact: str) -> None:
-    """The docstring of a method's file gives the paper's address, and a line on exactness that fits the card."""
+    """Asserts that the docstring of a method's file has the paper's address and a true line on exactness."""
     assert re.fullmatch(PAPER, paper), f'paper="arXiv:<id>", or the address of the model\'s card; got {paper!r}'
     address = paper.replace("arXiv:", "https://arxiv.org/abs/")
     assert address in doc, f"the docstring has to give {address}"

@@ -1,4 +1,4 @@
-"""Keyed randomness: uniform, independent along every part of the key, the same in any batch; no global seed moves."""
+"""Keyed randomness: uniform, independent in every part of the key, the same in any batch; no global seed changes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_moments_and_tail_are_those_of_a_uniform() -> None:
 
 @pytest.mark.parametrize("bits", [-1, 0, 1, (1 << 63) - 1, -(1 << 63)])
 def test_no_number_is_zero_or_one(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever 64 bits the mixing gives: at 0 or 1 the Gumbel noise is infinite."""
+    """For any 64 bits of the mixing function; at 0 or 1 the Gumbel noise would be infinite."""
     for mix in ("_mix", "_mix_"):
         monkeypatch.setattr(rng, mix, lambda value: value * 0 + bits)
     elsewhere = rng._on_device(torch.tensor([1]), torch.tensor([[0]]), 0)
@@ -119,7 +119,7 @@ def test_a_row_draws_the_same_alone_and_in_any_batch() -> None:
 
 
 def test_few_numbers_are_those_of_many() -> None:
-    """Few are made by another library than many."""
+    """Few numbers are computed by another library than many."""
     source = Keyed((11, -12, 1 << 63))
     rows, step, where = np.arange(3), np.array([0, 5, 1 << 40]), torch.arange(3 * 1000).reshape(3, 1000) - 7
     many = source.uniform(rows, step, where, "token")
@@ -137,7 +137,7 @@ def test_row_seeds() -> None:
 
 
 def test_the_numbers_stay_what_they_are() -> None:
-    """A golden draw: results that were stored must come out again after an upgrade."""
+    """Golden values: stored results must be reproducible after an upgrade."""
     found = Keyed((42,)).uniform(np.array([0]), np.array([3]), torch.tensor([[7]]), "token", 3)
     assert found.flatten().tolist() == pytest.approx(GOLDEN, abs=1e-12)
 
@@ -158,7 +158,7 @@ def test_decoding_leaves_every_global_seed_alone() -> None:
 
 
 class Recorded:
-    """Writes down what it hands out, or hands out what was written down."""
+    """Records its numbers, or replays recorded ones."""
 
     def __init__(self, inner: Keyed | None, kept: dict[tuple[object, ...], torch.Tensor]) -> None:
         self.inner, self.kept = inner, kept

@@ -1,4 +1,4 @@
-"""Spec strings: the grammar, quoting, and an error that says what was expected where."""
+"""Spec strings: the grammar, quoting, and errors that state what was expected where."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def toy(
 
 
 class Altered:
-    """A stack whose head is followed by `change`."""
+    """A stack whose head's output is changed by `change`."""
 
     def __init__(self, inner: Any, change: Callable[[Tensor], Tensor]) -> None:
         self.inner, self.change = inner, change
@@ -136,7 +136,7 @@ def events(model: LanguageModel, spec: str, asked: Request) -> list[Event]:
 def fill(
     model: LanguageModel, spec: str, given: Sequence[Sequence[int]], new: int | Sequence[int], **options: Any
 ) -> Finished:
-    """Decodes `new` tokens after each prompt; in a block-causal family blocks are counted from position 0."""
+    """Decodes `new` tokens after each prompt; in block-causal families blocks count from position 0."""
     counts = [new] * len(given) if isinstance(new, int) else new
     mask = model.decoding_config.mask_id
     assert mask is not None
@@ -160,7 +160,7 @@ def same(one: Finished, row: int, other: Finished, at: int) -> bool:
 def fill_alone(
     model: LanguageModel, spec: str, given: Sequence[Sequence[int]], new: Sequence[int], **options: Any
 ) -> Finished:
-    """A ragged batch, each of whose rows is what it is alone."""
+    """Asserts that each row of a ragged batch is the same alone."""
     whole = fill(model, spec, given, new, **options)
     for row, (prompt, count) in enumerate(zip(given, new, strict=True)):
         assert same(fill(model, spec, [prompt], count, seeds=[100 + row], **options), 0, whole, row), row
@@ -168,7 +168,7 @@ def fill_alone(
 
 
 class Table:
-    """A stack that predicts position p by row p of a table of distributions [L, V], whatever the tokens."""
+    """A stack that predicts position p by row p of a table of distributions [L, V], for any tokens."""
 
     def __init__(self, distributions: Tensor) -> None:
         self.logits = distributions.log()

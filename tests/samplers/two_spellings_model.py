@@ -1,4 +1,4 @@
-"""A target that counts, with two spellings of each digit, for tests of a judge of its states.
+"""A target that counts, with two spellings per digit, for tests of a judge of its states.
 
 Ids 0..D-1 spell the digits, and D..2D-1 spell them again. After either spelling of x the target predicts x + 1 in the
 first spelling, and next likeliest in the second: a second spelling does no harm, a wrong digit spoils the rest.
@@ -23,7 +23,7 @@ FREQUENCIES = (1.0, 0.3, 0.1, 0.03)
 
 @cache
 def counting() -> LanguageModel:
-    """One layer: a head that brings the digit before, and a random MLP of both digits, which the logits do not read."""
+    """One layer: a head that copies the digit before, and a random MLP of both digits, which the logits do not read."""
     config = DecoderConfig(
         vocab=2 * DIGITS,
         width=WIDTH,
@@ -68,12 +68,12 @@ def _normal(seeded: np.random.RandomState, *shape: int) -> torch.Tensor:
 
 
 def right(before: int, token: int) -> bool:
-    """Whether `token` is a spelling of the digit after that of `before`."""
+    """Whether `token` is a spelling of the digit after the digit of `before`."""
     return token % DIGITS == (before + 1) % DIGITS
 
 
 def guess(before: int, u: float) -> int:
-    """The drafter's token after `before`: 2 in 5 the second spelling, 1 in 4 a wrong digit, for a uniform u."""
+    """The drafter's token after `before`: with 2/5 the second spelling, with 1/4 a wrong digit, for a uniform u."""
     following = (before + 1) % DIGITS
     if u < 0.4:
         return DIGITS + following
@@ -81,7 +81,7 @@ def guess(before: int, u: float) -> int:
 
 
 class Careless(Drafter):
-    """Chains of guesses, each after the one before."""
+    """Chains of guesses, each based on the one before."""
 
     def __init__(self, k: int = 6) -> None:
         self.k = k
@@ -98,7 +98,7 @@ class Careless(Drafter):
 
 
 def chain(before: int, noise: Sequence[float]) -> list[int]:
-    """One guess after the other."""
+    """A chain of guesses."""
     tokens: list[int] = []
     for u in noise:
         tokens.append(guess(tokens[-1] if tokens else before, u))

@@ -38,7 +38,7 @@ def layer_shares(spec: str, layers: int) -> tuple[float, ...]:
 
 
 def test_the_published_shares_of_both_models() -> None:
-    """LLaDA's 32 layers: 0.03 at the first, 1/32 or more before the peak, 0.25 at layer 24 and 0.13 after the last."""
+    """LLaDA's 32 layers: 0.03 at the first, but at least 1/32, 0.25 at layer 24 and 0.13 after the last."""
     llada = layer_shares("spa", 32)
     assert llada == pytest.approx(naive.shares(32, 0.25, 0.75, 0.03 / 0.25, 0.13 / 0.25))
     assert llada[0] == 1 / 32

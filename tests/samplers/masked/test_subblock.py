@@ -15,7 +15,7 @@ from tests.samplers.toys import fill, fill_alone, prompts, same, toy
 
 
 def test_what_is_queried_by_hand() -> None:
-    """A block is computed with the one before it, then final; a part is computed alone once its first token is known."""
+    """A block is computed with the one before it, then final; a part alone once its first token is known."""
     got = fill(toy("sdar", sharp=1.2), "leftmost+sequential@subblock:size=2", prompts((4,)), 8)
     spans = [(0, 8), (4, 6), (4, 8), (6, 8), (4, 12), (8, 10), (8, 12), (10, 12)]
     assert queried(got) == [tuple(range(*span)) for span in spans]

@@ -1,4 +1,4 @@
-"""Two models for one image: which scales each has, what the refiner is fed, and the two ends."""
+"""Two models for one image: the scales of each, the refiner's inputs, and the extreme splits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pruned maps: which tokens the layers compute, how the others are filled, and the limits."""
+"""Pruned maps: the tokens that layers compute, how the others are filled, and the limits."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def test_complete_maps_are_those_of_sequential() -> None:
 
 
 def test_tokens_are_counted_by_the_layers_that_compute_them() -> None:
-    """Of 9 and 16 tokens, 5 and 4 are kept in two of three layers: 9 - 4 * 2/3 = 6.3, and 16 - 12 * 2/3 = 8."""
+    """5 of 9 and 4 of 16 tokens stay in two of three layers: 9 - 4 * 2/3 = 6.3, and 16 - 12 * 2/3 = 8."""
     assert generate(toy(), "fastvar:layer=1").tokens_fed == (1 + 4 + 6 + 8,) * 3
 
 
 def naive(fine: Tensor, added: Tensor, count: int) -> tuple[list[int], Tensor]:
-    """The tokens of one map that are computed, and how all would be filled: `added` is the part of a map of 2 by 2.
+    """The computed tokens of one map, and how all others are filled: `added` is the part of a map of 2 by 2.
 
     Tokens are sorted by their distance to the mean, and adaptive pooling stands in for resizing.
     """

@@ -1,4 +1,4 @@
-"""What every method of token maps promises: rows alone as in a batch, and refusals by name."""
+"""The contract of every method of token maps: a row is the same alone and in a batch, and refusals by name."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from tests.samplers.spec_checks import refused_specs
 def plain(
     model: ScaleModel, label: int, uniforms: Tensor, *, cfg: float = 0, top_k: int = 0, top_p: float = 0
 ) -> Tensor:
-    """[L] codes of one image, written from the paper: both halves at every scale, and a loop over codes."""
+    """[L]: codes of one image, written from the paper: both halves of guidance at every scale, a loop over codes."""
     scales, quantizer, transformer = model.scales, model.quantizer, model.transformer
     null, total, at, codes = transformer.classes, quantizer.start(1), 0, []
     caches = [transformer.new_cache(1) for _ in range(2)]
@@ -154,7 +154,7 @@ def test_lists_give_each_scale_its_own_temperature_and_top_k() -> None:
 
 
 def test_filters_come_before_the_temperature_unless_the_order_says_otherwise() -> None:
-    """At temperature 3 the distribution is flatter, so that top-p keeps more codes if the division comes first."""
+    """At temperature 3 the distribution is flatter, so top-p keeps more codes if the temperature is applied first."""
     model, kept = toy(1, vocab=64), {}
     for order in ("filters", "temperature"):
         end = generate(model, f"sequential:order={order}", (1,) * 2000, tuple(range(2000)), temperature=3.0, top_p=0.5)

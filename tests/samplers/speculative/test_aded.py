@@ -1,4 +1,4 @@
-"""Trigram counts that learn: the roll-outs against a plain version, what is counted, and a stream of one topic."""
+"""Trigram counts that learn: roll-outs compared with a plain version, the counts, and a stream of one topic."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_values_out_of_range_are_refused(part: str) -> None:
 
 @pytest.mark.seeds("arXiv:2407.12021")
 def test_a_stream_of_one_topic_is_accepted_ever_longer_and_longer_than_by_a_static_table(tmp_path: Path) -> None:
-    """Arithmetic problems in batches of six; the static table has texts of the target on other problems."""
+    """Arithmetic problems in batches of six; the static table is made of the target's texts on other problems."""
     model, task = pardec.load("tiny-llama", device="cpu"), pardec.task("arithmetic")
     train = [problem.prompt for problem in task.problems(split="train", n=16, seed=3)]
     texts = model.generate(train, sampler="sequential", max_new_tokens=32)

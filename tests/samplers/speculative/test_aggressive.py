@@ -1,4 +1,4 @@
-"""Aggressive decoding against an alignment that goes through the whole output each time."""
+"""Aggressive decoding compared with an alignment that is recomputed over the whole output each time."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_copying_a_list_takes_long_steps() -> None:
 
 
 class Editor:
-    """A logits processor that makes the model say the prompt again, in which one token of ten is replaced."""
+    """A logits processor that makes the model repeat the prompt with one token of ten replaced."""
 
     def __init__(self, prompt: list[int], vocab: int) -> None:
         self.size = len(prompt)
@@ -122,7 +122,7 @@ class Editor:
 
 @pytest.mark.seeds("arXiv:2205.10350")
 def test_an_edit_of_a_tenth_takes_fewer_than_three_forwards_for_ten_tokens() -> None:
-    """Of 11 tokens that are repeated all over, so that few suffixes occur once; without the guess it takes more."""
+    """Text of 11 distinct tokens, so few suffixes occur once; without guessing replacements it takes more forwards."""
     model, vocab = toy_ar(3, vocab=11), 11
     prompt = np.random.RandomState(0).randint(0, vocab, 100).tolist()
     edit: Any = Editor(prompt, vocab)

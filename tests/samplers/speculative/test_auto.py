@@ -1,4 +1,4 @@
-"""Two drafters by turns: greedy decoding's tokens, which one drafts, what each of them sees, and what is refused."""
+"""A bandit over two drafters: greedy decoding's tokens, the choice, each drafter's inputs, and refusals."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def toy() -> Iterator[None]:
 
 
 class Watched:
-    """Which rows of the request copied in each round, and the states."""
+    """Records which rows copied in each round, and the states."""
 
     def __init__(self) -> None:
         self.used: list[dict[int, bool]] = []
@@ -77,7 +77,7 @@ def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_both_draft_side_by_side_and_every_law_is_that_of_a_whole_forward(shape: str) -> None:
-    """The model's K/V then lack what was copied, which it is fed later."""
+    """The model's cache then lacks the copied tokens, which are fed later."""
     with heard(lambda text: distribution(near(), text)) as errors, Watched() as watched:
         done = run(target(), f"{SPEC}+{shape}", RAGGED, NEW, temperature=1.0)
     assert max(errors) < 5e-5
@@ -135,7 +135,7 @@ def test_a_model_that_costs_as_much_as_it_saves_is_left_for_copies() -> None:
 
 
 def test_copies_take_over_within_two_rounds_where_the_text_begins_to_repeat() -> None:
-    """The copy is judged by every round, also while the model drafts."""
+    """The copying drafter is scored in every round, also while the model drafts."""
     text = [6, 3, 0, 5, 1, 4, 2]  # nothing in it is followed as the model goes on
     with Watched() as watched:
         done = run(cyclic(), 'auto:model="model:name=cyclic,k=3",copy="lookup:k=6"', [text], 60)
@@ -165,7 +165,7 @@ def test_what_a_copy_would_have_given_is_counted() -> None:
 
 
 def test_rows_copied_count_for_no_length_controller() -> None:
-    """Or `heuristic` would lengthen the model's drafts when copies are right."""
+    """Otherwise `heuristic` would lengthen the model's drafts when copies are accepted."""
     told: list[np.ndarray] = []
     observe = Heuristic.observe
 

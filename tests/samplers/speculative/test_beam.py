@@ -1,4 +1,4 @@
-"""Beam trees: the search written out, what is kept in the end, and point masses that stay exact under sampling."""
+"""Beam trees: the plain search, the final selection, and point masses, which stay exact under sampling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bild`: the rollback by hand, its ends (plain decoding, taking everything), and the deviation reported."""
+"""`bild`: the rollback by hand, its extremes (plain decoding, accepting everything), and the reported deviation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_first_sibling_within_the_bound_is_kept() -> None:
 
 
 def test_without_any_bound_the_small_model_decodes_alone() -> None:
-    """At temperature 0 the large model's law still decides what is too unlikely, and each token kept counts."""
+    """At temperature 0 the large model's distribution still sets the deviation of each kept token."""
     large, given = toy_ar(2, 5), [[1, 2], [3, 0, 4]]
     with drafting(5):
         kept = run(large, "model:name=draft,k=3+bild:rollback=1e9", given, 8)

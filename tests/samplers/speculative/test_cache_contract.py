@@ -1,4 +1,4 @@
-"""What every cache of autoregressive specs promises, checked over all of them, also those that are added later."""
+"""The contract of every cache of autoregressive specs; new caches are tested without a change here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LENGTHS, NEW = (3, 9, 1, 14), (12, 16, 18, 9)
 
 
 def spec(name: str, settings: dict[str, int], sampler: str = "sequential") -> str:
-    """The sampler with this cache, those of the settings that it has."""
+    """The sampler with this cache, with those of the settings that it has."""
     own = {entry["name"] for entry in registry.find(name, "ar").parameters}
     text = ",".join(f"{key}={value}" for key, value in settings.items() if key in own)
     return f"{sampler}@{name}:{text}" if text else f"{sampler}@{name}"
@@ -77,7 +77,7 @@ def test_a_row_that_joins_goes_on_as_it_would_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", CACHES)
 def test_a_prompt_that_others_begin_with_is_right(name: str) -> None:
-    """Rows that begin alike, which plain caches hold in common."""
+    """Rows with a common beginning, whose K/V plain caches store once."""
     beginning, *ends = prompts([11, 3, 1], seed=5, vocab=VOCAB)
     texts, which = [[*beginning, *end] for end in ends], spec(name, SMALL)
     done = run(target(), which, texts, 8)
@@ -114,7 +114,7 @@ def test_with_room_for_all_it_is_no_cache_at_all(name: str, sampler: str) -> Non
 
 @pytest.mark.parametrize("name", CACHES)
 def test_a_small_one_changes_what_is_predicted(name: str) -> None:
-    """Else the tests above would pass for a cache that does nothing."""
+    """Otherwise the tests above would pass with a cache that does nothing."""
     given = prompts((20, 24), vocab=VOCAB, seed=4)
     plain, small = run(target(), "sequential", given, 16), run(target(), spec(name, SMALL), given, 16)
     where = min(len(text) for text in given)

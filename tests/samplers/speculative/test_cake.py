@@ -1,4 +1,4 @@
-"""Budgets by layer, what is kept, and that what was evicted stays so."""
+"""Budgets by layer, the kept slots, and that evicted slots stay evicted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FEW = "cake:budget=10,window=4,refresh=1"
 
 
 def naive_preference(attention: Tensor, tau1: float, tau2: float) -> float:
-    """Of attention [H, n, S], entry by entry."""
+    """The preference of attention [H, n, S], entry by entry."""
     disp = -sum(float(a) * np.log(float(a)) for a in attention.flatten() if a > 0)
     var = 0.0
     for head in attention:
@@ -34,7 +34,7 @@ def naive_preference(attention: Tensor, tau1: float, tau2: float) -> float:
 
 
 def published(shares: list[float], total: int, most: int) -> list[int]:
-    """As the authors' code balances budgets: whole numbers, a cut, the excess in equal parts, then what is missing."""
+    """The authors' budget balancing: whole numbers, a cap, the excess in equal parts, then the remainder."""
     budgets = np.array([share * total for share in shares], dtype=int)
     excess = int(np.maximum(budgets - most, 0).sum())
     budgets = np.minimum(budgets, most)
@@ -48,7 +48,7 @@ def published(shares: list[float], total: int, most: int) -> list[int]:
 
 
 def naive_kept(q: Tensor, k: Tensor, length: int, budget: int, window: int, gamma: float) -> list[list[int]]:
-    """By head of keys: what one row keeps of a layer, of queries [n, H, D] and keys [S, K, D]."""
+    """By key head: the slots that one row keeps in a layer, from queries [n, H, D] and keys [S, K, D]."""
     count, heads, kv = len(q), q.shape[1], k.shape[1]
     old, kept = length - window, []
     scores = torch.zeros(heads, old, dtype=torch.float64)
@@ -110,7 +110,7 @@ def test_the_best_are_kept_in_order_and_candidates_grow_by_what_is_new() -> None
 
 
 class Watch:
-    """Records what `Cake.evict` is given and gives."""
+    """Records the inputs and results of `Cake.evict`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[CommittedSlots, list[Tensor], Choice, np.ndarray]] = []
@@ -196,7 +196,7 @@ def test_a_drafter_that_reads_what_is_kept_is_lossless(shape: str) -> None:
 
 @pytest.mark.seeds("arXiv:2503.12491")
 def test_what_the_end_of_a_prompt_attends_to_survives_eviction() -> None:
-    """CAKE: of 300 tokens, 25 a layer on average; a window of as many has lost the fact that the end asks for."""
+    """CAKE keeps 25 of 300 tokens per layer on average; a window of 25 has lost the fact that the prompt asks for."""
     model, drawn, texts = induction(), np.random.RandomState(4), []
     for place in (20, 117, 201):
         text = drawn.permutation(model.vocab_size)[:300].tolist()

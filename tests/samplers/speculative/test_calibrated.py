@@ -1,4 +1,4 @@
-"""The stop at a likely rejection: what is counted, what is believed, and how it fares against fixed lengths."""
+"""The stop at a likely rejection: its counts, its estimates, and its cost compared with fixed lengths."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_it_is_not_far_from_the_best_fixed_length(c: float, least: float) -> Non
 
 @pytest.mark.seeds("arXiv:2405.19715")
 def test_the_threshold_of_a_cost_takes_fewer_units_a_token_than_any_fixed_length_where_difficulty_is_mixed() -> None:
-    """Easy and hard tokens at random, in long runs, and an end that is hard; then tiny-llama keeps its tokens."""
+    """Easy and hard tokens at random, in long runs, and with a hard end; then tiny-llama keeps its tokens."""
     random = np.random.RandomState(3)
     streams = {
         "random": np.where(random.rand(250, 10) < 0.7, 0.97, 0.3),
@@ -90,7 +90,7 @@ def test_the_threshold_of_a_cost_takes_fewer_units_a_token_than_any_fixed_length
     plain = model.generate(given, sampler="sequential", max_new_tokens=32, stop_ids=[])
 
     def cost(spec: str) -> float:
-        """Units a token, a drafting forward being 0.4."""
+        """Cost per token, where a drafting forward costs 0.4."""
         done = model.generate(given, sampler=f"model:name=tiny-llama-draft,{spec}", max_new_tokens=32, stop_ids=[])
         assert done.tokens == plain.tokens
         return (sum(done.nfe) + 0.4 * sum(done.draft_forwards)) / sum(map(len, done.tokens))

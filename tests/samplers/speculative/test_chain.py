@@ -1,4 +1,4 @@
-"""The chain: which laws it draws from, where rows end, and that what it drafts is verified to the target's law."""
+"""The chain: the distributions it samples from, where rows end, and the target's distribution after verification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Label channels: their ranking, the slots that a query sees by them, and decoding through them."""
+"""Label channels: their ranking, the slots that a query attends to by labels, and decoding with them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FEW = "channels:heavy=4,window=8,sink=1,calibration=5"
 
 
 def naive(q: Tensor, k: Tensor) -> Tensor:
-    """[K, D/2] of queries [n, H, D] and keys [n, K, D], product by product."""
+    """[K, D/2]: importance from queries [n, H, D] and keys [n, K, D], product by product."""
     heads, half = k.shape[1], k.shape[2] // 2
     sums = torch.zeros(heads, half, dtype=torch.float64)
     group = q.shape[1] // heads
@@ -56,7 +56,7 @@ def test_pairs_are_ranked_by_the_products_of_queries_and_keys() -> None:
 
 
 def seen_by(q: Tensor, k: Tensor, pairs: list[int], heavy: int, visible: list[bool], near: list[bool]) -> list[bool]:
-    """Of one query [D] over keys [S, D], slot by slot."""
+    """The slots that one query [D] attends to among keys [S, D], slot by slot."""
     half = len(q) // 2
     labels = [channel for pair in pairs for channel in (pair, pair + half)]
     scores = {s: sum(float(q[c] * k[s, c]) for c in labels) for s in range(len(k)) if visible[s] and not near[s]}
@@ -109,7 +109,7 @@ def test_a_budget_as_long_as_the_text_changes_nothing() -> None:
 
 @pytest.mark.parametrize("drafter", ["lookup", "layerskip:k=3+template:widths=2-1"])
 def test_what_is_seen_depends_on_the_text_alone(drafter: str) -> None:
-    """Not on the rows beside one, nor on how many tokens per forward verifies."""
+    """Other rows of the batch, and the number of verified tokens per forward, have no influence."""
     model, given = toy_ar(3, 8, 1.5, layers=3), prompts(LENGTHS, vocab=8)
     done = run(model, f"sequential@{FEW}", given, NEW)
     assert rows(done) != rows(run(model, "sequential", given, NEW))
@@ -148,7 +148,7 @@ def test_labels_of_a_file_are_read_before_the_prompt_is(tmp_path: Path) -> None:
 
 @pytest.mark.seeds("arXiv:2408.07092")
 def test_a_few_channels_find_the_fact_that_others_lose(tmp_path: Path) -> None:
-    """Double Sparsity: 24 of 300 slots, chosen by a fifth of the channels, decode as all of them do.
+    """Double Sparsity: 24 of 300 slots, chosen by a fifth of the channels, decode like all slots.
 
     The channels that calibration ranks last do not, nor does a window of as many slots.
     """

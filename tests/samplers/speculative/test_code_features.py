@@ -1,4 +1,4 @@
-"""The neighbours that `lantern` prepares: which they are, and how they are saved and found again."""
+"""The neighbours that `lantern` precomputes: which they are, and how they are saved and loaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Patch = pytest.MonkeyPatch
 
 @pytest.fixture
 def counted(monkeypatch: Patch, tmp_path: Path) -> list[int]:
-    """Says how many rows each search went over; the cache is `tmp_path`, and nothing is remembered."""
+    """Records the number of rows of each search; the cache folder is `tmp_path`, and nothing stays in memory."""
     calls, found = list[int](), code_features.nearest
 
     def nearest(table: Tensor, k: int) -> Tensor:
@@ -47,7 +47,7 @@ def forget() -> None:
 
 
 def test_the_nearest_come_first_and_equal_ones_by_id() -> None:
-    """On a line at 0, 1, 3, 3.5 and 1 again: tokens 1 and 4 look the same."""
+    """On a line at 0, 1, 3, 3.5 and 1 again: tokens 1 and 4 have equal vectors."""
     line = torch.tensor([[0.0], [1.0], [3.0], [3.5], [1.0]]) + 1000
     assert code_features.nearest(line, 4).tolist() == [
         [1, 4, 2, 3],
@@ -62,7 +62,7 @@ def test_the_nearest_come_first_and_equal_ones_by_id() -> None:
 
 
 def test_many_rows_are_searched_in_parts(monkeypatch: Patch) -> None:
-    """Never V x V distances at once, and no other neighbours."""
+    """V x V distances are never in memory at once, and the neighbours stay the same."""
     whole = code_features.nearest(table(40), 7)
     full = torch.cdist(table(40), table(40)).fill_diagonal_(torch.inf).argsort(dim=1)[:, :7]
     assert whole.tolist() == full.tolist()
@@ -147,7 +147,7 @@ def test_a_write_that_fails_leaves_nothing_behind(counted: list[int], tmp_path: 
 def test_what_another_user_planted_is_not_read(
     counted: list[int], tmp_path: Path, monkeypatch: Patch, which: str, how: str
 ) -> None:
-    """Neighbours that are none, with a right checksum: they would be ids that a model does not have."""
+    """Neighbours planted with a valid checksum would be ids that the model does not have."""
     place = tmp_path / "cache"
     monkeypatch.setenv("PARDEC_CACHE", str(place))
     first = code_features.codebook_neighbours(table(), 4)

@@ -1,4 +1,4 @@
-"""A drafter with another tokenizer: the map of tokens, the text it reads, its cache, and what is accepted of it."""
+"""A drafter with another tokenizer: the map of tokens, the re-encoded text, its cache, and acceptance."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEW = [12, 15, 9, 14]
 
 
 def tokenizer(tokens: tuple[str, ...]) -> PreTrainedTokenizerFast:
-    """Letters, and those of the tokens that merging two others gives."""
+    """A BPE tokenizer of letters and of tokens that are merges of two other tokens."""
     merges = [(one, token[len(one) :]) for token in tokens for one in tokens if token[len(one) :] in tokens]
     merges = [(one, other) for one, other in merges if (one + other) in tokens and other]
     backend = Tokenizer(models.BPE({token: at for at, token in enumerate(tokens)}, merges))
@@ -167,7 +167,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 @pytest.mark.seeds("arXiv:2507.02659")
 def test_acceptance_rises_over_a_stream_as_the_map_fills() -> None:
-    """A drafter that spells in bytes, for one whose tokens are words; equal strings alone do not get as far."""
+    """The drafter's tokens are bytes, the target's are words; equal strings alone reach a lower acceptance."""
     model, spelling = pardec.load("tiny-llama", device="cpu"), load("tiny-llama-bytes", device="cpu")
     given = [each.prompt for each in pardec.task("arithmetic").problems(split="heldout", n=16, seed=7)]
     plain = model.generate(given, sampler="sequential", max_new_tokens=32).tokens

@@ -1,4 +1,4 @@
-"""The exit and the length that each row drafts with: counts worked by hand, layers that run, and the best choice."""
+"""The exit and length chosen per row: hand-computed counts, the layers that run, and the best choice."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_greedy_decoding_is_kept(parameters: str, shape: str) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES[:2])
 def test_every_distribution_is_that_of_a_whole_forward_of_the_row_s_exit(shape: str) -> None:
-    """Rows that exit at different layers share the batch."""
+    """Rows that exit at different layers are in one batch."""
     exits, forward = set(), ExitStates.forward
 
     def watched(self: ExitStates, draft: Any, nodes: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def test_every_distribution_is_that_of_a_whole_forward_of_the_row_s_exit(shape: 
 
 
 def queries(model: LanguageModel, spec: str, prompts: list[list[int]], new: int) -> tuple[Finished, Counter[int]]:
-    """The queries that each layer ran on."""
+    """The number of queries that each layer ran on."""
     counts: Counter[int] = Counter()
     forward = DecoderLayer.forward
 
@@ -84,7 +84,7 @@ def queries(model: LanguageModel, spec: str, prompts: list[list[int]], new: int)
 
 @pytest.mark.parametrize("prompts", [[[1, 0, 2]], [[1, 0, 2], [3], [0, 0, 1, 4, 2]]])
 def test_no_layer_runs_twice_on_a_node(prompts: list[list[int]]) -> None:
-    """Whether its row exits at the deepest exit of the batch, or was brought there, or did not draft."""
+    """For rows that exit at the deepest exit of the batch, at an earlier one, or that do not draft."""
     done, counts = queries(target(), "del:k=4", prompts, 20)
     assert sum(done.draft_forwards) > 0
     assert set(counts.values()) == {sum(done.tokens_fed)}
@@ -134,7 +134,7 @@ def test_the_threshold_lies_between_the_means_of_accepted_and_rejected_tokens() 
 
 
 def test_shadow_tokens_are_the_argmax_of_every_exit_behind_each_committed_token() -> None:
-    """By whole forwards of the first layers; a position is tested up to the first mismatch and at it."""
+    """Compared with whole forwards of the first layers; positions are tested up to and including the first mismatch."""
     model, texts = target(), []
     count = Choice.count
 
@@ -158,7 +158,7 @@ def test_shadow_tokens_are_the_argmax_of_every_exit_behind_each_committed_token(
 
 
 def early_exits(layers: int = 6) -> LanguageModel:
-    """Layers that add less and less, so that later ones change few tokens."""
+    """A model whose later layers add less and less, so that they change few tokens."""
     model = toy_ar(11, 24, 2.0, layers=layers, width=24)
     with torch.no_grad():
         for layer, scale in zip(model.decoder.layers, 0.55 ** np.arange(layers), strict=True):  # type: ignore[attr-defined]
@@ -169,7 +169,7 @@ def early_exits(layers: int = 6) -> LanguageModel:
 
 @pytest.mark.seeds("arXiv:2504.05598")
 def test_the_chosen_exit_and_length_are_within_a_twentieth_of_the_best() -> None:
-    """Tokens for each layer that runs: the choice at the end against the best of all fixed exits and lengths."""
+    """Tokens per layer run: the final choice compared with the best of all fixed exits and lengths."""
     model, prompt, new, choices = early_exits(), [1, 2, 3], 60, list[tuple[int, int]]()
     count = Choice.count
 

@@ -1,4 +1,4 @@
-"""Blocks of masks that draft: greedy decoding's tokens, laws as of one pass over the whole text, cuts."""
+"""Blocks of masks that draft: greedy decoding's tokens, distributions as in one pass over the text, cuts."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_one_pass_drafts_all_tokens_of_a_round(name: str, folders: dict[str, Pat
 
 @cache
 def naive(folder: Path, name: str) -> NaiveDFlash:
-    """The module of a folder once more, in float64."""
+    """The module of a folder as a plain module, in float64."""
     stack: Any = target().decoder
     tensors, config = write(folder, dtype=torch.float32, **KINDS[name])
     double = {key: each.double() if each.is_floating_point() else each for key, each in tensors.items()}
@@ -88,7 +88,7 @@ def naive(folder: Path, name: str) -> NaiveDFlash:
 
 
 def states(text: list[int], taps: tuple[int, ...]) -> Tensor:
-    """[L, S] what the target's layers put out over a whole text, in a forward without a cache."""
+    """[L, S]: outputs of the target's layers over a whole text, in a forward without a cache."""
     plan = Plan.full(torch.tensor([text]), target().visible())
     found = target().forward(replace(plan, hidden=taps))
     return torch.cat([found.taps[layer] for layer in taps], -1)[0].double()
@@ -96,7 +96,7 @@ def states(text: list[int], taps: tuple[int, ...]) -> Tensor:
 
 @contextmanager
 def compared(plain: NaiveDFlash, name: str) -> Iterator[list[float]]:
-    """Compares the law after each node with the plain module's."""
+    """Compares the distribution after each node with the plain module's."""
     errors: list[float] = []
     forward = BlockState.forward
     anchored = bool(KINDS[name].get("markov")) and KINDS[name].get("sample_from_anchor", True)
@@ -137,7 +137,7 @@ def compared(plain: NaiveDFlash, name: str) -> Iterator[list[float]]:
 
 @pytest.mark.parametrize(("name", "shape"), chequered(KINDS, SHAPES, count=4))
 def test_every_law_is_that_of_one_pass_over_the_whole_text(name: str, shape: str, folders: dict[str, Path]) -> None:
-    """Which holds only if K/V of accepted positions, and no others, are in the cache, at their positions."""
+    """Holds only if the cache has K/V of accepted positions, and no others, at their positions."""
     plain = naive(folders[name], name)
     with compared(plain, name) as errors:
         run(target(), spec(folders[name], 4, f"+{shape}"), RAGGED, [7, 9, 4, 11])  # each node is compared by a forward
@@ -181,7 +181,7 @@ def test_slots_behind_the_context_are_never_read(folders: dict[str, Path]) -> No
 
 @pytest.mark.parametrize("shape", ["", "+dyspec:nodes=6,children=3", "+template:widths=3-2-1+rrs"])
 def test_draws_from_a_few_candidates_have_the_joint_law_of_the_target(shape: str) -> None:
-    """DFlash 2's selector drafts three ids of five at each position, and others after each token."""
+    """DFlash 2's selector drafts three of five ids at each position, and other ids after other tokens."""
 
     def second(folder: Path, model: LanguageModel) -> Path:
         sizes = {"vocab": model.vocab_size, "width": model.width, "mask": model.vocab_size - 1, "taps": (0, 1)}
@@ -197,7 +197,7 @@ def test_draws_from_a_few_candidates_have_the_joint_law_of_the_target(shape: str
 
 
 def test_controllers_are_told_what_the_confidence_head_says(folders: dict[str, Path]) -> None:
-    """A cut before the first token whose estimate is low is the authors'; without a head it goes by max q."""
+    """Cutting before the first token with a low estimate is the authors' rule; without a head the estimate is max q."""
     module: Any = load_draft_module(folders["rnn"], target())
     told: list[Tensor] = []
     estimate = type(module).estimate

@@ -1,4 +1,4 @@
-"""Dynamic trees: the greedy search one node at a time, the most probable trees of all, places chosen before draws."""
+"""Dynamic trees: the greedy search node by node, the most probable of all trees, structure chosen before sampling."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_no_tree_of_its_size_is_likelier() -> None:
 
 
 def places(draft_model: Told, draft: Draft, row: int, children: int, deep: int) -> tuple[list[float], list[float]]:
-    """The values of the places that the tree has, and of those that it could have had next."""
+    """The values of the nodes in the tree, and of those that could have been added next."""
     taken, free = [], []
     below: dict[tuple[int, ...], list[int]] = {(): []}
     for path in nodes(draft, row):

@@ -1,4 +1,4 @@
-"""EAGLE drafting: greedy decoding's tokens, states as of one pass over a whole row, rows that wait, and the law."""
+"""EAGLE drafting: greedy tokens, states as in one pass over a whole row, rows that skip rounds, the distribution."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_a_head_without_rows_for_other_ids_drafts_none(
 
 
 def test_tiny_llama_is_drafted_for_by_a_random_folder(tmp_path: Path) -> None:
-    """The embedded model, six prompts of unequal lengths, and one forward of the module a drafted token."""
+    """The embedded model, six prompts of unequal length, and one forward of the module per drafted token."""
     import pardec
 
     write(
@@ -281,7 +281,7 @@ def test_other_layers_can_be_tapped(tmp_path: Path) -> None:
 
 
 def test_states_that_are_not_finite_are_named(tmp_path: Path) -> None:
-    """A drafter that overflows ends in an error of its own, not in the target's."""
+    """A drafter whose states overflow ends in an error that names the drafter, not the target."""
     folder(tmp_path, "EAGLE-1")
     module: Any = draft_models.draft_module(ModuleName("eagle", str(tmp_path)), target())
     with patch.object(module, "fuse", lambda states: states * torch.inf), pytest.raises(ModelError) as error:

@@ -1,4 +1,4 @@
-"""The target's first layers draft: each layer runs once per position, and the verify pass reads what they left."""
+"""The target's first layers draft: each layer runs once per position, and the verify forward reuses their outputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_greedy_decoding_is_kept(shape: str, length: str) -> None:
 @pytest.mark.parametrize(("layers", "shape", "temperature"), chequered([1, 3], SHAPES, [0.0, 1.0]))
 @pytest.mark.covers(1)
 def test_every_law_is_that_of_a_whole_forward(shape: str, layers: int, temperature: float) -> None:
-    """The drafter's of the first layers, the target's of all, though these never ran in one forward."""
+    """The drafter's are those of the first layers, the target's those of all, though these never ran in one forward."""
     model = target()
     with heard(lambda text: distribution(model, text, layers=slice(0, layers))) as errors:
         done = run(model, f"earlyexit:layers={layers},k=4+{shape}", RAGGED, NEW, temperature=temperature)

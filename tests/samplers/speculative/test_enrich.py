@@ -1,4 +1,4 @@
-"""The test after a step towards the drafter: its formula, its limits, and what happens at temperature 0."""
+"""The test after a step towards the drafter: its formula, its limits, and temperature 0."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_strong_step_accepts_what_the_drafter_is_sure_of_and_none_is_exact() -
 
 
 def test_the_first_round_of_many_draws_follows_the_rule() -> None:
-    """One token after one drafted from q: p^ where q is above it is cut, and the residual fills the rest."""
+    """One token after one drafted from q: p^ is capped where q exceeds it, and the residual fills the rest."""
     vocab, eta = 5, 3.0
     generator = torch.Generator().manual_seed(3)
     z, q = torch.randn(vocab, generator=generator).double(), torch.randn(vocab, generator=generator).double().softmax(0)

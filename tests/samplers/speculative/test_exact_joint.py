@@ -1,4 +1,4 @@
-"""The joint law of all sequences of small models, for every drafter with every exact acceptance, against the truth."""
+"""The joint distribution of sequences of small models, for every drafter with every exact acceptance."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ MATCHED = [small(name) for name in ("lookup", "model")] + [f"{small('model')}+{s
 
 
 def draws(spec: str) -> int:
-    """A length controller draws nothing itself; the rounds that it acts on come in the longer rows."""
+    """Length controllers do not sample, so they get few draws here; they act in the longer rows."""
     if spec == f"{small('model')}+speculative":
         return MANY
     return DRAWS if spec in DRAFTERS.values() and not LENGTHS & set(spec.split("+")) else FEW
 
 
 def always(spec: str) -> bool:
-    """Every drafter once, and every acceptance with copies, drafted chains, and drafted trees.
+    """The cases that always run: every drafter once; every acceptance with copies, drafted chains and trees.
 
     The long run draws each pair.
     """
@@ -55,12 +55,12 @@ def always(spec: str) -> bool:
 
 
 def prolonged(spec: str) -> bool:
-    """Length controllers, which act in longer rows alone, and an eighth of the others."""
+    """Length controllers, which act only in longer rows, and an eighth of the others."""
     return bool(LENGTHS & set(spec.split("+"))) or one_in(8, spec)
 
 
 def fits(readings: list[Reading]) -> None:
-    """Within chance: the G statistic, and a total variation that is the sampling noise."""
+    """Asserts that the G statistic and the total variation are within sampling noise."""
     for reading in readings:
         assert reading.z < 4, readings
         assert reading.distance < reading.noise + 4 * reading.spread, readings
@@ -73,13 +73,13 @@ def test_draws_have_the_joint_law_of_the_target(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", thinned(((spec,) for spec in DRAFTERS.values()), prolonged))
 def test_longer_rows_of_fewer_tokens_too(spec: str) -> None:
-    """Windows are then fed again and again, which rows of four tokens do not show."""
+    """Windows are then fed several times, which does not happen in rows of four tokens."""
     fits(measure(spec, LONG, FEW))
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if "model" in spec and "template" in spec])
 def test_laws_with_zeros_too(spec: str) -> None:
-    """A temperature and a top-k; the drafter's law then runs out of tokens."""
+    """With a temperature and a top-k, the drafter's distribution has zeros."""
     fits(measure(spec, CUT, FEW))
 
 
@@ -116,7 +116,7 @@ Kind = Literal["disjoint", "wrong", "right"]
 
 
 class Adversary(Drafter):
-    """Drafts chains: from a law on the two unlikeliest tokens, of the unlikeliest for certain, or from the target."""
+    """Drafts chains: sampled from the two unlikeliest tokens, certain about the unlikeliest, or from the target."""
 
     provides = frozenset({Trait.TAKES_SHAPE})
 
@@ -167,7 +167,7 @@ def test_adversaries_change_the_speed_only(kind: Kind, accept: str) -> None:
 
 
 def test_a_draft_outside_the_target_s_support_is_never_committed() -> None:
-    """top_k=1 makes the target a point mass; drafts of anything else must all fall."""
+    """top_k=1 makes the target a point mass; drafts of other tokens must be rejected."""
     done = run(SHORT.model, speculation(Adversary("wrong")), SHORT.prompts * 50, 4, temperature=1.0, top_k=1)
     plain = run(SHORT.model, "sequential", SHORT.prompts * 50, 4)
     assert (done.tokens == plain.tokens).all()
@@ -200,7 +200,7 @@ def test_the_statistics_know_a_right_law_from_a_wrong_one() -> None:
 
 @pytest.mark.slow
 def test_the_committed_table_is_current() -> None:
-    """If not: python benchmarks/exact_joint.py --keep."""
+    """If it fails: python benchmarks/exact_joint.py --keep."""
     text = (Path(__file__).resolve().parents[3] / "benchmarks" / "exact_joint.md").read_text()
     assert [spec for spec in leading() if f"`{spec}`" not in text] == []
     assert max(map(float, re.findall(r"z ([-+][\d.]+|[-+]?inf)", text))) < 4

@@ -1,4 +1,4 @@
-"""Tokens that the request's constraints and filters exclude: no acceptance commits one, of any drafter's draft."""
+"""Tokens that constraints and filters exclude are never committed, with any acceptance and any drafter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VOCAB, LENGTHS, NEW = texts.VOCAB, (3, 1, 6), 9
 
 
 class Alternating:
-    """A grammar: even ids and odd ones in turn, even ones first."""
+    """A grammar in which even and odd ids alternate, even ones first."""
 
     def mask(self, ids: Sequence[int]) -> np.ndarray:
         which: np.ndarray = np.arange(VOCAB) % 2 == len(ids) % 2
@@ -81,7 +81,7 @@ def accepted(spec: str, sampling: bool) -> bool:
 
 
 def of_text() -> list[str]:
-    """Every drafter with every acceptance and its other modes."""
+    """Every drafter with every acceptance, and the acceptances' other modes."""
     rules = [
         f"{name}{more}"
         for name in texts.names("accept")
@@ -129,7 +129,7 @@ def near() -> LanguageModel:
 
 @contextmanager
 def watched() -> Iterator[list[int]]:
-    """Fails where a committed token has no probability after the request's constraints and filters."""
+    """Fails if a committed token has no probability after the request's constraints and filters."""
     commit, rounds = VerifyLoop._commit, list[int]()
 
     def checked(self: VerifyLoop, draft: Draft, distributions: TargetDistributions, verdict: Verdict) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Blocks of pairs: greedy decoding's tokens, distributions as of whole passes, one pass a block."""
+"""Blocks of pairs: greedy decoding's tokens, distributions as in whole passes, one pass per block."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def compared(model: LanguageModel, folder: Path, block: int) -> Iterator[list[fl
 
 @pytest.mark.parametrize(("block", "shape"), chequered([1, 2, 3], [*SHAPES, "pausing"], count=3))
 def test_distributions_are_those_of_passes_over_the_whole_row(block: int, shape: str, tmp_path: Path) -> None:
-    """After any history: accepted pairs have the target's states, and rows that waited catch up. In float64."""
+    """After any history: accepted pairs have the target's states, and rows that skipped rounds catch up. In float64."""
     model = toy_ar(0, 5, 3.0, layers=4, dtype=torch.float64)
     folder = falcon(tmp_path / "f", target(), 3)
     form = "chain" if shape == "pausing" else shape.replace("3-2-1", "2-2-1-1-1")

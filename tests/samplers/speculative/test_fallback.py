@@ -1,4 +1,4 @@
-"""BiLD's fallback: the token that the drafter is unsure of is the target's."""
+"""BiLD's fallback: the target predicts the token about which the drafter is unconfident."""
 
 from __future__ import annotations
 

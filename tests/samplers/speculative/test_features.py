@@ -1,4 +1,4 @@
-"""A plain request runs no code of a feature that it does not ask for, and one that asks for it does."""
+"""A plain request runs no code of optional features, and a request with a feature runs its code."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_plain_rounds_make_few_calls() -> None:
 
 
 class Ends:
-    """Never ends a row."""
+    """A stop condition that never ends a row."""
 
     def first(self, ids: Sequence[int], known: int = 0) -> None:
         return None

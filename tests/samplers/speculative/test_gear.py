@@ -1,4 +1,4 @@
-"""`gear`: few bits, the largest errors apart, and the rest of the error in low rank.
+"""`gear`: few bits, the largest errors stored exactly, and the remaining error at low rank.
 
 What holds for every cache that encodes older K/V is test_stores_contract.py.
 """

@@ -1,4 +1,4 @@
-"""Lengths by goodput: against all choices there are, fitted costs, load, and changing acceptance."""
+"""Lengths by goodput: compared with all possible choices; fitted costs, load, and changing acceptance."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_values_out_of_range_are_refused(part: dict[str, float], said: str) -> N
 
 
 def estimating(count: int) -> Any:
-    """What the controller sees of rows that a module with a confidence head drafts for."""
+    """The context of rows for which a module with a confidence head drafts."""
     stage = context(written([[1]] * count))
     module = DraftModule.__new__(DraftModule)
     torch.nn.Module.__init__(module)
@@ -152,7 +152,7 @@ def estimating(count: int) -> Any:
 
 
 def cut(controller: Goodput, confidence: np.ndarray) -> list[int]:
-    """The tokens that each row drafts, level by level as shapes ask."""
+    """The number of tokens that each row drafts, level by level as shapes request them."""
     count, most = confidence.shape
     stage = estimating(count)
     state = controller.start(stage)
@@ -209,7 +209,7 @@ def test_rows_that_are_surer_draft_more_and_under_load_none_does() -> None:
 
 
 def test_draws_that_estimates_cut_have_the_joint_law_of_the_target() -> None:
-    """The costs are such that drafts of these random drafters are cut everywhere."""
+    """Costs are such that drafts of these random drafters are cut everywhere."""
     for reading in measure("dflash:name=draft,k=3+goodput:token=0.0001", WORLDS["5 tokens, length 4"], 4000):
         assert reading.z < 4, reading
         assert reading.distance < reading.noise + 4 * reading.spread, reading

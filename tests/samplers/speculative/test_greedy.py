@@ -1,4 +1,4 @@
-"""`greedy`: the target's own argmax, token for token, through chains and trees."""
+"""`greedy`: the target's argmax, token by token, through chains and trees."""
 
 from __future__ import annotations
 

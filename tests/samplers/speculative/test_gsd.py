@@ -1,4 +1,4 @@
-"""`gsd`: the group by hand, against the naive rule on chains and trees, its fall-back, and the deviation reported."""
+"""`gsd`: the group by hand, the naive rule on chains and trees, its special case, and the reported deviation."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_token_of_low_rank_is_tested_alone() -> None:
 @pytest.mark.parametrize("points", [0, 1, 2])
 @pytest.mark.covers(1)
 def test_trees_and_chains_follow_the_naive_rule(points: int, mode: Mode) -> None:
-    """Uniforms asked for at once and one by one; a chain in one computation and node by node."""
+    """With uniforms generated at once and one by one; chains in one computation and node by node."""
     drawn = np.random.RandomState(points)
     used = set()
     for trial in range(40):
@@ -113,7 +113,7 @@ def test_trees_and_chains_follow_the_naive_rule(points: int, mode: Mode) -> None
 
 
 def test_the_mean_deviation_bounds_the_total_variation() -> None:
-    """Over x ~ q: the law that comes out of one draft, against p."""
+    """Over x ~ q: the distribution of the token after one draft, compared with p."""
     loose = 0.0
     for p, q in pairs(60, sizes=(6, 8)):
         vocab = len(p)

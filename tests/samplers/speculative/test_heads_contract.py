@@ -1,4 +1,4 @@
-"""Heads on the target's last state, Medusa's and Hydra's: greedy decoding, laws as of whole texts, joint laws."""
+"""Heads on the target's last state, Medusa's and Hydra's: greedy decoding, distributions as of whole texts, joints."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_k_is_cut_to_the_number_of_heads(k: int, drafter: DraftModule) -> None:
 
 @cache
 def tiny() -> tuple[LanguageModel, list[list[int]], list[list[int]]]:
-    """tiny-llama, ragged prompts, and what it says greedily."""
+    """tiny-llama, ragged prompts, and its greedy tokens."""
     model = load("tiny-llama", device="cpu", dtype="float32")
     drawn = np.random.RandomState(0)
     prompts = [drawn.randint(0, model.vocab_size, size).tolist() for size in (3, 17, 1, 9, 24, 6)]
@@ -148,7 +148,7 @@ def test_draws_have_the_joint_law_of_the_target(kind: str, shape: str, accept: s
 @pytest.mark.parametrize("shape", ["chain", "paths", "beam"])
 @pytest.mark.covers(1)
 def test_processors_that_read_the_path_are_kept(shape: str, drafter: DraftModule) -> None:
-    """A penalty makes the distributions of a level differ, whatever the heads read."""
+    """With a penalty, the distributions of a level differ, whatever the heads read."""
     spec = spec_of(drafter, f"+{SHAPES[shape]}")
     more: dict[str, Any] = {"repetition_penalty": 1.7}
     done = run(target(), spec, PROMPTS, NEW, draft_model=drafter, **more)

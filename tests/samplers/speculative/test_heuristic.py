@@ -1,4 +1,4 @@
-"""The +2 / -1 rule: worked by hand, row by row, and against the best fixed length."""
+"""The +2 / -1 rule: by hand, row by row, and compared with the best fixed length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hydra`: a head reads the tokens drafted before it too; what holds for all heads is test_heads_contract.py."""
+"""`hydra`: heads that also read the tokens drafted before; common tests are in test_heads_contract.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every drafter with every acceptance on a model of pictures at temperature 0, guided and not, in ragged batches.
+"""Every drafter with every acceptance on an image model at temperature 0, guided and unguided, in ragged batches.
 
 Later methods are covered as they arrive. What is exact there gives the codes of whole greedy forwards; what cannot be
 combined is refused by name. The same is checked of text in test_verify_contract.py.
@@ -76,7 +76,7 @@ def near(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @cache
 def plain(cfg: float | None) -> np.ndarray:
-    """Greedy pictures without cache, loop or batch: one whole forward a cell."""
+    """Greedy images without cache, loop or batch: one whole forward per cell."""
     made = []
     for caption in CAPTIONS:
         picture = torch.zeros(1, SIDE * SIDE, dtype=torch.int64)
@@ -87,7 +87,7 @@ def plain(cfg: float | None) -> np.ndarray:
 
 
 def resolved(spec: str) -> SpeculativeSampler | None:
-    """None where the spec is refused."""
+    """The resolved sampler; None if the spec is refused."""
     try:
         return registry.resolve(spec, "ar")
     except SpecError:

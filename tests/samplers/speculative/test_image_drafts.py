@@ -1,4 +1,4 @@
-"""Drafters on pictures: the same codes as sequential decoding, alone and in any batch, guided; and what they refuse."""
+"""Drafters on images: the codes of sequential decoding, alone, in any batch, and guided; refusals."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ def near(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @cache
 def small() -> LanguageModel:
-    """The target after a knock: a drafter that is right often, and wrong often."""
+    """The target with perturbed weights: a drafter that is often right and often wrong."""
     return toy_pictures(5, SIDE, VOCAB, 0.7, layers=4, knock=1)
 
 
 @cache
 def plain() -> np.ndarray:
-    """Greedy pictures without cache, loop or batch: one whole forward a cell."""
+    """Greedy images without cache, loop or batch: one whole forward per cell."""
     made = []
     for caption in CAPTIONS:
         picture = torch.zeros(1, SIDE * SIDE, dtype=torch.int64)
@@ -252,7 +252,7 @@ def test_what_lookup_cannot_do_on_a_grid_is_refused() -> None:
 
 
 def ending(model: LanguageModel, token: int = 2) -> Allowed:
-    """In the last column nothing but `token` is allowed, for captions of CAPTIONS."""
+    """Allows only `token` in the last column, for the captions CAPTIONS."""
     sets = torch.ones(2, VOCAB, dtype=torch.bool)
     sets[1] = torch.arange(VOCAB) == token
     last = (torch.arange(SIDE * SIDE) % SIDE == SIDE - 1).long()

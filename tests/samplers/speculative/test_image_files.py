@@ -1,4 +1,4 @@
-"""Drafting from files: a target and a smaller model of pictures on disk, guided, captions of unequal lengths."""
+"""Drafting with files: a target and a smaller image model on disk, guided, captions of unequal length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of small guided models: the joint law of every mode and init of `sjd` against enumeration, and mutations."""
+"""Images of small guided models: the joint distribution of every mode and init of `sjd`, and injected faults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ GROUP = 8  # rows that go in lockstep under the published truncation
 
 @dataclass(frozen=True)
 class Imaging:
-    """A model whose pictures can be enumerated; two captions of unequal length take turns in every batch."""
+    """A model with enumerable images; two captions of unequal length alternate in every batch."""
 
     model: LanguageModel = field(repr=False)
     cfg: float
@@ -59,7 +59,7 @@ LARGE = Imaging(toy_pictures(2, 3, 2, 0.6), 3.0)  # 3x3 cells of 2 codes: places
 def measure(
     spec: str | Callable[[], SpeculativeSampler], world: Imaging, draws: int, *, seed: int = 0, rows: int = ROWS
 ) -> list[Reading]:
-    """`draws` pictures in batches, captions taking turns; one reading a caption."""
+    """`draws` images in batches of alternating captions; one reading per caption."""
     share, vocab = len(world.captions), world.model.vocab_size
     seen = [np.zeros_like(distribution, dtype=np.int64) for distribution in world.distributions]
     for start in range(0, draws, rows):
@@ -124,7 +124,7 @@ def test_cells_of_the_toys_depend_on_each_other_and_on_the_caption() -> None:
 
 
 class Literal(Sjd):
-    """Couples a draw with what stood one place before."""
+    """Couples a draw with the token that was one position before."""
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: WindowState) -> None:
         super().observe(outcome, context, state)
@@ -136,7 +136,7 @@ class Literal(Sjd):
 
 @dataclass(frozen=True)
 class Lockstep(Acceptance):
-    """Rows of a group commit as many tokens as the slowest one; what others have resolved besides is told in `over`."""
+    """Rows of a group commit as many tokens as the slowest one; `over` records what others have resolved beyond."""
 
     over: dict[str, Any]
 
@@ -150,8 +150,7 @@ class Lockstep(Acceptance):
 
 @dataclass(frozen=True)
 class Truncated(Sjd):
-    """Keeps tokens that are resolved but not committed as drafts; as published, labelled with what they had been drawn
-    from, and, `relabelled`, with the law that they are from now."""
+    """Keeps resolved, uncommitted tokens as drafts, with the q they were sampled from or, `relabelled`, a new q."""
 
     over: dict[str, Any] = field(default_factory=dict)
     relabelled: bool = False

@@ -1,4 +1,4 @@
-"""`int8`: older K/V as bytes with a scale each.
+"""`int8`: older K/V stored as bytes with one scale each.
 
 What holds for every cache that encodes older K/V is test_stores_contract.py.
 """

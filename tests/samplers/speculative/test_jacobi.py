@@ -1,4 +1,4 @@
-"""Jacobi windows: a naive version's forwards, every init, both policies, early exits, the text of greedy decoding."""
+"""Jacobi windows: a naive version's forwards, every init, both policies, early exits, the greedy text."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_only_blocks_are_left_early_and_only_by_acceptances_that_follow_picks() 
 
 
 def test_mutation_picks_of_the_wrong_node_change_the_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guesses taken one node too far stay exact; the comparison with the naive version's forwards is what tells."""
+    """Guesses shifted by one node stay exact; only the comparison of forwards with the naive version detects this."""
     model = toy_ar(2, 6, 2.0)
     right = run(model, "jacobi:window=7,init=repeat", GIVEN, NEW)
     monkeypatch.setattr(_window, "slice_from", lambda values, first, width: slice_from(values, first + 1, width))

@@ -1,4 +1,4 @@
-"""`judge`: on a target with known equivalents, against a plain version of the rule, and what it reads of the target."""
+"""`judge`: on a target with known equivalents, compared with a plain version of the rule; the states it reads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GIVEN = [[row % 4, (row + 1) % 4] for row in range(8)]
 
 @dataclass(frozen=True)
 class Pass:
-    """What an acceptance was called with, and its verdict."""
+    """The inputs of a call of an acceptance, and its verdict."""
 
     draft: Draft
     distributions: TargetDistributions
@@ -49,7 +49,7 @@ class Pass:
 
 
 def recorded(model: Any, sampler: Any, given: list[list[int]], new: int, **options: Any) -> tuple[Any, list[Pass]]:
-    """The result, and every pass over drafts."""
+    """The result, and every verification of drafts."""
     passes: list[Pass] = []
     accept, verify = Judge.accept, VerifyForward.verify
     texts: list[list[int]] = []
@@ -69,7 +69,7 @@ def recorded(model: Any, sampler: Any, given: list[list[int]], new: int, **optio
 
 
 def examples(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """[N, E] states at tokens that the target would not have written, and whether each is a wrong digit [N]."""
+    """[N, E]: states at tokens that the target would not have written, and [N] whether each is a wrong digit."""
     seeded, texts = np.random.RandomState(seed), list[list[int]]()
     while len(texts) < count:
         text = [int(seeded.randint(8))]
@@ -84,7 +84,7 @@ def examples(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.seeds("arXiv:2501.19309")
 def test_a_linear_head_accepts_what_is_as_good_and_rejects_injected_errors(tmp_path: Path) -> None:
-    """AUC on held-out states; of injected wrong digits; switched off it is lossless; a higher bar accepts no less."""
+    """AUC on held-out states and on injected wrong digits; thr=0 is lossless; a higher threshold accepts no less."""
     head = fit(*examples(400, 0), penalty=1e-4)
     states, important = examples(200, 1)
     assert auc(head(states), important) > 0.9
@@ -125,7 +125,7 @@ def test_a_linear_head_accepts_what_is_as_good_and_rejects_injected_errors(tmp_p
 def naive(
     nodes: Sequence[Node], law: np.ndarray, u: np.ndarray, important: Sequence[float], least: float, *, greedy: bool
 ) -> tuple[list[int], float, np.ndarray]:
-    """The exact test of the children in order, against what the earlier ones left; then the one that matters least.
+    """The exact test of the children in order, each against the remaining residual; then the least important one.
 
     The path, what it gives away, and what is left to draw the next token from.
     """
@@ -268,7 +268,7 @@ def test_an_embedded_head_is_what_its_card_says(name: str) -> None:
 
 
 def test_the_embedded_head_of_tiny_llama_keeps_its_answers_right() -> None:
-    """Switched off it is lossless; as it is stored, what it accepts alone is counted."""
+    """With thr=0 it is lossless; with the stored threshold, the tokens that only `judge` accepts are counted."""
     model, problems = pardec.load("tiny-llama", device="cpu"), pardec.task("records").problems(n=4)
     given, score = [problem.prompt for problem in problems], pardec.task("records").score
     drafted = "earlyexit:layers=2,k=10+judge:head=tiny-llama"

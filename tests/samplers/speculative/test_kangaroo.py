@@ -1,4 +1,4 @@
-"""The target's first layers and an adapter draft: whose distributions these are, what runs, and what is fed again."""
+"""The target's first layers and an adapter draft: their distributions, the layers that run, and tokens fed again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_greedy_decoding_is_kept(shape: str) -> None:
 
 @cache
 def whole(layers: int, text: tuple[int, ...]) -> Tensor:
-    """[V] logits after a text, by a whole forward of the first layers and the adapter written from the paper."""
+    """[V]: logits after a text, by a whole forward of the first layers and the adapter written from the paper."""
     model: Any = target()
     sizes = model.decoder.config
     shape = {"heads": sizes.heads, "kv_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
@@ -69,7 +69,7 @@ def whole(layers: int, text: tuple[int, ...]) -> Tensor:
     ),
 )
 def test_every_distribution_is_that_of_a_whole_forward(layers: int, shape: str, temperature: float) -> None:
-    """So the adapter's K/V are right, whatever was accepted, rejected or left for the next round."""
+    """So the adapter's K/V are right after any acceptance, rejection, or round without a draft."""
     count, forward = Counter[int](), AdapterState.forward
 
     def watched(self: AdapterState, draft: Any, nodes: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def test_every_distribution_is_that_of_a_whole_forward(layers: int, shape: str, 
 
 
 def test_the_adapter_is_fed_a_token_once_and_two_behind_a_draft_that_stood() -> None:
-    """The last token of a draft that stood is fed with the one after it."""
+    """The last token of a fully accepted draft is fed together with the token after it."""
     model, fed, run_adapter = target(), list[list[int]](), Module.run
 
     def watched(self: Module, plan: Plan, cache: Any = None) -> Any:
@@ -116,7 +116,7 @@ def test_the_adapter_is_fed_a_token_once_and_two_behind_a_draft_that_stood() -> 
 
 @pytest.mark.seeds("arXiv:2404.18911")
 def test_drafting_is_lossless_and_verifying_runs_the_remaining_layers_alone() -> None:
-    """Every layer runs once on a token that is verified; drafted states and K/V of the first ones are used again."""
+    """Every layer runs once per verified token; the first layers' states and K/V from drafting are reused."""
     queries, plans = Counter[int](), list[tuple[slice | None, int]]()
     forward, run_ = DecoderLayer.forward, LanguageModel.run
 
@@ -142,7 +142,7 @@ def test_drafting_is_lossless_and_verifying_runs_the_remaining_layers_alone() ->
 
 
 def test_rows_take_the_states_of_their_own_with_them() -> None:
-    """A batch of two with a third row in the place of the first, which had gained another number of tokens."""
+    """In a batch of two, a third row replaces the first, which had gained another number of tokens."""
     spec, model = registry.resolve("kangaroo:name=toy,k=3,layers=3", "ar"), target()
     module = draft_models.for_text(spec, model)
 

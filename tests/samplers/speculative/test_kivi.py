@@ -1,4 +1,4 @@
-"""`kivi`: keys by channel and values by token in few bits.
+"""`kivi`: keys per channel and values per token in few bits.
 
 What holds for every cache that encodes older K/V is test_stores_contract.py.
 """
@@ -30,7 +30,7 @@ def test_without_codes_all_numbers_are_those_of_the_plain_cache() -> None:
 
 
 def test_rounds_need_not_be_aligned() -> None:
-    """Then a draft reads exact what sequential decoding reads encoded, and more of it is accepted at once."""
+    """Then a draft reads exact K/V where sequential decoding reads encoded ones, and longer drafts are accepted."""
     store = "kivi:bits=8,group=4,residual=1"
     free, aligned = (run(target(), f"lookup@{store},aligned={each}", texts(), NEW) for each in ("false", "true"))
     assert sum(free.nfe) <= sum(aligned.nfe)

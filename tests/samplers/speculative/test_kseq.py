@@ -1,4 +1,4 @@
-"""`kseq`: every outcome enumerated, its place between the other rules and the optimum, and what it refuses."""
+"""`kseq`: every outcome enumerated, its acceptance between other rules and the optimum, and refusals."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_its_siblings_are_drawn_independently() -> None:
 
 
 def test_shapes_that_count_siblings_by_their_tokens_are_refused() -> None:
-    """With dyspec 200,000 draws of toys were 0.005 off their joint law."""
+    """With dyspec, 200,000 draws of toys deviated by 0.005 from their joint distribution."""
     with pytest.raises(SpecError, match="must not depend on the sampled tokens"):
         registry.resolve("model:name=x+dyspec+kseq", "ar", sampling=True)
 
@@ -116,7 +116,7 @@ def test_samples_have_the_target_s_distribution_and_more_drafts_are_accepted_up_
 
 
 def transported(p: np.ndarray, q: np.ndarray, k: int) -> float:
-    """The most that k independent drafts can be accepted: the transport plan itself, a flow from drafts to tokens."""
+    """The highest acceptance of k independent drafts: the transport plan itself, a flow from drafts to tokens."""
     graph, unit = networkx.DiGraph(), 10**12
     for token, mass in enumerate(p):
         graph.add_edge(token, "accepted", capacity=round(mass * unit))

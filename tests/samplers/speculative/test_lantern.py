@@ -1,4 +1,4 @@
-"""`lantern`: the law that comes out by enumeration, within its bound; exact settings, rows, and who is near."""
+"""`lantern`: the resulting distribution by enumeration, within its bound; exact settings, rows, and neighbours."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BOUNDS = [(0.02, None), (0.1, None), (0.4, None), (1.0, None), (0.2, 1.5), (0.1,
 
 @dataclass(frozen=True)
 class With(Acceptance):
-    """A rule that has been given its neighbours."""
+    """A rule with given neighbours."""
 
     rule: Lantern
     features: CodeFeatures
@@ -51,7 +51,7 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 def adversarial() -> list[tuple[Tensor, Tensor]]:
-    """Laws with little in common: p mostly on even ids and q on odd ones, one heavy token against a flat law."""
+    """Distributions with little in common: p mostly on even ids and q on odd ones; one heavy token and a flat one."""
     found = []
     for size in (4, 6):
         even = torch.tensor([1.0, 1e-4] * (size // 2), dtype=torch.float64)
@@ -112,7 +112,7 @@ def test_what_comes_out_of_point_masses_has_the_moved_law_within_delta(siblings:
 
 
 def test_the_transport_by_hand() -> None:
-    """p = (.5, .3, .1, .1), q = (.1, .1, .4, .4): 2 and 3 lack .3; 0 can spare .4, a neighbour of 2; 1 .2, of both.
+    """p = (.5, .3, .1, .1), q = (.1, .1, .4, .4): 2 and 3 lack .3; 0, a neighbour of 2, can give .4; 1, of both, .2.
 
     Token 1 halves its .2, so that 2 is offered .5 and 3 gets .1; 2 takes its .3 of the offers alike, .6 of each: .24 of
     0 and .06 of 1. In all .4; with delta = .1 a quarter of each.
@@ -137,7 +137,7 @@ def test_the_transport_by_hand() -> None:
 
 @pytest.mark.parametrize("points", [0, 1, 2])
 def test_a_tree_is_judged_by_the_moved_laws(points: int) -> None:
-    """Node by node against the naive transport and recursion; of mixed siblings those before any draw count."""
+    """Node by node against the naive transport and recursion; of mixed siblings, point masses before any draw count."""
     drawn = np.random.RandomState(points)
     for trial in range(25):
         nodes, p, draft = random_tree(drawn, points=points)
@@ -171,7 +171,7 @@ def test_a_tree_is_judged_by_the_moved_laws(points: int) -> None:
 
 
 def test_the_joint_law_stays_within_what_is_reported() -> None:
-    """Whole rows drawn through the loop: off the truth by no more than the mean deviation and the noise."""
+    """Whole rows sampled by the loop deviate from the truth by at most the mean deviation and the noise."""
     model, prompt, draws = toy_ar(3, 4), [1, 3], 2000
     truth = joint(model, prompt, 3)
     with drafting(4):
@@ -190,7 +190,7 @@ def test_the_joint_law_stays_within_what_is_reported() -> None:
 
 @pytest.mark.parametrize("drafter", ["model:name=draft,k=3", "model:name=draft,k=3+template:widths=3-2", "lookup:k=3"])
 def test_without_anything_to_borrow_it_is_the_exact_rule(drafter: str) -> None:
-    """delta=1e-12 goes through the transform, k=0 and delta=0 do not."""
+    """delta=1e-12 computes the transform; k=0 and delta=0 do not."""
     model, given = toy_ar(4, 6), [[1, 2, 1], [3, 0, 3, 0], [5, 5]]
     with drafting(6):
         true = run(model, f"{drafter}+speculative", given, 12, temperature=1.0)
@@ -259,7 +259,7 @@ def test_more_is_accepted_and_told() -> None:
 
 
 def test_the_codebook_says_who_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the codes in pairs each token's nearest is its twin, whatever the embeddings are."""
+    """With codes in pairs each token's nearest neighbour is its twin, whatever the embeddings are."""
     model, seen, accept = toy_ar(2, 6), [], Lantern.accept
 
     def watched(
@@ -291,7 +291,7 @@ def test_bad_parameters_are_refused() -> None:
 
 @pytest.mark.seeds("arXiv:2410.03355")
 def test_nothing_borrowed_is_exact_no_more_moves_than_delta_and_more_neighbours_accept_more() -> None:
-    """The paper's k counts a token among its own neighbours: its 1 is k=0 here."""
+    """The paper's k counts a token as its own neighbour: its k=1 is k=0 here."""
     model, given = toy_ar(2, 20, 0.9), [[1, 2, 1, 2]] * 20
     exact, *same = (
         run(model, f"sjd:window=8+{rule}", given, 16, temperature=1.0)

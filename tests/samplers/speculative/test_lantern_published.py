@@ -1,4 +1,4 @@
-"""`lantern` as published, against the naive rule, and at temperature 0."""
+"""`lantern` as published, compared with the naive rule, and at temperature 0."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_the_published_rule_on_trees_and_chains(points: int) -> None:
 
 
 def test_nothing_left_is_the_uniform_law_as_published() -> None:
-    """k = 2 of 3 tokens: a rejection clears all."""
+    """k = 2 of 3 tokens: a rejection clears all of them."""
     p = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64).expand(1, 2, 3)
     uniforms = Given(torch.full((1, 2), 9.0))
     draft = tree(torch.tensor([[0, 2]]), None)
@@ -84,7 +84,7 @@ def test_greedy_takes_what_borrows_itself_to_the_top(delta: float, token: int | 
 
 
 def test_greedy_takes_the_longest_path() -> None:
-    """Both children of the root stand; only the second leads on."""
+    """Both children of the root are accepted; only the second has an accepted child."""
     p = torch.tensor([0.4, 0.35, 0.25], dtype=torch.float64).expand(1, 4, 3)
     near = torch.tensor([[1, 2], [2, 0], [1, 0]], dtype=torch.int32)
     draft = tree(torch.tensor([[0, 1, 0, 0]]), [-1, 0, 0, 2])

@@ -1,4 +1,4 @@
-"""The target with sub-blocks left out: which ones, what the search finds, and that nothing of it stays behind."""
+"""The target without some sub-blocks: which ones, what the search finds, and that nothing of the draft remains."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_with_nothing_skipped_everything_is_accepted(temperature: float) -> None
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_law_of_the_target_is_that_of_a_whole_forward(shape: str) -> None:
-    """So nothing that was drafted is ever read; with nothing skipped the drafter's laws are the target's."""
+    """So no K/V of drafts are ever read; with nothing skipped the drafter's distributions are the target's."""
     with heard() as errors:
         done = run(target(), f"layerskip:ratio=0.8,k=4,skip=search,context=3+{shape}", RAGGED, NEW, temperature=1.0)
     assert max(errors) < 5e-5
@@ -80,7 +80,7 @@ def test_a_share_of_the_inner_sub_blocks_is_skipped(layers: int, ratio: float, c
 
 @contextmanager
 def counted_blocks() -> Iterator[Counter[tuple[str, int]]]:
-    """How often each sub-block ran, and over how many queries in all."""
+    """How often each sub-block ran, and over how many queries in total."""
     seen: Counter[tuple[str, int]] = Counter()
     attention = DecoderLayer._attention
 
@@ -151,7 +151,7 @@ def test_a_good_match_or_many_vain_tries_end_it() -> None:
 
 
 def test_the_match_is_the_share_that_the_skipping_stack_would_have_said() -> None:
-    """Against a cache of its own: the prompt by the whole stack, the rest token by token without the sub-blocks."""
+    """Compared with a separate cache: the prompt by the whole stack, the rest token by token without the sub-blocks."""
     model, seen = target(), []
     match = Skipping._match
 
@@ -204,7 +204,7 @@ def test_a_choice_is_judged_once_its_texts_weigh_one_together() -> None:
 
 
 def lame() -> LanguageModel:
-    """What the even choice leaves in does nothing."""
+    """A model whose sub-blocks kept by skip=uniform do nothing."""
     model = toy_ar(12, 5, 3.0, layers=6)
     with torch.no_grad():
         for layer in (2, 3):
@@ -215,7 +215,7 @@ def lame() -> LanguageModel:
 
 
 def test_a_request_uses_what_another_one_found() -> None:
-    """Each names its sampler anew, as calls of generate do."""
+    """Each request names the sampler again, like calls of generate."""
     spec = "layerskip:ratio=0.5,k=3,skip=search,context=8"
     model, short = lame(), [[1, 2], [3], [0, 4], [2, 2]]
     before = run(lame(), spec, short, 10)
@@ -235,7 +235,7 @@ def test_a_request_uses_what_another_one_found() -> None:
 
 
 def test_several_short_requests_search_together() -> None:
-    """None has as many generated tokens as a choice is scored on."""
+    """None has as many generated tokens as scoring a choice needs."""
     model, spec = lame(), "layerskip:ratio=0.5,k=3,skip=search,context=16"
     for n in range(20):
         run(model, spec, [[n % 5, n // 5]], 14)
@@ -277,7 +277,7 @@ def test_what_comes_out_has_the_targets_law(spec: str) -> None:
 
 
 def forgotten(model: LanguageModel) -> None:
-    """As a new process: nothing of a search is in memory."""
+    """Simulates a new process: no search is in memory."""
     _searches.pop(model.decoder, None)
 
 
@@ -360,7 +360,7 @@ def test_swift_finds_better_layers_than_evenly_spread_ones() -> None:
 
 @pytest.mark.seeds("arXiv:2404.06954")
 def test_unified_layer_skipping_runs_as_few_layers_as_the_target_speed_up_says() -> None:
-    """Of 12 layers 6 evenly spread ones run for a speed-up of 2; it is lossless as a drafter."""
+    """For a speed-up of 2, 6 of 12 layers run, evenly spread; as a drafter it is lossless."""
     model, prompt = uneven(), [1, 2, 3]
     with counted_blocks() as count:
         done = run(model, "layerskip:ratio=0.6,k=3", [prompt], 24)

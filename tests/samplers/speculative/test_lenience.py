@@ -1,4 +1,4 @@
-"""`lenience`: what comes out by enumeration, its bound, how much more it accepts, and its exact ends."""
+"""`lenience`: the resulting distribution by enumeration, its bound, its acceptance, and its exact extremes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.samplers.speculative.test_rrs import random_tree
 
 @pytest.mark.parametrize("mix", [0.05, 0.3, 1.0])
 def test_what_comes_out_is_the_mixture_and_a_token_is_accepted_that_much_more_often(mix: float) -> None:
-    """TV(p~, p) = mix TV(p, q) <= mix, and acceptance is a + mix (1 - a), to rounding."""
+    """TV(p~, p) = mix TV(p, q) <= mix, and acceptance is a + mix (1 - a), up to rounding."""
     for p, q in pairs(24):
         distribution, accepted = emitted(Lenience(mix), p, q, 1, replacement=False)
         np.testing.assert_allclose(distribution.numpy(), ((1 - mix) * p + mix * q).numpy(), atol=1e-12)
@@ -62,7 +62,7 @@ def test_the_published_rule_by_a_naive_sum(f: str, eps: float) -> None:
 
 
 def test_a_point_mass_is_mixed_by_hand() -> None:
-    """.8 (.5 .3 .2) + .2 at token 2 = (.4 .24 .36): the moved probability is .2 (1 - .2) = .16 a node."""
+    """.8 (.5 .3 .2) + .2 at token 2 = (.4 .24 .36): the moved probability is .2 (1 - .2) = .16 per node."""
     p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, 3, 3)
     mixed, off = mix_drafted(tree(torch.tensor([[0, 2, 2]]), None), p, 0.2)
     np.testing.assert_allclose(mixed[0].numpy(), [[0.4, 0.24, 0.36], [0.4, 0.24, 0.36], [0.5, 0.3, 0.2]])
@@ -91,7 +91,7 @@ def test_strict_ends_are_the_exact_rule_on_random_trees() -> None:
 
 
 def test_a_model_s_first_token_has_the_mixture_s_distribution_within_the_reported_deviation() -> None:
-    """Draws of the token after the prompt's, for which a chain is verified; and what is reported bounds its error."""
+    """The second token, for which a chain is verified; the reported deviation bounds its distribution's error."""
     model, prompt, count = toy_ar(3, 5), (1, 3), 4000
     with drafting(5):
         done = run(model, "model:name=draft,k=1+lenience:mix=0.5", [prompt] * count, 3, temperature=1.0)

@@ -1,4 +1,4 @@
-"""Drafts of the target's own masks: by hand, against the rule written once more without a cache, and refusals."""
+"""Drafts of the target's own masks: by hand, compared with a plain version without a cache, and refusals."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def spec(k: int = 4, more: str = "", *, mask: int = 2, shift: int = 0) -> str:
 
 
 class Counting:
-    """Counts up: after t comes t + 1. Of a block of masks after t the tokens are t + 1, t + 2, t + 3, and then 0."""
+    """Predicts t + 1 after t; in a block of masks after t, the tokens are t + 1, t + 2, t + 3, and then 0."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.blocks = inner, list[tuple[list[list[int]], list[list[int]]]]()
@@ -68,7 +68,7 @@ class Counting:
 
 
 def test_by_hand() -> None:
-    """Five masks after [1, 2]: 3, which the prompt's forward gives, then drafts 4 5 6 0 0, of which three stand."""
+    """Five masks after [1, 2]: 3, given by the prompt's forward, then drafts 4 5 6 0 0; three are accepted."""
     toy = toy_ar(0, 20)
     model = replace(toy, decoder=Counting(toy.decoder))  # type: ignore[arg-type]
     done = run(model, spec(5, mask=19), [[1, 2]], 10)
@@ -86,7 +86,7 @@ def test_by_hand() -> None:
 
 @torch.no_grad()
 def block_logits(drafter: Any, reference: Any, text: list[int], block: list[int]) -> Tensor:
-    """Those of a block that sees itself and, by the keys and values of `reference`, the causal text before it."""
+    """Logits of a block that attends to itself and, through the K/V of `reference`, to the causal text before it."""
     past = reference(torch.tensor([text]), use_cache=True).past_key_values
     seen = torch.zeros(1, 1, len(block), len(text) + len(block))
     found: Tensor = drafter(torch.tensor([block]), past_key_values=past, attention_mask=seen).logits[0]
@@ -94,7 +94,7 @@ def block_logits(drafter: Any, reference: Any, text: list[int], block: list[int]
 
 
 def naive(reference: Any, prompt: list[int], count: int, k: int, drafter: Any = None) -> tuple[list[int], list[int]]:
-    """Draft and verify with whole forwards of transformers' Llama under two masks; the text, and what each accepts."""
+    """Drafts and verifies with whole forwards of transformers' Llama under two masks; the text, and accepted counts."""
     text, accepted = list(prompt), list[int]()
     end = len(prompt) + count
     causal = logits(reference, text, begin=len(text), forbidden=())
@@ -139,7 +139,7 @@ def test_every_round_is_the_rules(k: int, checkpoint: tuple[Path, Any]) -> None:
 
 @pytest.fixture
 def adapted(checkpoint: tuple[Path, Any], tmp_path: Path) -> tuple[Path, Any]:
-    """A copy of the checkpoint with a LoRA of its own, and the reference with that merged."""
+    """A copy of the checkpoint with its own LoRA, and the reference with that LoRA merged."""
     folder = tmp_path / "adapted"
     shutil.copytree(checkpoint[0], folder)
     drafter = deepcopy(checkpoint[1])
@@ -196,7 +196,7 @@ def test_an_adapter_of_other_tensors_is_refused(adapted: tuple[Path, Any], tmp_p
 
 
 def right(model: LanguageModel, text: list[int], masks: int, *, mask: int, shift: int) -> Tensor:
-    """[masks, V] logits of the block after `text` in one forward without a cache."""
+    """[masks, V]: logits of the block after `text` in one forward without a cache."""
     whole = torch.tensor([text + [mask] * masks])
     at = torch.arange(whole.shape[1])
     visible = (at <= at[:, None]) | (at[:, None] >= len(text) - 1)
@@ -206,7 +206,7 @@ def right(model: LanguageModel, text: list[int], masks: int, *, mask: int, shift
 
 @pytest.mark.parametrize(("shape", "shift"), chequered(SHAPES, (0, 1), count=2))
 def test_every_draft_is_of_one_forward_over_the_whole_text(shape: str, shift: int) -> None:
-    """Which holds only if the K/V before the block are the causal ones, and none of earlier blocks are left."""
+    """Holds only if K/V before the block are causal ones, and none of earlier blocks remain."""
     errors: list[float] = []
     forward = MaskedBlocks.forward
 
@@ -251,7 +251,7 @@ def test_one_forward_drafts_all_tokens_of_a_round_and_leaves_nothing() -> None:
     ["int8", "kivi:group=4,residual=4", "streaming:sink=1,window=6", "lminfinite:sink=1,window=6", "channels:heavy=4"],
 )
 def test_a_cache_of_the_targets_has_nothing_of_the_masks(kept: str) -> None:
-    """Blocks are denoised in slots that are for drafts; tokens are those of `sequential` with the same cache."""
+    """Blocks are denoised in slots for drafts; tokens equal those of `sequential` with the same cache."""
     plain, done = (run(target(), f"{sampler}@{kept}", RAGGED, NEW) for sampler in ("sequential", spec(4)))
     assert rows(done) == rows(plain)
 
@@ -287,7 +287,9 @@ def test_draws_of_trees_have_the_joint_law_of_the_target(shape: str) -> None:
 
 @pytest.mark.seeds("arXiv:2607.05722")
 def test_one_checkpoint_drafts_and_verifies_its_own_text_in_a_quarter_of_the_forwards() -> None:
-    """Both forwards of a round counted, on word problems of six to fourteen steps. The text is that of `sequential`."""
+    """Both forwards of a round are counted, on word problems of six to fourteen steps. The text is that of
+    `sequential`.
+    """
     model = pardec.load("tiny-nemotron", device="cpu", attention="causal")
     problems = task("chains").problems(split="heldout", n=12, seed=7)
     prompts = [problem.prompt for problem in problems]

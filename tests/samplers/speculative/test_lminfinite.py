@@ -1,4 +1,4 @@
-"""`lminfinite`: as `streaming`, with the first tokens at a distance that no longer grows."""
+"""`lminfinite`: like `streaming`, with a capped distance to the first tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ test_every_drafter_gives_what_sequential_gives_through_the_same_window = same_wi
 
 @pytest.mark.seeds("arXiv:2308.16137")
 def test_at_capped_distances_a_long_text_is_read_as_a_short_one(tmp_path: Any) -> None:
-    """How far the sinks lie does not matter any more, where sinks that keep their distance do change what is said."""
+    """The position of the sinks has no effect, while with uncapped distances it has."""
     model = toy_ar(6, VOCAB, layers=2, dtype=torch.float64)
     beginning, ending = prompts((4, 13), vocab=VOCAB, seed=1)
     texts = [[*beginning, *middle, *ending] for middle in prompts((9, 40, 400), vocab=VOCAB, seed=2)]

@@ -1,4 +1,4 @@
-"""LongSpec's layer: its logits against a plain version, in drafts of any shape, and what it cannot read."""
+"""LongSpec's layer: its logits compared with a plain version, in drafts of any shape, and targets it cannot read."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def naive(model: LanguageModel, tensors: dict[str, Tensor], text: list[int], bas
 
 @contextmanager
 def compared(tensors: dict[str, Tensor], window: int) -> Iterator[list[float]]:
-    """How far the logits of every drafted node are from the plain version's."""
+    """The errors of the logits of every drafted node, compared with the plain version."""
     errors: list[float] = []
     raw = LongSpecState._raw
 

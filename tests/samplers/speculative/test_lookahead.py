@@ -1,4 +1,4 @@
-"""Lookahead: a naive version's pool and forwards, trees as laid down, and the text and law of plain decoding."""
+"""Lookahead: a naive version's pool and forwards, the layout of trees, the text and distribution of plain decoding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHAPES = [(7, 5, 7), (3, 3, 2), (4, 2, 3), (1, 4, 3), (2, 6, 1)]  # window, ngra
 
 
 class Middle:
-    """Every number is a half, so that fresh guesses are the middle of the prompt."""
+    """Every number is 1/2, so that fresh guesses are the middle of the prompt."""
 
     def uniform(
         self, rows: np.ndarray, step: np.ndarray, positions: torch.Tensor, purpose: str, width: int = 0
@@ -68,7 +68,7 @@ def test_every_window_is_plain_greedy_in_every_batch(window: int, ngram: int, gu
 
 
 def test_the_window_is_laid_down_beside_the_guesses() -> None:
-    """Two lines of three columns; the pool knows 4 -> 5 6, 4 -> 5 1 after the text's last token 4."""
+    """Two lines of three columns; the pool has 4 -> 5 6 and 4 -> 5 1 after the text's last token 4."""
     drafter = Lookahead(window=3, ngram=3, guesses=2, pool_from_prompt=False)
     loop = VerifyLoop(toy_ar(0, 8), speculation(drafter, "greedy"), request([[3, 2, 7, 4]], 9, source=Middle()))
     loop.memory[id(drafter)] = state = drafter.start(loop.context)
@@ -107,7 +107,7 @@ def test_a_prompt_that_repeats_itself_is_drafted_from_at_once() -> None:
 
 
 def test_the_default_decodes_what_is_shipped_in_less_than_six_tenths_of_a_forward_a_token() -> None:
-    """It took 1.14 on lists to be copied while the pool knew nothing of the prompt."""
+    """Without n-grams of the prompt in the pool it took 1.14 forwards per token on lists to copy."""
     assert forwards_a_token("lookahead") < 0.6 < 1 < forwards_a_token("lookahead:pool_from_prompt=false")
 
 
@@ -135,7 +135,7 @@ def test_the_joint_law_is_the_target_s() -> None:
 
 
 def test_mutation_branches_that_see_each_other_are_told_by_the_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines that hang below the wrong column stay exact; the comparison with the naive version is what tells."""
+    """Lines attached to the wrong column stay exact; only the comparison with the naive version detects this."""
     model, spec = toy_ar(0, 6, 2.0), "lookahead:window=3,ngram=3,guesses=2,pool_from_prompt=false"
     right = run(model, spec, GIVEN, NEW, source=Middle())
     compact = lookahead.compact

@@ -1,4 +1,4 @@
-"""Prompt lookup against a search of the whole text, and against transformers' own."""
+"""Prompt lookup compared with a search of the whole text, and with transformers'."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PREFER: tuple[Literal["first", "last", "longest"], ...] = ("first", "last", "lon
 
 
 def grown(seed: int) -> list[list[int]]:
-    """One text as it stands after each of several rounds."""
+    """One text after each of several rounds."""
     drawn = random.Random(seed)
     alphabet, text, stages = drawn.choice([1, 2, 3, 5]), [], []
     for _ in range(12):

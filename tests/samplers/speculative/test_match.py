@@ -1,4 +1,4 @@
-"""`match`: the draw decides what stands; fixed noise is one sample, whatever was drafted."""
+"""`match`: the sample decides which drafts are accepted; fixed noise gives one sample, whatever was drafted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.samplers.handmade_drafts import Given, distributions, tree
 
 
 def test_a_draft_stands_where_the_draw_holds_it() -> None:
-    """With equal noise everywhere the draw is the likeliest token."""
+    """With equal noise everywhere the sample is the likeliest token."""
     p = torch.tensor([[[0.2, 0.7, 0.1], [0.1, 0.1, 0.8], [0.6, 0.3, 0.1]]], dtype=torch.float64)
     for tokens, count, following in (([0, 1, 2], 2, 0), ([0, 1, 0], 1, 2), ([0, 0, 2], 0, 1)):
         made = Match().accept(tree(torch.tensor([tokens]), None), distributions(p), Given(torch.zeros(0)), None)
@@ -32,7 +32,7 @@ def test_siblings_share_the_draw_of_their_parent_and_levels_the_noise() -> None:
 
 
 def naive(model: LanguageModel, prompt: list[int], new: int, seed: int) -> list[int]:
-    """Token i is argmax(log p + G[i]), by a whole forward each."""
+    """Token i is argmax(log p + G[i]), by one whole forward each."""
     text = list(prompt)
     for at in range(len(prompt), len(prompt) + new):
         u = Keyed((seed,)).uniform(np.array([0]), np.array([0]), torch.tensor([[at]]), "match", 6)[0, 0]

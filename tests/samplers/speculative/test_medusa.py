@@ -1,4 +1,4 @@
-"""`medusa`: every head reads the target's last state alone; what holds for all heads is test_heads_contract.py."""
+"""`medusa`: every head reads the target's last state only; common tests are in test_heads_contract.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.samplers.joint_distributions import WORLDS, measure, small
 
 
 def counted(text: list[int], prompt: int, k: int) -> tuple[int, int]:
-    """Rounds and accepted tokens, where every draft is k times the last token, in a row whose tokens are known."""
+    """Rounds and accepted tokens if every draft is k times the last token, in a row with known tokens."""
     at, rounds, accepted = prompt + 1, 1, 0  # the first round feeds the prompt
     while at < len(text):
         room = min(k, len(text) - at - 1)
@@ -42,7 +42,7 @@ def counted(text: list[int], prompt: int, k: int) -> tuple[int, int]:
 
 
 def test_untrained_heads_repeat_the_last_token(tmp_path: Path) -> None:
-    """After an untrained head is what the target predicted last, the token just committed: counted exactly."""
+    """An untrained head predicts what the target predicted last, the token just committed: counts are exact."""
     model = toy_ar(7, 4, 2.0)
     head = model.decoder.head.weight  # type: ignore[attr-defined]
     tensors = head_folders.untrained(head.detach(), 4)

@@ -1,4 +1,4 @@
-"""A second checkpoint that drafts: greedy decoding's tokens, laws as of whole forwards, its cache, its errors."""
+"""A second checkpoint that drafts: greedy decoding's tokens, distributions as of whole forwards, its cache, errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_history_does_to_the_target_it_does_to_the_drafter() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.covers(2)
 def test_every_law_is_that_of_a_whole_forward(shape: str, drafter: str, temperature: float) -> None:
-    """Which holds only if gaps are filled, accepted paths gathered and trees seen as their paths."""
+    """Holds only if missing K/V are filled, accepted paths are moved, and tree nodes attend to their paths only."""
     model = near() if drafter == "near" else target()
     with heard(lambda text: distribution(model, text)) as errors:
         done = run(target(), f"model:name={drafter},k=4+{shape}", RAGGED, NEW, temperature=temperature)
@@ -141,7 +141,7 @@ def test_k_below_1_is_refused() -> None:
 
 
 def ran(model: LanguageModel) -> list[int]:
-    """Runs with a drafter of other tokens: how often the target was asked before that was refused."""
+    """Runs a drafter with other tokens; returns how many forwards ran before it was refused."""
     calls: list[int] = []
     run_ = LanguageModel.run
 

@@ -1,4 +1,4 @@
-"""Momentum decoding against the rule of its page, token by token."""
+"""Momentum decoding compared with the rule of its page, token by token."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DRAFTERS = ["sequential", "lookup:k=4", "recycling:k=3,tree=3-4-2", "lookahead",
 
 
 def depth(text: Sequence[int], token: int, most: int = 5) -> int:
-    """The longest end of "text, token", of at most `most` tokens, that stands in the text."""
+    """The length of the longest end of "text, token", up to `most`, that occurs in the text."""
     whole = [*text, token]
     found = 0
     for length in range(1, min(most, len(text)) + 1):
@@ -32,7 +32,7 @@ def depth(text: Sequence[int], token: int, most: int = 5) -> int:
 
 
 def naive(text: Sequence[int], scores: np.ndarray, alpha: float, k: int, f: Sequence[float]) -> np.ndarray | int:
-    """The token that follows, or what is left of p above temperature 0: the page's two cases, one text at a time."""
+    """The next token, or p after the penalty above temperature 0: the page's two cases, one text at a time."""
     p = np.exp(scores - scores.max())
     p /= p.sum()
     order = sorted(range(len(p)), key=lambda token: (-p[token], token))
@@ -52,7 +52,7 @@ def naive_text(model: LanguageModel, prompt: Sequence[int], new: int) -> list[in
 
 
 def repeats(text: Sequence[int], size: int = 4) -> float:
-    """The share of pieces of `size` tokens that stood in the text before."""
+    """The share of pieces of `size` tokens that occurred before in the text."""
     pieces = [tuple(text[at : at + size]) for at in range(len(text) - size + 1)]
     return 1 - len(set(pieces)) / len(pieces)
 

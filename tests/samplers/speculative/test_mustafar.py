@@ -1,4 +1,4 @@
-"""`mustafar`: of each token's K/V the largest entries are kept.
+"""`mustafar`: the largest entries of each token's K/V are kept.
 
 What holds for every cache that encodes older K/V is test_stores_contract.py.
 """

@@ -1,4 +1,4 @@
-"""`model:parallel=N`: greedy decoding's tokens, exact K/V of all that is committed, and less time with more devices."""
+"""`model:parallel=N`: greedy decoding's tokens, exact K/V of committed tokens, and less time with more devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, named, target
 
 @pytest.mark.parametrize("shape", ["chain", "beam:beams=3,nodes=8"])
 def test_committed_tokens_have_the_keys_and_values_of_a_whole_forward(shape: str) -> None:
-    """Before every draft; drafted ones, which were approximate, were computed again."""
+    """Checked before every draft; K/V of drafted tokens, which were approximate, were computed again."""
     drafter, draft, errors = toy_ar(3, 5, 3.0, layers=4), DraftModelState.draft, list[float]()
 
     def looked(self: DraftModelState, *arguments: Any) -> Any:
@@ -48,7 +48,7 @@ def test_a_group_of_one_layer_is_the_drafter_itself() -> None:
 
 @pytest.mark.seeds("arXiv:2502.02493")
 def test_layers_in_parallel_draft_faster_and_lose_little_acceptance() -> None:
-    """On the clock with as many devices as layers in a group, the target drafting for itself: exact, and sooner."""
+    """With as many devices as layers per group, the target drafting for itself is exact and faster."""
     model = pardec.load("tiny-llama", device="cpu")
     prompts = [problem.prompt for problem in pardec.task("records").problems(split="heldout", n=4, seed=7)]
     names = ("gpu1", "gpu2", "gpu3")

@@ -1,4 +1,4 @@
-"""The forwards of the verify loop: groups of rows, slots, and what the trace is told was fed."""
+"""The forwards of the verify loop: groups of rows, slots, and the recorded positions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_draft_with_columns_that_no_row_uses_is_verified_all_the_same() -> Non
 
 
 def test_rows_that_draft_much_and_rows_that_draft_nothing_go_in_groups() -> None:
-    """What is fed, padding included, stays within 1.3 times the rows' own."""
+    """The fed positions, padding included, are at most 1.3 times the rows' own."""
 
     def sometimes(text: list[int]) -> int:
         return plain_greedy(model, text, 1)[-1]
@@ -72,7 +72,7 @@ def test_rows_that_draft_much_and_rows_that_draft_nothing_go_in_groups() -> None
 
 @pytest.mark.parametrize(("accept", "temperature"), list(product(["speculative", "match"], [0.0, 1.0])))
 def test_a_checkpoint_with_a_limit_can_be_filled_to_it(accept: str, temperature: float) -> None:
-    """Trees take more slots than positions: these may lie past the limit."""
+    """Trees take more slots than positions, so slots may exceed the limit of positions."""
     model = replace(toy_ar(1, VOCAB), limit=12)
     done = run(model, speculation(Forest(), accept), prompts((4, 6), vocab=VOCAB), (8, 6), temperature=temperature)
     assert done.trace.lengths.tolist() == [12, 12]

@@ -1,4 +1,4 @@
-"""Trees of fixed paths: their nodes, what is drawn, what is refused; and the search for the best of them."""
+"""Trees of fixed paths: their nodes, their samples, refusals; and the search for the best tree."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def toy() -> Iterator[None]:
 
 
 def ranked(draft_model: Told, row: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
-    """The tokens of a node, rank by rank."""
+    """The tokens of a node by rank."""
     tokens: list[int] = []
     for rank in ranks:
         tokens.append(int(np.argsort(-draft_model.logits(row, tokens), kind="stable")[rank]))
@@ -41,7 +41,7 @@ def ranked(draft_model: Told, row: int, ranks: tuple[int, ...]) -> tuple[int, ..
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_node_is_the_child_of_its_rank(temperature: float) -> None:
-    """Sorted by length, then by ranks; each row down to its own budget; only nodes with children are expanded."""
+    """Sorted by length, then by ranks; each row up to its budget; only nodes with children are expanded."""
     draft_model = Told(written([[1, 2], [3], [4], [5, 5]]))
     draft = grown(Paths(TREE, top=temperature > 0), draft_model, [5, 2, 0, 1], temperature=temperature)
     assert draft.q is None
@@ -85,7 +85,7 @@ def test_ranks_that_a_distribution_does_not_have_are_never_tested() -> None:
 
 
 def test_one_distribution_for_a_level_is_read_once() -> None:
-    """Heads that read the target's state alone give a view without copies."""
+    """Heads that read only the target's state give a view without copies."""
     logits = torch.randn(2, 1, 9, generator=torch.Generator().manual_seed(0))
     for count in (3, 12):
         for ours, theirs in zip(
@@ -112,7 +112,7 @@ def test_published_trees_have_as_many_paths_as_published() -> None:
 
 @pytest.mark.parametrize("name", TREES)
 def test_published_trees_are_trees(name: str) -> None:
-    """Written out they are read as they are known by name, so their parents and lower siblings are there."""
+    """Trees given by name equal their paths written out, so parents and lower siblings are present."""
     assert Paths(tree_text(TREES[name])).nodes == Paths(name).nodes == TREES[name]
     assert [len(TREES[name]) + 1, 11] == [Paths(name).width(9), Paths(name).width(1)] or name.startswith("eagle")
 
@@ -190,7 +190,7 @@ def test_the_likeliest_tokens_are_no_independent_samples() -> None:
 
 
 def trees(rates: list[list[float]], size: int) -> list[tuple[tuple[int, ...], ...]]:
-    """Every tree of `size` nodes by plain enumeration: each node's parent is in it."""
+    """Every tree of `size` nodes by enumeration: each node's parent is in the tree."""
     shape = [range(len(level)) for level in rates]
     every = [path for depth in range(1, len(rates) + 1) for path in product(*shape[:depth])]
     return [

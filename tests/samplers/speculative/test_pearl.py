@@ -1,4 +1,4 @@
-"""PEARL: its rounds are those of the paper's two modes, and it is worth its while on a clock."""
+"""PEARL: its rounds are those of the paper's two modes, and it saves time on a simulated clock."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_trees_and_lengths_are_refused_when_the_spec_is_read() -> None:
 
 @pytest.mark.seeds("arXiv:2408.11850")
 def test_tokens_are_greedy_ones_and_rounds_take_less_time_than_drafting_first() -> None:
-    """rounds * max(draft, verify) < rounds of the same drafter before the target * (draft + verify)."""
+    """rounds * max(draft, verify) < rounds of the same drafter without overlap * (draft + verify)."""
     model = pardec.load("tiny-llama", device="cpu")
     prompts = [problem.prompt for problem in pardec.task("records").problems(split="heldout", n=4, seed=7)]
     k, c = 4, 0.25  # a forward of the drafter takes c of one of the target

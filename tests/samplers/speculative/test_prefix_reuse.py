@@ -1,4 +1,4 @@
-"""Prefixes of small random models, recorded forwards and transformers' own, against a naive greedy decoder."""
+"""Prefix reuse with small random models, captured forwards and transformers models, against naive greedy decoding."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_greedy_tokens_are_those_of_a_whole_forward_each(spec: str, graphs: bool
 
 
 def test_exact_in_float64() -> None:
-    """With double precision the drawn tokens of long texts agree too, and the scores almost exactly."""
+    """In float64 the sampled tokens of long texts agree too, and the scores almost exactly."""
     model = toy_ar(3, VOCAB, dtype=torch.float64)
     plain = run(model, "lookup", GIVEN, 40, temperature=1.0)
     on(model)

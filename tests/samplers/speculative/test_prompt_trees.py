@@ -1,4 +1,4 @@
-"""Trees with prompt tokens after their nodes: expected tokens by hand, against all choices, and as specs that run."""
+"""Trees with prompt tokens after their nodes: expected tokens by hand, against all choices, and as specs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_steady_state_is_that_of_the_equations() -> None:
 
 
 def test_the_prompt_token_that_is_missed_least_is_dropped() -> None:
-    """Eight inputs: the chain of two with five prompt tokens, or trees of one or three nodes with fewer or more."""
+    """Eight inputs: the chain of two with five prompt tokens, or trees of one or three nodes with other numbers."""
     tree = prompt_tree(RATES, 8)
     assert tree.inputs <= 8
     assert tree == PromptTree(CHAIN, (2, 2, 1), pytest.approx((10 * 1.9 + 3 * 1.6) / 13))
@@ -113,7 +113,7 @@ def test_the_spec_keeps_greedy_decoding_and_the_script_prints_it(capsys: pytest.
 
 @pytest.mark.seeds("arXiv:2405.18628")
 def test_trained_prompts_keep_greedy_text_and_gain_and_trees_are_expected_to_gain_more_than_chains() -> None:
-    """tiny-llama's own prompt tokens, 576 numbers; a tree of the optimiser against a chain of as many inputs."""
+    """tiny-llama's own prompt tokens, 576 values; an optimized tree and a chain with as many inputs."""
     _, plain = answered("tiny-llama", "arithmetic", "sequential", 8)
     _, done = answered("tiny-llama", "arithmetic", "prompts:name=tiny-llama-prompts+paths", 8)
     assert done.tokens == plain.tokens

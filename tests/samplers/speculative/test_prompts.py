@@ -1,4 +1,4 @@
-"""Prompt tokens: greedy decoding's tokens, distributions as of whole forwards, what no node sees, layouts, errors."""
+"""Prompt tokens: greedy decoding's tokens, distributions as of whole forwards, isolated vectors, layouts, errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_is_learned_is_what_whole_forwards_of_the_text_and_the_vectors_give
 
 
 def _alone(text: list[int], vectors: Tensor, step: int) -> Tensor:
-    """[1, V] after the vector of this step, which sees no other one."""
+    """[1, V]: logits after the vector of this step, which attends to no other vector."""
     with_gap = torch.zeros_like(vectors)
     with_gap[step] = vectors[step]
     from pardec.models.plan import Plan, Visible
@@ -115,7 +115,7 @@ def test_every_distribution_of_the_target_is_that_of_a_whole_forward(shape: str,
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_node_sees_a_vector(shape: str, tmp_path: Path) -> None:
-    """Vectors a million times as long change nothing after nodes, and nothing else either: the draft is the same."""
+    """Vectors a million times as long change no logits after nodes, and not the draft either."""
     model = toy_ar(0, 5, 3.0, layers=4, dtype=torch.float64)
     spec = f"prompts:name={prompts(tmp_path / 'p', model)}+{shape}"
     verify, differences = VerifyForward.verify, []
@@ -148,7 +148,7 @@ def test_slots_behind_the_committed_tokens_are_never_read(shape: str, tmp_path: 
 
 
 def test_vectors_that_are_embeddings_of_a_model_that_counts(tmp_path: Path) -> None:
-    """Says x + 1 after x: the vectors of 3, 4 and 5 draft 4, 5 and 6 whatever the text, right after a 3."""
+    """A model that predicts x + 1 after x: the vectors of 3, 4 and 5 draft 4, 5 and 6, which are right after a 3."""
     model = cyclic()
     folder = prompts(tmp_path / "p", model)
     module = load_draft_module(folder, model)
@@ -278,7 +278,7 @@ def test_a_drafter_without_a_name_is_refused() -> None:
 
 
 def test_follow_is_of_the_nodes_alone() -> None:
-    """The acceptance sees a draft without queries: its path can only end at a node."""
+    """The acceptance gets a draft without probe nodes: its path can only end at a node."""
     draft = Draft(torch.tensor([[7, 8]]), np.array([2]), np.array([0]))
     draft = replace(draft, queries=behind(draft, ProbeLayout.single(2), np.array([9])))
     assert follow(draft, torch.tensor([[8, 1]])).path.tolist() == [[0, 1]]

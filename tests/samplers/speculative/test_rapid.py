@@ -1,4 +1,4 @@
-"""A drafter with a short context: what it keeps, that it is `model` after that, and what the right chunk is worth."""
+"""A drafter with a short context: the kept chunks, its equality with `model` afterwards, and the right chunk's gain."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 @pytest.mark.seeds("arXiv:2502.20330")
 def test_the_chunk_with_the_fact_drafts_better_than_any_other() -> None:
-    """RAPID: lossless without enrichment; a fact is planted in 300 tokens, and the end of the prompt asks for it."""
+    """RAPID is lossless without enrichment; a fact is planted in 300 tokens, and the end of the prompt asks for it."""
     model, drawn, texts = induction(), np.random.RandomState(2), []
     for place in (36, 130, 201):  # within a chunk each
         text = drawn.permutation(model.vocab_size)[:300].tolist()

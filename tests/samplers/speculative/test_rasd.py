@@ -1,4 +1,4 @@
-"""Retrieved continuations beside a drafting model's tree: the search, the fusion, the pruning, and a stream of both."""
+"""Retrieved continuations added to a model's tree: the search, the fusion, the pruning, and a mixed stream."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPEC = 'rasd:model="model:name=near,k=4"'
 
 
 def naive_continuations(text: list[int], texts: list[list[int]], longest: int, count: int) -> list[list[int]]:
-    """By a search of everything: the row from its end on, then the store from its beginning on."""
+    """Found by a full search: the row from its end, then the store from its beginning."""
     for size in range(min(longest, len(text)), 0, -1):
         ending = text[-size:]
         starts = [at for at in range(len(text) - size - 1, -1, -1) if text[at : at + size] == ending]
@@ -202,8 +202,7 @@ def test_specs_that_cannot_be(spec: str, message: str) -> None:
 
 @pytest.mark.seeds("arXiv:2503.03434")
 def test_questions_about_documents_are_accepted_longer_than_by_either_source(tmp_path: Path) -> None:
-    """Lists to copy, which stand in the prompt, and records, of which the store has others; without the model's
-    drafts, which a cost above all gain rules out, the retrieved ones are left."""
+    """Lists, which the prompt contains, and records, of which the store has others; a high cost disables the model."""
     model = pardec.load("tiny-llama", device="cpu")
     lists = pardec.task("lists").problems(split="heldout", n=30, seed=7)
     records = pardec.task("records")

@@ -1,4 +1,4 @@
-"""Readings: what they choose, what they are as caches, and that drafting through them changes nothing."""
+"""Sparse attention: its choices, its behaviour as a cache, and that drafting with it changes no tokens."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_rows_join_drafters_that_read(drafter: str) -> None:
 
 
 def joined(spec: str, model: LanguageModel, expected: dict[int, list[int]], new: dict[int, int]) -> None:
-    """The rows 0 .. 2, whose first to end is replaced by row 3, are as expected."""
+    """Asserts that rows 0 .. 2, the first finished of which is replaced by row 3, are as expected."""
     sampler = registry.resolve(spec, "ar", sampling=True)
 
     def loop(some: list[int]) -> VerifyLoop:
@@ -81,7 +81,7 @@ def joined(spec: str, model: LanguageModel, expected: dict[int, list[int]], new:
 
 @pytest.mark.parametrize("cache", LOSSY)
 def test_what_a_reading_leaves_out_may_be_nan(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All slots of the compact cache but those that were filled, or written since, and the whole text between fills."""
+    """NaN in all slots of the compact cache that were not filled or written, and in the whole text between fills."""
     plain = rows(run(target(), f"sequential@{cache}", GIVEN, NEW))
     fill = CompactCache.fill
 

@@ -1,4 +1,4 @@
-"""Token Recycling: the matrix against a dictionary, the tree against a recursion, and who shares what."""
+"""Token Recycling: the matrix compared with a dictionary, the tree with a recursion, and shared tables."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_fewer_tokens_than_candidates_leave_the_rest_unknown() -> None:
 
 
 def watched(spec: str, given: list[list[int]], new: int) -> tuple[list[Any], VerifyLoop]:
-    """Every draft of one decode, with each row's text and room when it was made."""
+    """Every draft of one decode, with each row's text and remaining tokens at that time."""
     made = registry.resolve(spec, "ar")
     loop = VerifyLoop(toy_ar(3, vocab=11, sharp=2.0), made, request(given, new))
     seen = []

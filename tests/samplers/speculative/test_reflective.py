@@ -1,4 +1,4 @@
-"""`reflective`: the nodes it adds, its second opinion against passes of their own, its exact end, and its reach."""
+"""`reflective`: its added nodes, its second prediction compared with separate passes, exact and extreme settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Words:
 
 @cache
 def copying(offset: int | None = K - 1, seed: int = 1) -> LanguageModel:
-    """Bigrams, and one head that adds to the logit of the token `offset` positions back: what a copy is copied from.
+    """A bigram model with one head that raises the logit of the token `offset` positions back, which copying needs.
 
     An embedding is one-hot, queries and keys are constant: rotated, they match at one distance alone.
     """
@@ -69,7 +69,7 @@ def copying(offset: int | None = K - 1, seed: int = 1) -> LanguageModel:
 
 @dataclass(frozen=True)
 class Pass:
-    """What an acceptance was called with."""
+    """The inputs of a call of an acceptance."""
 
     draft: Draft
     distributions: TargetDistributions
@@ -81,7 +81,7 @@ class Pass:
 
 
 def recorded(spec: str, given: list[list[int]], new: int | list[int], **options: Any) -> list[Pass]:
-    """Every pass over drafts."""
+    """Every verification of drafts."""
     passes: list[Pass] = []
     accept = Reflective.accept
 
@@ -106,7 +106,7 @@ GIVEN = prompts((3, 6, 1, 9), vocab=VOCAB)
 
 
 def again(each: Pass, row: int) -> Tensor:
-    """[k, V] logits that predict each drafted token a second time: a forward of the whole text, without a cache."""
+    """[k, V]: logits that predict each drafted token a second time, by a forward of the whole text without a cache."""
     drafted = each.draft.tokens[row, 1 : each.draft.sizes[row]].tolist()
     before = [*each.texts[row], *drafted, *each.state.probe.tolist()]
     return logits(copying(), [[*before, *drafted]])[0, len(before) - 1 : -1]
@@ -114,7 +114,7 @@ def again(each: Pass, row: int) -> Tensor:
 
 @pytest.mark.seeds("arXiv:2505.18629")
 def test_a_second_opinion_of_the_same_pass_lets_more_of_a_draft_stand() -> None:
-    """alpha=0 is the base rule bit for bit; the packed opinion is that of two passes; and more of it accepts more."""
+    """alpha=0 equals the base rule bit for bit; second predictions equal two passes'; alpha raises acceptance."""
     with named(near=copying(None)):
         for temperature, base in ((0.0, "greedy"), (1.0, "speculative")):
             exact, zero = (
@@ -146,7 +146,7 @@ def test_a_second_opinion_of_the_same_pass_lets_more_of_a_draft_stand() -> None:
 
 
 def test_which_node_predicts_which_drafted_token_again_by_hand() -> None:
-    """Text of 4, draft x y z, probe p q: fed x y z p q x y after the last token; the second row has a draft of 1."""
+    """Text of 4 tokens, draft x y z, probe p q: x y z p q x y is fed after the last token; the second row drafts 1."""
     context: Any = SimpleNamespace(text=SimpleNamespace(limit=np.array([40, 40])))
     state = Reflection(torch.tensor(PROBE), context)
     draft = Draft(torch.tensor([[9, 1, 2, 4], [8, 5, 0, 0]]), np.array([4, 2]), np.array([3, 1]))
@@ -158,7 +158,7 @@ def test_which_node_predicts_which_drafted_token_again_by_hand() -> None:
 
 
 def naive(each: Pass, row: int, alpha: float, mix: str, temperature: float) -> int:
-    """How many drafted tokens stand: token by token, in float64, from forwards of whole texts."""
+    """The number of accepted draft tokens: token by token, in float64, from forwards of whole texts."""
     accepts: Any = each.uniforms
     u = accepts.accepts(each.draft.width)
     size = each.draft.sizes[row]
@@ -192,7 +192,7 @@ def test_every_verdict_is_that_of_the_naive_rule(mix: str, temperature: float) -
 
 
 def test_nothing_committed_attends_to_the_probe_or_the_copy() -> None:
-    """Slots from the last committed token on hold NaN before each pass; and other probes leave the draft's nodes be."""
+    """Slots from the last committed token on hold NaN before each pass; other probes do not change the draft."""
     clean = run_rows()
     verify = VerifyForward.verify
 

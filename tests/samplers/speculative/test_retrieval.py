@@ -1,4 +1,4 @@
-"""`retrieval`: of the text the chunks are read whose mean keys the last query likes best."""
+"""`retrieval`: the chunks whose mean keys match the last query best are read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.samplers.spec_checks import refused_specs
 
 
 def naive_chunks(q: Tensor, k: Tensor, size: int, budget: int) -> list[list[int]]:
-    """Of each head of keys, the chunks that are seen: q [H, D], k [S, K, D]."""
+    """The chunks that each key head reads: q [H, D], k [S, K, D]."""
     kv, share = k.shape[1], len(q) // k.shape[1]
     chosen = []
     for head in range(kv):

@@ -1,4 +1,4 @@
-"""`rotatekv`: K/V are rotated before they are encoded in few bits, the first ones kept.
+"""`rotatekv`: K/V are rotated before they are encoded in few bits; the first tokens stay exact.
 
 What holds for every cache that encodes older K/V is test_stores_contract.py.
 """
@@ -14,7 +14,7 @@ from tests.samplers.store_checks import check_tokens, of_family, target, taught
 
 
 def rotated(keys: np.ndarray, values: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:
-    """What `rotatekv` reads: keys are encoded before rotation, in the order of those that are encoded first."""
+    """The K/V that `rotatekv` reads; keys are encoded before rotary embedding, channels in the first chunk's order."""
     frequencies = np.array(target().decoder.config.frequencies)  # type: ignore[attr-defined]
     plain = naive.rotary(keys, 1, frequencies, back=True)
     order = naive.channel_order(plain[: max(first, 4)], 1)

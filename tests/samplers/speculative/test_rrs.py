@@ -1,4 +1,4 @@
-"""`rrs`: every outcome enumerated, against the law and the naive recursion; how siblings are drawn."""
+"""`rrs`: every outcome enumerated, compared with the distribution and the naive recursion; sampling of siblings."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_law_without_earlier_siblings_is_needed() -> None:
 
 @pytest.mark.parametrize("replacement", [False, True])
 def test_trees_of_laws_and_points_follow_the_naive_recursion(replacement: bool) -> None:
-    """Random trees, with points, gaps and repeated siblings; uniforms asked for at once and one by one."""
+    """Random trees with point masses, padding and repeated siblings; uniforms generated at once and one by one."""
     drawn = np.random.RandomState(4 + replacement)
     for trial in range(60):
         nodes, p, draft = random_tree(drawn, repeated=replacement, points=trial % 3)
@@ -92,7 +92,7 @@ def test_trees_of_laws_and_points_follow_the_naive_recursion(replacement: bool) 
 def random_tree(  # type: ignore[no-untyped-def]
     drawn: np.random.RandomState, *, repeated: bool = False, points: int = 0, size: int = 9, vocab: int = 5
 ):
-    """Nodes for the naive rules, laws [1, T, V], and the draft; points: 0 none, 1 some, 2 all."""
+    """Nodes for the naive rules, distributions [1, T, V], and the draft; points: 0 none, 1 some, 2 all."""
     parents = [-1, *(int(drawn.randint(0, i)) for i in range(1, size))]
     nodes = [naive.Node(int(drawn.randint(vocab)), -1)]
     p, base = drawn.dirichlet([0.7] * vocab, size), drawn.dirichlet([0.7] * vocab, size)

@@ -1,4 +1,4 @@
-"""Seeded Jacobi iterations: the text that sequential sampling with the same noise gives, and so the target's law."""
+"""Seeded Jacobi iterations: the text of sequential sampling with the same noise, so the target's distribution."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEW = (16, 9, 12, 1, 14)
 
 
 def sampled(model: LanguageModel, prompt: list[int], new: int, seed: int, temperature: float, top_k: int) -> list[int]:
-    """One token after the other, with a whole forward each: argmax of the log-law and the noise of its position."""
+    """One token after the other by whole forwards: argmax of the log-probabilities plus the noise of its position."""
     text = list(prompt)
     for _ in range(new):
         raw = logits(model, [text])[:, -1:]
@@ -46,7 +46,7 @@ def test_the_fixed_point_is_sequential_sampling_with_the_same_noise(rest: str, w
 
 
 def test_next_guesses_are_the_seeded_draws() -> None:
-    """Argmax guesses would be accepted as they are; draws with the same noise are accepted more often."""
+    """Argmax guesses would be accepted too; samples with the same noise are accepted more often."""
     model, given = toy_ar(1, 6, 1.0), [[1, 2]] * 60
     seeded = run(model, "seeded_jacobi:window=8,init=repeat", given, 30, temperature=1.0)
     fresh = run(model, "jacobi:window=8,init=repeat+match", given, 30, temperature=1.0)
@@ -76,7 +76,7 @@ def test_the_joint_law_is_the_target_s() -> None:
 
 
 def test_mutation_noise_that_changes_from_round_to_round_converges_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stays exact, as `match` does, and is no iteration any more."""
+    """It stays exact, since `match` is, but it no longer is a fixed-point iteration."""
     from pardec.samplers.speculative.uniforms import RoundUniforms as Round
 
     model, given = toy_ar(1, 6, 1.0), [[1, 2]] * 60

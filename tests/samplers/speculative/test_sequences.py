@@ -1,4 +1,4 @@
-"""The rows of an autoregressive request: what a commit writes, what leaving takes along."""
+"""The rows of an autoregressive request: what a commit writes, and what leaves with a row."""
 
 from __future__ import annotations
 

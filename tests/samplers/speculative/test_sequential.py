@@ -1,4 +1,4 @@
-"""`sequential`: one token per forward, as whole forwards without a loop give it."""
+"""`sequential`: one token per forward, equal to whole forwards without a loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that begin alike: that is fed once, in memory once, and otherwise they are rows that hold it each."""
+"""Rows with a common beginning: it is fed once and stored once, and results equal those of separate rows."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_rows_without_room_leave_before_the_prompt_is_fed() -> None:
 
 @pytest.mark.parametrize("spec", ["lookup", "recycling"])
 def test_beside_a_prefix_cache(spec: str) -> None:
-    """The prompt is read from it and left to it, and so are the answers."""
+    """The prompt is read from the prefix cache and stored in it, and so are the answers."""
     model = toy_ar(0, VOCAB)
     plain = rows(run(model, spec, [PROMPT] * 3, 30, temperature=1.0, share_prompt=False))
     cache = model.cache_prefixes(1 << 20)

@@ -1,4 +1,4 @@
-"""Speculative Jacobi: each token is from the law it is labelled with, through any number of refreshes; the joint."""
+"""Speculative Jacobi: each token follows the distribution it is labelled with, after any refreshes; the joint."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def test_at_temperature_0_it_is_plain_greedy_in_every_batch(mode: str, init: str
 
 @dataclass
 class Scripted:
-    """Rounds in which nothing is accepted: a place is drawn anew once per round until the text has reached it."""
+    """Rounds without acceptance: a position is redrawn once per round until the text reaches it."""
 
     drafts: list[Draft]
     distributions: torch.Tensor  # [ROUNDS, places, V, V] what round t says of each place, by the token before it
 
     def worst(self) -> float:
-        """How far, in standard deviations, tokens of the last two rounds are off the laws they are labelled with.
+        """The largest deviation, in standard deviations, of tokens of the last two rounds from their labelled q.
 
         Of every node, among the rows with one token before it, every token: its count against its chances' sum. A token
         that is from its law whatever stands before it, as the proof needs, is near 0 everywhere.
@@ -128,7 +128,7 @@ def test_coupled_tokens_stay_as_often_as_any_coupling_can_make_them() -> None:
 
 
 def _kept(made: Scripted) -> tuple[float, float]:
-    """Share of places that hold the token of the round before, and the sum of min(p, q) there."""
+    """The share of positions that keep the previous round's token, and the sum of min(p, q) there."""
     share, most = [], []
     for old, new in zip(made.drafts[1:], made.drafts[2:], strict=False):
         assert old.q is not None
@@ -188,7 +188,7 @@ def test_the_joint_law_is_the_target_s(mode: str) -> None:
 
 
 class Literal(Sjd):
-    """Couples the draw with what stood one place before."""
+    """Couples a draw with the token that was one position before."""
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: WindowState) -> None:
         super().observe(outcome, context, state)

@@ -1,4 +1,4 @@
-"""`sjd:reuse`: which guesses stay, the distribution of those that stand then, and the joint distribution of texts."""
+"""`sjd:reuse`: which guesses stay, the resulting distribution of these, and the joint distribution of texts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_joint_distribution_is_the_target_s_in_every_mode(world: str, rest: 
 
 
 def own_labels(*arguments: Any) -> Any:
-    """As published: what stays keeps its own q."""
+    """As published: a guess that stays keeps its own q."""
     stays, rest, _ = reuse(*arguments)
     p, _, q = arguments[:3]
     return stays, rest, torch.where(stays[:, None], q, p)

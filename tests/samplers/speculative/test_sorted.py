@@ -1,4 +1,4 @@
-"""A nested drafter: which of its layers run on which tokens, and that the text is the target's whatever drafts it."""
+"""A nested drafter: which of its layers run for which tokens, and that the text is the target's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_greedy_decoding_is_kept(tau: float, length: str) -> None:
     ("tau", "temperature"), thinned(product([0, 0.95, 1], [0.0, 1.0]), lambda tau, temperature: tau == 0.95)
 )
 def test_every_distribution_is_that_of_a_whole_forward_of_the_exit(tau: float, temperature: float) -> None:
-    """So the K/V that a part lacked are filled from the right states, whatever was accepted in between."""
+    """So the K/V that a part lacked are computed from the right states, whatever was accepted in between."""
     exits, levels, forward = (1, 2, 4), Counter[int](), NestedState.forward
 
     def watched(self: NestedState, draft: Draft, nodes: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ def test_at_the_ends_of_tau_it_is_a_model_of_as_many_layers(temperature: float) 
 
 
 def test_a_layer_runs_once_on_a_token_and_only_if_it_is_needed() -> None:
-    """Queries of each part: all tokens of the first, and of the others those up to the last token that needed it."""
+    """Queries of each part: all tokens in the first, in the others those up to the last token that needed the part."""
     plans: list[Plan] = []
     run_part = LanguageModel.run
 

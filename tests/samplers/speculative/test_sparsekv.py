@@ -1,4 +1,4 @@
-"""`sparsekv`: the target itself drafts, over a part of its K/V."""
+"""`sparsekv`: the target itself drafts, with a part of its K/V."""
 
 from __future__ import annotations
 

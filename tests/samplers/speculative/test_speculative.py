@@ -1,4 +1,4 @@
-"""`speculative`: worked chains and trees, numerics at the edges, rows alone and in batches, and the naive recursion."""
+"""`speculative`: hand-computed chains and trees, numerical edge cases, independent rows, and the naive recursion."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_chain_by_hand() -> None:
 
 
 def test_copied_tokens_by_hand() -> None:
-    """A point mass is accepted with p of its token and, rejected, taken out of p: siblings 0 (.5) and 1 (.3/.5)."""
+    """A point mass is accepted with its token's p and, if rejected, removed from p: siblings 0 (.5) and 1 (.3/.5)."""
     draft = tree(torch.tensor([[2, 0, 1]]), [-1, 0, 0])
     for u, path, left in (
         ([0.49, 0.0], [0, 1], [0.5, 0.3, 0.2]),
@@ -64,7 +64,7 @@ def test_one_draft_is_accepted_as_often_as_the_laws_overlap() -> None:
 
 
 def test_a_rejection_by_rounding_draws_from_p() -> None:
-    """p and q equal up to the last bits: nothing is left, and p itself is drawn from, never a token without weight."""
+    """p and q equal up to the last bits: nothing remains, so p itself is sampled, never a token without probability."""
     p = torch.tensor([0.25, 0.75, 0.0])
     assert torch.equal(verification.residual(p, p), p)
     assert torch.equal(verification.residual(p, p + 1e-14), p)
@@ -73,7 +73,7 @@ def test_a_rejection_by_rounding_draws_from_p() -> None:
 
 
 def test_a_token_without_probability_is_not_accepted() -> None:
-    """Not even when its siblings have taken all there was, a little more by rounding."""
+    """Not even if its siblings have taken all probability, or a little more by rounding."""
     p = torch.tensor([[0.6000001, 0.4, 0.0]]).expand(1, 4, 3)
     draft = tree(torch.tensor([[0, 0, 1, 2]]), [-1, 0, 0, 0])
     made = Speculative().accept(draft, distributions(p), Given(torch.tensor([[0.0, 0.99, 2.0, 0.0]])), None)
@@ -110,7 +110,7 @@ def test_a_chain_is_a_tree_with_one_path() -> None:
 @pytest.mark.parametrize("kind", ["chain", "points", "distributions"])
 @pytest.mark.parametrize("vocab", [7, 40_000])
 def test_a_row_alone_decides_as_in_a_batch_to_the_last_bit(kind: str, vocab: int) -> None:
-    """On several threads too: a row alone would be summed by all of them, in another order."""
+    """Also with several threads, where a row alone would be summed by all of them, in another order."""
     made = torch.Generator().manual_seed(5)
     tokens = torch.randint(0, vocab, (3, 6), generator=made)
     parents = None if kind == "chain" else [-1, 0, 0, 0, 1, 1]

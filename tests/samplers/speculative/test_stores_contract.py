@@ -1,4 +1,4 @@
-"""Caches that keep older K/V in fewer bytes: what they read, and that rows, rounds and drafts do not change it."""
+"""Caches that encode older K/V: the values that they read do not depend on rows, rounds and drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`streaming`: the first tokens of a text and a window of the last ones are read."""
+"""`streaming`: reads the first tokens of a text and a window of its last ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ test_every_drafter_gives_what_sequential_gives_through_the_same_window = same_wi
 
 @pytest.mark.seeds("arXiv:2309.17453")
 def test_a_query_reads_the_first_tokens_and_its_window_in_memory_of_constant_size() -> None:
-    """As a mask over all keys and values gives it, on a trained model; plain attention while the text fits."""
+    """Equal to a mask over all K/V, on a trained model; plain attention while the text fits."""
     network = pardec.load("tiny-llama", device="cpu").language_model
     stage = registry.resolve("sequential@streaming:sink=4,window=20", "ar").cache
     assert stage is not None

@@ -1,4 +1,4 @@
-"""Superposed decoding against the rule of its page without a cache, and against beam search."""
+"""Superposed decoding compared with the rule of its page without a cache, and with beam search."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GIVEN, COUNTS = [[5, 6, 7, 5, 6], [9, 4, 9], [3]], [14, 9, 12]
 
 
 def frequency(corpus: Sequence[int], text: Sequence[int], token: int, weights: Sequence[float]) -> float:
-    """The n-gram model of the page, counted anew at every call."""
+    """The n-gram model of the page, counted again at every call."""
     total = 0.0
     for size, weight in enumerate(weights, 1):
         context = list(text[len(text) - size :]) if size <= len(text) else None
@@ -73,7 +73,7 @@ def naive(
 
 
 def bigram_model(folder: Path, vocab: int = 24) -> transformers.LlamaForCausalLM:
-    """Logits are a random linear function of the last input alone, so that a superposition of tokens can be read."""
+    """Logits are a random linear function of the last input only, so that a superposition of tokens can be read."""
     sizes = {"hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     network = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=vocab, **sizes))
     weights = np.random.RandomState(0).standard_normal((vocab, vocab)) * 1.5 / 32**0.5
@@ -91,7 +91,7 @@ def bigram_model(folder: Path, vocab: int = 24) -> transformers.LlamaForCausalLM
 def test_k_texts_cost_what_one_does_and_are_nearly_those_of_beam_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One text is greedy decoding's; the mean NLL of 2 and 3 is within 20 % of that of transformers' beam search."""
+    """k=1 is greedy decoding; for k=2 and 3 the mean NLL is within 20% of that of transformers' beam search."""
     beams, new = bigram_model(tmp_path), 12
     model, given = load(tmp_path, device="cpu"), [[1, 2, 3], [4, 5], [6, 7, 8, 9], [0, 3], [9, 1], [12], [20, 5]]
     sampled = run(model, "sequential", [[at % 24] for at in range(60)], 60, temperature=1.0)

@@ -1,4 +1,4 @@
-"""Trees of a fixed form: their nodes, how siblings are drawn, the law of each given the earlier ones."""
+"""Trees of a fixed shape: their nodes, sampling of siblings, and the distribution of each given earlier ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`topk`: rank and tolerance by hand, against a plain version on random trees, and its greedy ends."""
+"""`topk`: rank and tolerance by hand, compared with a plain version on random trees, and its greedy settings."""
 
 from __future__ import annotations
 

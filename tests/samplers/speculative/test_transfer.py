@@ -1,4 +1,4 @@
-"""States of coming positions made inside the stack: greedy decoding's tokens, whole forwards, real nodes untouched."""
+"""States of later positions made inside the stack: greedy tokens, whole forwards, and nodes that stay untouched."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_is_learned_is_what_whole_forwards_of_each_text_give(
 def test_the_target_s_distributions_are_bitwise_those_without_the_queries(
     shape: str, layers: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """In float64, in every round; and they are those of whole forwards."""
+    """In float64, in every round; and they equal those of whole forwards."""
     model = toy_ar(0, 5, 3.0, layers=4, dtype=torch.float64)
     spec = f"transfer:name={transfer(tmp_path / 't', model, layers)}+{shape}"
     verify, compared, errors = VerifyForward.verify, list[bool](), list[float]()
@@ -94,7 +94,7 @@ def test_the_target_s_distributions_are_bitwise_those_without_the_queries(
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_slots_behind_the_committed_tokens_are_never_read(shape: str, tmp_path: Path) -> None:
-    """Lower layers have no keys and values of the queries at all: what lies there is of earlier rounds."""
+    """The lower layers write no K/V for probe nodes: those slots hold K/V of earlier rounds."""
     spec = f"transfer:name={transfer(tmp_path / 't', target(), (1, 2))}+{shape}"
     committed_slots_suffice(spec)
 
@@ -118,7 +118,7 @@ def test_each_query_runs_the_layers_behind_its_own_only(tmp_path: Path) -> None:
 
 
 def test_maps_that_move_along_a_circle_draft_what_a_model_that_counts_says(tmp_path: Path) -> None:
-    """States are embeddings here: a map that takes the one of x to that of x + j drafts x + j + 1, always right."""
+    """States are embeddings here; a map from the embedding of x to that of x + j always rightly drafts x + j + 1."""
     model = cyclic()
     table = model.decoder.embedding
     step = torch.linalg.pinv(table) @ table.roll(-1, 0)  # a row x times this is row x + 1

@@ -1,4 +1,4 @@
-"""`triforce`: a drafter for the target over a part of its K/V, which drafts for the whole target."""
+"""`triforce`: a small model drafts for the target over a part of its K/V, which drafts for the whole target."""
 
 from __future__ import annotations
 

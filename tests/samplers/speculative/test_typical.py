@@ -1,4 +1,4 @@
-"""`typical`: Medusa's rule by hand and against the naive one, the longest path, and the deviation reported."""
+"""`typical`: Medusa's rule by hand and naive, the longest path, and the reported deviation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.samplers.speculative.test_rrs import random_tree
 
 
 def test_the_bar_by_hand() -> None:
-    """H(.5, .25, .25) = 1.0397 nats: exp(-H) = .3536, and .3 of it is .1061, above epsilon; of (.9, .05, .05) .3944."""
+    """H(.5, .25, .25) = 1.0397 nats: exp(-H) = .3536, times .3 is .1061, above epsilon; of (.9, .05, .05) .3944."""
     p = torch.tensor([[[0.5, 0.25, 0.25], [0.9, 0.05, 0.05]]], dtype=torch.float64)
     assert Typical(epsilon=1.0).bar(p)[0].tolist() == pytest.approx([0.10607, 0.20221], abs=1e-4)
     assert Typical().bar(p)[0].tolist() == pytest.approx([0.09, 0.09])
@@ -27,7 +27,7 @@ def test_the_bar_by_hand() -> None:
 
 
 def test_the_longest_path_stands_and_ties_go_to_the_likelier() -> None:
-    """Root -> {0 -> 2 -> ..., 1 -> {0, 2}}: both lead two levels down; .5 * .2 loses against .3 * .5."""
+    """Root -> {0 -> 2 -> ..., 1 -> {0, 2}}: both paths have two levels; .5 * .2 is below .3 * .5."""
     p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, 6, 3)
     draft = tree(torch.tensor([[0, 0, 1, 2, 2, 0]]), [-1, 0, 0, 1, 2, 2])
     made = Typical().accept(draft, distributions(p), Given(torch.zeros(1, 6)), None)

@@ -1,4 +1,4 @@
-"""The confidence stop: after the first token that the drafter is unsure of."""
+"""The confidence stop: a draft ends after the first token of low confidence."""
 
 from __future__ import annotations
 

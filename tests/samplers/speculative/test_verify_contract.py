@@ -1,4 +1,4 @@
-"""What every drafter and acceptance promises, checked over all of them: later methods are covered as they arrive."""
+"""The contract of every drafter and acceptance: new methods are tested without a change here."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def names(stage: str) -> list[str]:
 
 @cache
 def resolves(spec: str, *, sampling: bool) -> bool:
-    """Whether the spec resolves, and keeps the law that is asked for."""
+    """Whether the spec resolves with the requested exactness."""
     try:
         made = registry.resolve(spec, "ar", sampling=sampling)
     except SpecError:
@@ -80,7 +80,7 @@ def coupled_sample(spec: str) -> bool:
 
 
 def specs() -> list[str]:
-    """Every drafter with every acceptance; every shape and every length controller with the drafters that take one."""
+    """Every drafter with every acceptance; every shape and length controller with the drafters that take one."""
     found = [f"{draft}+{accept}" for draft, accept in product(names("draft"), names("accept"))]
     settings = [f"{accept}:{each}" for accept, some in SETTINGS.items() for each in some]
     found += [f"{draft}+{accept}" for draft in ("sjd", NEEDS["model"]) for accept in settings]
@@ -104,19 +104,19 @@ DRAFTERS = [draft for draft in names("draft") if resolves(draft, sampling=False)
 
 
 def in_turn(spec: str) -> bool:
-    """Everything with something ordinary, and one in 24 of the other pairs."""
+    """Whether a case runs by default: every method with an ordinary partner, and one in 24 of the other pairs."""
     return spec in EACH or one_in(24, spec)
 
 
 def of_stage(sampling: bool) -> list[Any]:
-    """Every drafter, shape, length and logits stage, and each acceptance with one drafter of two."""
+    """Every drafter, shape, length and logits stage, and each acceptance with one of two drafters."""
     found = [spec for spec in EACH if resolves(spec, sampling=sampling)]
     return pairwise([(spec,) for spec in found], lambda spec: (spec if spec in ONCE else spec.split("+", 1)[1],), 1)
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The second checkpoint: the target after a knock, right often and wrong often. Draft modules are random."""
+    """The second checkpoint: the target with perturbed weights, often right and often wrong; modules are random."""
     monkeypatch.setattr(draft_models, "language_model", lambda name, device, dtype: drafter())
     with random_modules():
         yield
@@ -158,7 +158,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Lang
 
 
 def mark(spec: str) -> int:
-    """A number that depends on the spec alone."""
+    """A number that depends on the spec only."""
     return sum(map(ord, spec))
 
 
@@ -166,7 +166,7 @@ def mark(spec: str) -> int:
 
 
 def check_greedy(model: LanguageModel, done: Finished, given: Sequence[Sequence[int]], where: str) -> None:
-    """Every token is the argmax after those before it: by induction the tokens of plain greedy decoding."""
+    """Asserts that every token is the argmax after those before it, so the tokens are those of greedy decoding."""
     for text, prompt in zip(rows(done), given, strict=True):
         assert text[: len(prompt)] == list(prompt)
         distributions = logits(model, [text])[0, len(prompt) - 1 : -1]
@@ -176,7 +176,7 @@ def check_greedy(model: LanguageModel, done: Finished, given: Sequence[Sequence[
 
 
 def check(done: Finished, given: Sequence[Sequence[int]], new: Sequence[int], stop_ids: Sequence[int] = ()) -> None:
-    """It ended where it should, and its figures agree with each other."""
+    """Asserts that rows ended where they should, and that their figures agree with each other."""
     trace = done.trace
     for row, (text, prompt, most) in enumerate(zip(rows(done), given, new, strict=True)):
         made, rounds = text[len(prompt) :], done.nfe[row]
@@ -207,7 +207,7 @@ def check(done: Finished, given: Sequence[Sequence[int]], new: Sequence[int], st
 
 
 def same(one: Finished, row: int, other: Finished, at: int) -> bool:
-    """Whether two rows were decoded alike."""
+    """Whether two rows have the same tokens and figures."""
     return (
         rows(one)[row] == rows(other)[at]
         and one.nfe[row] == other.nfe[at]
@@ -219,7 +219,7 @@ def same(one: Finished, row: int, other: Finished, at: int) -> bool:
 
 @pytest.mark.parametrize("spec", thinned(((spec,) for spec in GREEDY), in_turn))
 def test_exact_ones_are_plain_greedy_and_all_keep_the_contract_in_a_ragged_batch(spec: str) -> None:
-    """Eight unequal prompts, each with its own limit, so that rows finish while others go on."""
+    """Eight unequal prompts, each with its own limit, so that rows finish at different times."""
     model, given = target(), prompts(LENGTHS, vocab=VOCAB, seed=mark(spec) % 5)
     done = run(model, spec, given, NEW)
     check(done, given, NEW)
@@ -377,7 +377,7 @@ def test_a_resolved_spec_is_its_own_resolution(drafter: str) -> None:
 
 
 class Exit(Exception):
-    """A consumer's own."""
+    """An exception of the consumer."""
 
 
 @pytest.mark.parametrize("spec", DRAFTERS)
@@ -417,7 +417,7 @@ def test_rows_that_ask_for_nothing_cost_nothing() -> None:
 
 
 def test_ties_are_few_and_shown() -> None:
-    """Last on purpose: what the tests above have counted."""
+    """Runs last: checks the ties that the tests above have counted."""
     if ties:
         warnings.warn(f"{len(ties)} tokens differ from plain greedy by a tie: {ties[:5]}", stacklevel=1)
     assert len(ties) <= 5

@@ -1,4 +1,4 @@
-"""The verify loop itself, with drafters made for the test: what it feeds, what it commits, and what can go wrong."""
+"""The verify loop with drafters made for the test: what it feeds and commits, and possible faults."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ PENALTIES = (RepetitionPenaltyLogitsProcessor(1.6), NoRepeatNGramLogitsProcessor
 
 
 def watch(monkeypatch: pytest.MonkeyPatch, look: Callable[[VerifyLoop, Draft, torch.Tensor], None]) -> None:
-    """Shows `look` every draft with the raw logits after it, before anything is accepted."""
+    """Calls `look` with every draft and the raw logits after it, before acceptance."""
     real = VerifyForward.verify
     loops: list[VerifyLoop] = []
     begin = VerifyLoop._begin
@@ -84,7 +84,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, look: Callable[[VerifyLoop, Draft, to
 
 @pytest.mark.parametrize("right_share", [0.0, 0.5, 1.0])
 def test_01_every_node_stands_where_its_own_path_puts_it(right_share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits after each node of ragged trees are those of the path alone, without cache, batch or tree."""
+    """Logits after each node of ragged trees equal those of its path alone, without cache, batch or tree."""
     model, seen = toy_ar(1, VOCAB), 0
 
     def look(loop: VerifyLoop, draft: Draft, raw: torch.Tensor) -> None:
@@ -111,7 +111,7 @@ def test_01_every_node_stands_where_its_own_path_puts_it(right_share: float, mon
 def test_02_slots_that_a_row_must_not_see_change_nothing(
     kind: str, poison: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After each round everything after the committed K/V is poisoned, the bin of padded queries too."""
+    """After each round every slot after the committed K/V is poisoned, including the scratch slot of padding."""
     model = toy_ar(1, VOCAB)
     drafters = {"wrong": Chain(wrong(model)), "right": Chain(right(model)), "mixed": Forest()}
     sampler, given = greedy(drafters[kind]), prompts(LENGTHS, vocab=VOCAB)
@@ -129,7 +129,7 @@ def test_02_slots_that_a_row_must_not_see_change_nothing(
 
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, value: float) -> None:
-    """Fills what no row may read, in the target's cache and in those of drafters, after every round."""
+    """Overwrites every slot that no row may read, in the caches of target and drafters, after every round."""
     real = VerifyLoop.round
 
     def caches(found: Any) -> list[KVCache]:
@@ -169,7 +169,7 @@ def test_02_nor_do_they_in_a_drafters_own_cache(spec: str, poison: float, monkey
 
 
 def test_03_a_drafter_that_is_the_target_is_accepted_wholly_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gap in its K/V after a full acceptance would show as a lower acceptance, never as a wrong token."""
+    """A missing K/V after a full acceptance would lower the acceptance, but never give a wrong token."""
     model = toy_ar(1, VOCAB)
     monkeypatch.setattr(draft_models, "language_model", lambda *_: model)
     given = prompts(LENGTHS, vocab=VOCAB)
@@ -211,7 +211,7 @@ def test_05_an_end_token_inside_a_draft_or_as_the_bonus_ends_the_row() -> None:
 def test_06_the_draft_law_is_processed_like_the_targets(
     distribution: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A drafter that is the target then has q = p: no test fails, whatever the filters, temperature and processors."""
+    """A drafter equal to the target then has q = p: no test fails, for all filters, temperatures and processors."""
     model = toy_ar(1, VOCAB)
     monkeypatch.setattr(draft_models, "language_model", lambda *_: model)
     given, distribution = prompts(LENGTHS, vocab=VOCAB), {"temperature": 0.9, **distribution}
@@ -222,7 +222,7 @@ def test_06_the_draft_law_is_processed_like_the_targets(
 
 @pytest.mark.parametrize("token", range(3))
 def test_07_a_point_mass_leaves_the_law_without_itself(token: int) -> None:
-    """Joint law of three tokens with a drafter that always says the same, however unlikely."""
+    """The joint distribution of three tokens with a drafter that always proposes the same token, however unlikely."""
     model, prompt, draws = toy_ar(4, 3, 1.5), [0, 2], 4000
     done = run(model, speculation(Chain(lambda text: token, k=2)), [prompt] * draws, 3, temperature=1.0)
     distribution = joint(model, prompt, 3)
@@ -231,7 +231,7 @@ def test_07_a_point_mass_leaves_the_law_without_itself(token: int) -> None:
 
 
 def test_08_siblings_drawn_without_replacement_are_tested_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The joint law is the target's; with the siblings of each node turned round it is not."""
+    """The joint distribution is the target's; with the siblings of each node reversed it is not."""
     model, other, prompt, draws = toy_ar(4, 4, 1.5), toy_ar(9, 4, 1.5), [0, 2, 1], 4000
     monkeypatch.setattr(draft_models, "language_model", lambda *_: other)
     spec, distribution = "model:name=toy,k=2+template:widths=3-1+speculative", joint(model, prompt, 3)
@@ -276,7 +276,7 @@ def test_10_a_finished_row_changes_no_more() -> None:
 
 @pytest.mark.parametrize("over", [0, 1, 5])
 def test_11_no_drafter_makes_a_row_longer_than_its_limit(over: int) -> None:
-    """Not even one that drafts deeper than it may."""
+    """Even if the drafter drafts deeper than it may."""
     model, given = toy_ar(1, VOCAB), prompts(LENGTHS, vocab=VOCAB)
     for drafter in (Chain(right(model), k=4, over=over), Forest(0.9, over=over)):
         for new in (1, 2, 3, 4, 5, 6):
@@ -327,7 +327,7 @@ def test_13_acceptance_does_not_depend_on_who_is_in_the_batch(spec: str, monkeyp
 
 @pytest.mark.parametrize("which", [(0,), (1,), (2,), (0, 1, 2)])
 def test_14_processors_see_the_history_of_each_node(which: tuple[int, ...]) -> None:
-    """Drafts of the processed and of the unprocessed continuation, chains and trees, in ragged batches."""
+    """Drafts of the processed and of the unprocessed continuation, as chains and trees, in ragged batches."""
     model, given = toy_ar(1, VOCAB, 2.0), prompts(LENGTHS, vocab=VOCAB)
     chosen = [PENALTIES[index] for index in which]
     expected = [processed_greedy(model, prompt, 12, chosen) for prompt in given]
@@ -349,7 +349,7 @@ def test_14_processors_see_the_history_of_each_node(which: tuple[int, ...]) -> N
 
 
 def test_allowed_tokens_hold_behind_every_node() -> None:
-    """Each row has its own sets; a drafted token that is not allowed is not accepted."""
+    """Each row has its own sets; a drafted token that is not allowed is rejected."""
     model, given = toy_ar(1, VOCAB), prompts((3, 6), vocab=VOCAB)
     sets = torch.ones(4, VOCAB, dtype=torch.bool)
     sets[1, :4], sets[2, 4:], sets[3, 1:] = False, False, False

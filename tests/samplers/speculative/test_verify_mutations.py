@@ -1,4 +1,4 @@
-"""The tests of the tests: rules broken on purpose, each of which the joint law must show within thousands of draws."""
+"""Tests of the tests: deliberately broken rules, which the joint distribution must reveal within thousands of draws."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ CHAIN, TREE, COPY = "model:name=draft,k=3", "model:name=draft,k=3+template:width
 
 
 def dropped_residual(patch: Patch) -> None:
-    """After a rejection the next token comes from p itself."""
+    """After a rejection the next token is sampled from p itself."""
     patch.setattr(verification, "residual", lambda r, q: r)
     patch.setattr(verification, "without", lambda r, gone: r)
 
 
 def reused_uniform(patch: Patch) -> None:
-    """One number decides every test of a round."""
+    """One uniform is used for every test of a round."""
     found = RoundUniforms.accepts
     patch.setattr(RoundUniforms, "accepts", lambda self, width: found(self, width)[:, :1].expand(-1, width))
 
 
 def reused_for_the_next_token(patch: Patch) -> None:
-    """The number of the first test draws the next token as well."""
+    """The uniform of the first test is used for the next token as well."""
     patch.setattr(RoundUniforms, "accepts", lambda self, width: self.draw_uniform("next")[:, None].expand(-1, width))
 
 
 def reused_in_every_round(patch: Patch) -> None:
-    """A round's numbers are those of the round before."""
+    """A round reuses the uniforms of the round before."""
     made = RoundUniforms.__init__
 
     def init(self: RoundUniforms, source: Any, rows: Any, rounds: Any, device: Any) -> None:
@@ -53,24 +53,24 @@ def reused_in_every_round(patch: Patch) -> None:
 
 
 def wrong_q(patch: Patch) -> None:
-    """Drafts are tested against a flatter law than they were drawn from."""
+    """Drafts are tested against a flatter distribution than they were sampled from."""
     _judging(patch, lambda draft: replace(draft, q=None if draft.q is None else draft.q.sqrt().softmax(-1)))
 
 
 def late_q(patch: Patch) -> None:
-    """Each draft is tested against the law of the one before."""
+    """Each draft is tested against the distribution of the one before."""
     _judging(patch, lambda draft: replace(draft, q=None if draft.q is None else draft.q.roll(1, 1)))
 
 
 def unrestricted_q(patch: Patch) -> None:
-    """Siblings drawn without replacement are tested against q with the earlier ones in it."""
+    """Siblings sampled without replacement are tested against q that still has the earlier ones."""
     patch.setattr(
         template, "conditional_distributions", lambda tokens, parent, distribution, *, replacement: distribution
     )
 
 
 def dropped_bonus(patch: Patch) -> None:
-    """After a draft that was accepted whole, the last token is said again in place of a new one."""
+    """After a fully accepted draft, the last token is repeated in place of a new one."""
     made = verification.judge
 
     def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Any:
@@ -83,7 +83,7 @@ def dropped_bonus(patch: Patch) -> None:
 
 
 def copies_labelled_uniform(patch: Patch) -> None:
-    """Copied tokens are said to have been drawn uniformly."""
+    """Copied tokens are labelled as samples of the uniform distribution."""
 
     def labelled(draft: Draft) -> Draft:
         return replace(draft, q=torch.full((*draft.tokens.shape, WORLD.model.vocab_size), 1 / WORLD.model.vocab_size))
@@ -92,7 +92,7 @@ def copies_labelled_uniform(patch: Patch) -> None:
 
 
 def greedy_test(patch: Patch) -> None:
-    """A draft is accepted whenever the target likes it better than the drafter, and never else."""
+    """A draft is accepted exactly if the target gives it more probability than the drafter."""
     patch.setattr(RoundUniforms, "accepts", lambda self, width: torch.ones(len(self.rows), width, dtype=torch.float64))
 
 
@@ -141,12 +141,12 @@ def test_the_same_draws_of_the_right_rules_pass(spec: str) -> None:
 
 @dataclass(frozen=True)
 class Refreshed:
-    """Replays what a Jacobi window does to one position: kept if it passes, redrawn from the residual otherwise."""
+    """Replays a Jacobi window at one position: the token is kept if it passes, else redrawn from the residual."""
 
     fresh: bool  # False: the keys of the numbers are positions alone, the same in every round
 
     def distribution(self, draws: int) -> np.ndarray:
-        """The frequencies of the token after two refreshes, q -> p1 -> p2; they should be p2's."""
+        """The frequencies of the token after two refreshes, q -> p1 -> p2, which should equal p2."""
         distributions = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6], [0.6, 0.1, 0.3]], dtype=torch.float64)
         source = _source(draws)
         rows = np.arange(draws)
@@ -174,7 +174,7 @@ def _source(draws: int) -> Any:
 
 
 def test_two_coupled_refreshes_need_fresh_numbers() -> None:
-    """Keyed by position alone the second refresh sees the numbers of the first, and its law drifts."""
+    """If uniforms depend only on the position, the second refresh reuses the first's, and its distribution drifts."""
     true = np.array([0.6, 0.1, 0.3])
     assert np.abs(Refreshed(fresh=True).distribution(40_000) - true).sum() / 2 < 0.008
     assert np.abs(Refreshed(fresh=False).distribution(40_000) - true).sum() / 2 > 0.05
@@ -184,7 +184,7 @@ def test_two_coupled_refreshes_need_fresh_numbers() -> None:
 
 
 class Peeking(Drafter):
-    """Draws its tokens with the numbers that the acceptance tests them by."""
+    """Samples its tokens with the uniforms that the acceptance tests them with."""
 
     def width(self, model: LanguageModel) -> int:
         return 2

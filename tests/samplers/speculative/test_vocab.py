@@ -1,4 +1,4 @@
-"""The drafter `model` with a head that is cut: exact whatever it cannot draft, and never anything off its list."""
+"""The drafter `model` with a trimmed head: exact although it cannot draft all ids, and it drafts no other ids."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ids(tmp_path: Path) -> str:
 
 @contextmanager
 def drafts() -> Iterator[list[int]]:
-    """Every token that was drafted and could be accepted."""
+    """Every drafted token that could be accepted."""
     verify, tokens = VerifyForward.verify, list[int]()
 
     def watched(self: VerifyForward, draft: Draft) -> Any:
@@ -75,7 +75,7 @@ def test_draws_have_the_joint_law_of_the_target(rest: str, ids: str) -> None:
     "rest", [*(f"{shape}+speculative" for shape in SHAPES), f"{SHAPES[1]}+rrs", f"{SHAPES[1]}+kseq"]
 )
 def test_where_only_other_tokens_are_allowed_the_law_is_kept(rest: str, ids: str) -> None:
-    """At every second position the list has none of what is allowed."""
+    """At every second position none of the allowed ids is in the list."""
     sets = torch.ones(2, 5, dtype=torch.bool)
     sets[1] = torch.tensor([False, True, False, False, True])
     at = torch.tensor([0, 0, 1, 0, 1, 0])

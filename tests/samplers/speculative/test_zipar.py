@@ -1,4 +1,4 @@
-"""`zipar`: the rows of a picture at once, each a few cells after the row above it."""
+"""`zipar`: rows of an image in parallel, each a few cells behind the row above it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.samplers.picture_toys import CAPTIONS, GUIDED, PLACES, SIDE, codes, d
 
 
 def naive(caption: torch.Tensor, lag: int) -> tuple[np.ndarray, int]:
-    """Row-parallel greedy decoding, each cell from a forward over the cells that are there, in order."""
+    """Row-parallel greedy decoding; each cell comes from a forward over the known cells, in order."""
     imaging: Any = target().imaging
     weight = imaging.embedder.uncond_embedding
     halves = [imaging.embedder(each) for each in (caption, weight[PLACES - len(caption) :])]
 
     def distribution(cells: list[tuple[int, int]]) -> torch.Tensor:
-        """After the last of `cells`, each a place and a token."""
+        """The distribution after the last of `cells`, each a position and a token."""
         out = []
         for states in halves:
             size = len(states)
