@@ -57,7 +57,7 @@ def export(folder: Path, shape: smollm2.Shape, tensors: dict[str, Tensor], mask:
 
 
 def test_views_are_those_of_two_separate_copies() -> None:
-    """A view and the clean tokens see what they see in a forward of that view alone."""
+    """A view and the clean tokens have the same logits as in a forward of that view alone."""
     length = 3 * BLOCK
     visible, _ = streams(length, BLOCK)  # [noisy, clean]
     of_view, of_clean = views({"doc": torch.zeros(1, length), "block": torch.arange(length)[None] // BLOCK})

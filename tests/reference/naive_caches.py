@@ -95,8 +95,7 @@ def block() -> Rule:
 def decode(
     model: Any, prompt: list[int], new: int, rule: Rule, *, size: int, count: int = 1, order: list[int] | None = None
 ) -> tuple[list[int], dict[int, int], list[tuple[int, ...]]]:
-    """Commits `count` tokens per forward, the most confident first, or in `order`. Tokens, commit forwards and the
-    positions queried.
+    """Commits `count` tokens per forward, most confident first or in `order`; tokens, commit forwards, positions.
 
     Every forward computes the rule's positions and those that predict the wanted ones; the first one all visible ones.
     """

@@ -72,7 +72,7 @@ def plan(first: list[int], counts: list[int], tokens: torch.Tensor | None = None
 
 @pytest.fixture
 def rotation_in_float64() -> Iterator[None]:
-    """The package rotates in float32 whatever the type is, which would hide differences below 1e-7."""
+    """Makes rotary embeddings float64; pardec's are float32 in any dtype, which would hide differences below 1e-7."""
 
     def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         half = x.shape[-1] // 2

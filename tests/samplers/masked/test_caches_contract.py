@@ -170,7 +170,7 @@ def test_the_first_forward_is_full_whatever_the_cache_queries() -> None:
 
 
 def test_stale_keys_are_what_is_seen() -> None:
-    """Caches are told apart from no cache by the toys, so that tests of what they query can fail."""
+    """With the toys, a cache changes predictions, so that tests of the computed positions can fail."""
     (prompt,) = prompts((5,), seed=3)
     model = toy("llada", sharp=1.2)
     results = [fill(model, f"sequential@{cache}", [prompt], 10).tokens.tolist() for cache in ("none", "prefix", "dual")]

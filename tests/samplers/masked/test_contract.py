@@ -89,7 +89,7 @@ STAGES = {card.name: card.stage for card in registry.cards() if card.family == "
 
 
 def axes(spec: str, temperature: float) -> tuple[Any, ...]:
-    """Every method and every cache meet both temperatures, and every cache a method of each stage."""
+    """Axes: every method and cache occurs at both temperatures, and every cache with a method of each stage."""
     head, cache = spec.split("@")
     stage = STAGES[head.split("+")[0].split(":")[0]]
     return (head, temperature), (cache, temperature), (stage, cache)

@@ -52,7 +52,7 @@ class Scores(Propose):
 @pytest.mark.parametrize("select", ["threshold:tau=1", "sequential", "fixed:steps=3", "factor:f=0"])
 @pytest.mark.covers(1)
 def test_every_forward_commits_whatever_the_scores(select: str, value: float) -> None:
-    """A score of -inf is how a method says "last": LLaDA does so to end tokens."""
+    """A score of -inf means that a method wants the position last: LLaDA does so to end tokens."""
     forwards = 0
 
     def count(logits: torch.Tensor) -> torch.Tensor:

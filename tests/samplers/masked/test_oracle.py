@@ -36,7 +36,7 @@ def test_it_needs_no_more_forwards_than_what_it_is_measured_by() -> None:
 
 
 def test_what_agrees_is_committed_and_nothing_else() -> None:
-    """A model that always wants token 3 agrees everywhere at once: one forward a block."""
+    """A model that always predicts token 3 agrees everywhere at once: one forward per block."""
     got = fill(biased(toy(sharp=0.01), 3, 30.0), "oracle", prompts(LENGTHS), NEW)
     assert got.nfe == tuple(-(-new // BLOCK) for new in NEW)
 

@@ -118,7 +118,7 @@ def test_a_text_that_repeats_is_copied_and_a_draft_forward_a_round_is_saved() ->
 
 
 def test_a_cheap_model_that_is_always_right_is_not_left_for_copies_that_are_wrong() -> None:
-    """A sampled text of five tokens has matches everywhere, few of which go on as they did."""
+    """A sampled text over five tokens has many matches, few of which continue as before."""
     new = [60] * len(RAGGED)
     with Watched() as watched, patch.object(Model, "cost_ratio", lambda *_: 0.02):
         done = run(target(), 'auto:model="model:name=same,k=4",copy="lookup:k=6"', RAGGED, new, temperature=1.0)

@@ -168,7 +168,7 @@ def cut(controller: Goodput, confidence: np.ndarray) -> list[int]:
 
 
 def test_one_row_drafts_what_gains_the_most_tokens_over_cost() -> None:
-    """c = 0.2 and 0.1 a token: (1, 1.9, 2.62, 2.98, 2.998) / (1.3, 1.4, 1.5, 1.6, 1.7) is greatest for three."""
+    """c = 0.2 and 0.1 per token: (1, 1.9, 2.62, 2.98, 2.998) / (1.3, 1.4, 1.5, 1.6, 1.7) is greatest for three."""
     confidence = np.array([[0.9, 0.8, 0.5, 0.05]])
     rates = [1 / 1.3, 1.9 / 1.4, 2.62 / 1.5, 2.98 / 1.6, 2.998 / 1.7]
     assert int(np.argmax(rates)) == 3

@@ -174,7 +174,7 @@ def test_it_has_exact_settings(setting: str) -> None:
 
 
 def test_the_tests_themselves_agree_with_the_exact_ones_where_groups_have_one_member() -> None:
-    """dist just above 0: the same code as any group goes through."""
+    """dist is just above 0, so that groups have one member and still run the code for groups."""
     drawn = np.random.RandomState(3)
     looks = CodeFeatures(torch.arange(5.0)[:, None])
     for points in (0, 1, 2):

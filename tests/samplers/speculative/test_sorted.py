@@ -129,7 +129,7 @@ def test_a_layer_runs_once_on_a_token_and_only_if_it_is_needed() -> None:
 
 
 def test_one_drafter_serves_two_targets() -> None:
-    """What `tests/test_train_text.py` shows with trained weights."""
+    """The same with trained weights is in `tests/test_train_text.py`."""
     other = toy_ar(1, 5, 3.0, layers=3)
     with named(near=near()):
         spec = "sorted:name=near,exits=1-2-4,tau=0.9,k=4"
