@@ -1,11 +1,11 @@
-/* The highest of each row of logits, and their shares of the exponentials' sum, while the row is in a cache. */
+/* The highest logits of each row and their softmax probabilities, computed while the row is in a cache. */
 
 #include <math.h>
 #include <stdint.h>
 
 #include "../../models/kernels/cpu/vectors.h"
 
-#define PART 1024               /* logits whose exponentials are summed for themselves: a whole number of vectors */
+#define PART 1024               /* logits per partial sum of exponentials: a whole number of vectors */
 
 INLINE float highest_of(const float *x, int width)
 {
@@ -21,13 +21,13 @@ INLINE float highest_of(const float *x, int width)
     return top;
 }
 
-/* sum exp(x[n] - top) over the `width` numbers x; no number where one of them is none. */
+/* sum exp(x[n] - top) over the `width` numbers x; NaN if one of them is NaN. */
 INLINE float mass_above(const float *x, float top, int width)
 {
     vec mass = {0};
     float sum = 0;
     int n = 0;
-    while (n + LANES <= width) { /* part by part: what is small would vanish in a sum that has grown */
+    while (n + LANES <= width) { /* partial sums: small terms would vanish in one large sum */
         vec part = {0};
         for (int end = n + least(PART, width - n); n + LANES <= end; n += LANES)
             part += exponential(*(const vec *)(x + n) - top);
@@ -37,7 +37,7 @@ INLINE float mass_above(const float *x, float top, int width)
     return sum + sum_of(mass);
 }
 
-/* ids[r]: the first place of the highest x of logits[r, width]; probability[r]: 1 / sum exp(logits[r] - x). */
+/* ids[r]: the first index of the highest logit x in logits[r, width]; probability[r]: 1 / sum exp(logits[r] - x). */
 int pardec_greedy(const float *logits, int64_t *ids, float *probability, int rows, int width, int threads)
 {
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
@@ -61,8 +61,8 @@ int pardec_greedy(const float *logits, int64_t *ids, float *probability, int row
     return 0;
 }
 
-/* Places x, the n-th number, among the `count` of `best`, which are in order, if it is above the last of them; of equals
- * the first leads. */
+/* Inserts x, the n-th number, into the `count` sorted numbers `best` if it is above the last of them; of equal numbers
+ * the earlier one comes first. */
 INLINE void enter(float x, int n, int count, float *best, int64_t *ids)
 {
     int at = count - 1;
@@ -75,8 +75,8 @@ INLINE void enter(float x, int n, int count, float *best, int64_t *ids)
     ids[at] = n;
 }
 
-/* The places ids[r, count] of the highest numbers of logits[r, width], the highest first, and the logarithms of their
- * shares of sum exp(logits[r]), which are none where a number is none. */
+/* The indices ids[r, count] of the highest of logits[r, width], highest first, and the logarithms of their softmax
+ * probabilities in `shares`, which are NaN if a logit is NaN. */
 int pardec_likeliest(const float *logits, int64_t *ids, float *shares, int rows, int width, int count, int threads)
 {
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
@@ -104,7 +104,7 @@ int pardec_likeliest(const float *logits, int64_t *ids, float *shares, int rows,
     return 0;
 }
 
-/* shares[i]: exp(x[ids[i]]) / sum exp(x) of the row x of logits[.., width] at rows[i]. */
+/* shares[i]: exp(x[ids[i]]) / sum exp(x), where x is row rows[i] of logits[.., width]. */
 int pardec_shares(const float *logits, const int64_t *rows, const int64_t *ids, float *shares, int count, int width)
 {
     for (int i = 0; i < count; i++) {

@@ -1,19 +1,19 @@
-/* Attention of queries over many slots, all of which are seen but for some of the last.
+/* Attention of queries over many slots. Queries see all slots except some of the last ones.
  *
  *     out[q] = sum over s of softmax_s(q . k[s] / sqrt(D) + mask[q, s]) v[s]
  *
- * with a mask of 0 and -infinity over the slots from `from` on, such as a draft's nodes; each query sees one at least.
- * Numbers are float32 or bfloat16, as `type` says; what is computed is float32, and rounded where it is stored. Where
- * the processor multiplies pairs of bfloat16, weights are rounded, too, as PyTorch's are, and values are added up two
- * slots at once.
+ * The mask is 0 or -infinity and covers the slots from `from` on, such as the nodes of a draft; each query sees at
+ * least one slot. `type` is the type in memory, float32 or bfloat16; the arithmetic is in float32, and results are
+ * rounded when they are stored. If the processor multiplies pairs of bfloat16, weights are rounded too, as PyTorch
+ * rounds them, and the values of two slots are added in one instruction.
  *
- * Vectors hold queries: one number of a key is multiplied with 16 of them, so that scores lie slot by slot and maxima,
- * exponentials and sums never cross a vector. A few that are left over go alone, and there vectors hold dimensions.
- * A score is a sum of sums over PART dimensions, and scaled once the highest is taken off: what it is rounded by grows
- * with what it has grown to, and an exponential turns it into as large a part of the weight.
- * Slots are taken BLOCK at a time, so that what is read of them again and again stays next to the processor. Each
- * block's sums are made for themselves and then added to what was summed before, which is scaled when a higher score
- * comes; while a block is worked on the next one's keys and values are fetched.
+ * A vector holds 16 queries: one number of a key is multiplied with all of them. Scores are then stored slot by slot,
+ * and maxima, exponentials and sums need no operation across a vector. The few remaining queries are computed
+ * separately, with vectors that hold dimensions. A score is the sum of partial sums over PART dimensions each, and is
+ * scaled after the highest score was subtracted: the rounding error of a sum grows with the sum, and the exponential
+ * turns it into a relative error of the weight. Slots are processed in blocks of BLOCK, so that data that is read
+ * repeatedly stays in a cache. Each block's sums are computed separately and then added to the sums so far, which are
+ * rescaled when a higher score occurs. During a block, the next block's keys and values are prefetched.
  */
 
 #include <math.h>
@@ -31,7 +31,7 @@
 #define MOST_ALONE 8
 #endif
 #define LOWEST -1e30f
-#define LINE 64                 /* bytes that are fetched together */
+#define LINE 64                 /* bytes of a cache line */
 
 /* Pairs (a, b) of two vectors, rounded to bfloat16. */
 INLINE vec paired(vec a, vec b)
@@ -49,8 +49,8 @@ INLINE vec paired(vec a, vec b)
 /* The sums of pairs. */
 INLINE vec unpaired(vec pairs) { return (vec)((ints)pairs << 16) + (vec)((ints)pairs & (int)0xffff0000); }
 
-/* Scores of `slots` slots become weights, or those of pairs of slots; what came before counts for `share` of itself
- * from now on. What is summed is rounded as what is multiplied, so that weights add up to 1. */
+/* Turns the scores of `slots` slots into weights, of pairs of slots for PAIRS. Earlier sums have to be multiplied by
+ * `share`. The weights are summed as rounded, so that they add up to 1. */
 INLINE void weigh(const int kind, const int vectors, float *scores, int slots, float scale, vec *highest, vec *total,
                   vec *share)
 {
@@ -83,7 +83,7 @@ typedef struct {
     ptrdiff_t q_query, q_head, k_slot, v_slot, out_query, out_head;
     const float *mask;
     ptrdiff_t mask_query;
-    float *sums;                /* of query 0 of the first head, the heads of a query lying together; or NULL */
+    float *sums;                /* of query 0 of the first head, a query's heads contiguous; or NULL */
     ptrdiff_t sums_query;
     int type, queries, dim, slots, from;
     float scale;
@@ -100,14 +100,14 @@ INLINE void *out_of(const Head *one, int n)
     return past(one->type, one->out, n / one->queries * one->out_head + n % one->queries * one->out_query);
 }
 
-/* Stores the logarithm of its sum of exponentials, `total` being that of what is left when `highest` is taken off. */
+/* Stores the logarithm of query n's sum of exponentials; `total` is the sum after `highest` was subtracted. */
 INLINE void put_sum(const Head *one, int n, float highest, float total)
 {
     if (!one->sums) return;
     one->sums[n / one->queries + n % one->queries * one->sums_query] = highest * one->scale * 0.69314718f + logf(total);
 }
 
-/* Its mask over the slots from `from` on. */
+/* The mask of query n over the slots from `from` on. */
 INLINE const float *mask_of(const Head *one, int n) { return one->mask + n % one->queries * one->mask_query; }
 
 static void widen(int type, const void *row, int dim, float *to)
@@ -127,17 +127,17 @@ static void put(int type, const float *row, int dim, void *to)
     }
 }
 
-/* Some slots of a head: the next ones lie behind them as memory has them. */
+/* A block of slots of a head; the next block follows it in memory. */
 typedef struct {
     const float *k, *v;
     ptrdiff_t k_step, v_step;
-    int slots, seen;            /* what the mask is of comes after so many */
-    int steps;                  /* slots, or pairs of slots, whose values are added up at once */
+    int slots, seen;            /* the mask covers the slots after the first `seen` */
+    int steps;                  /* slots, or pairs of slots, for the sums of values */
     const void *next_k, *next_v;
-    int after;                  /* slots that come next */
+    int after;                  /* slots of the next block */
 } Block;
 
-/* Fetches part `n` of `parts` of the keys or values that come next: all at once, others would wait for them. */
+/* Prefetches part `n` of `parts` of the next keys or values; all at once would delay other reads. */
 INLINE void fetch(const Head *one, const Block *block, const void *next, ptrdiff_t step, int n, int parts)
 {
     int bytes = one->dim * bytes_of(one->type);
@@ -146,7 +146,7 @@ INLINE void fetch(const Head *one, const Block *block, const void *next, ptrdiff
             __builtin_prefetch((const char *)past(one->type, next, s * step) + b, 0, 2);
 }
 
-/* Keys or values of a block as float32, rows `step` apart: where they lie, or in `room`. */
+/* Keys or values of a block as float32, with row stride `step`: in place, or converted into `room`. */
 INLINE const float *block_of(int type, const void *x, ptrdiff_t *step, int slots, int dim, float *room)
 {
     if (type == FLOAT32) return x;
@@ -155,7 +155,7 @@ INLINE const float *block_of(int type, const void *x, ptrdiff_t *step, int slots
     return room;
 }
 
-/* Values of each two slots in pairs, [slots / 2, dim]; behind the last slot they are 0. */
+/* Values of two slots each, interleaved as pairs [slots / 2, dim]; after the last slot they are 0. */
 INLINE void pair_slots(const void *x, ptrdiff_t step, int slots, int dim, float *room)
 {
 #if HAS_PAIRS
@@ -176,15 +176,15 @@ INLINE void pair_slots(const void *x, ptrdiff_t step, int slots, int dim, float 
     const Head *one, const Block *block, const float *queries, const float *const *masks, float *tops,             \
         float *masses, float *out
 
-/* `width` vectors of dimensions of what `count` queries read of slots or pairs of slots: even and odd ones are summed
- * for themselves. */
+/* Weighted sums of values for `count` queries, over `width` vectors of dimensions; even and odd slots, or pairs of
+ * slots, are summed separately. */
 INLINE void lone_values(const int kind, const int count, const int width, const float *v, ptrdiff_t step,
                         const float *weights, const vec *share, float *out, int slots, int dim)
 {
     vec sum[2][ALONE][2] = {0};
     for (int s = 0; s < slots; s += 2)
         UNROLL for (int odd = 0; odd < 2; odd++) {
-            const float *row = v + least(s + odd, slots - 1) * step; /* behind the last the weight is 0 */
+            const float *row = v + least(s + odd, slots - 1) * step; /* the weight after the last is 0 */
             UNROLL for (int e = 0; e < count; e++)
                 UNROLL for (int j = 0; j < width; j++) {
                     const float *weight = weights + e * BLOCK + s + odd;
@@ -198,8 +198,8 @@ INLINE void lone_values(const int kind, const int count, const int width, const 
         }
 }
 
-/* `count` queries, [dim] or pairs of that, over a block, with vectors along dimensions; `masks` are of what follows
- * those that all see. */
+/* Attention of `count` queries, [dim] numbers or pairs, over a block, with vectors along dimensions; `masks` cover the
+ * slots after those that all queries see. */
 INLINE void lone(const int kind, const int count, LONE)
 {
     if (kind == PAIRS && !HAS_PAIRS) return;
@@ -215,7 +215,7 @@ INLINE void lone(const int kind, const int count, LONE)
             UNROLL for (int i = 0; i < 4; i++) row[i] = block->k + least(s + 4 * g + i, slots - 1) * block->k_step;
             fetch(one, block, block->next_k, one->k_slot, s / 4 + g, BLOCK / 4);
             fetch(one, block, block->next_v, one->v_slot, s / 4 + g, BLOCK / 4);
-            for (int d = 0; d < length; d += LANES) /* half a vector of pairs may be the last */
+            for (int d = 0; d < length; d += LANES) /* the last vector of pairs may be half full */
                 UNROLL for (int e = 0; e < count; e++) {
                     ptrdiff_t left = LANES == 16 ? length - d : LANES;
                     vec query = load(FLOAT32, queries + e * dim, d, left);
@@ -266,14 +266,14 @@ static void (*const LONE_BY[2][ALONE])(LONE) = {
     {lone_1, lone_2, lone_3, lone_4}, {lone_pairs_1, lone_pairs_2, lone_pairs_3, lone_pairs_4}};
 #endif
 
-/* Numbers of float32 that `few` needs room for. */
+/* Number of float32 values in the buffer of `few`. */
 static size_t room_for(int dim)
 {
     return (size_t)VECTORS * LANES * (2 * dim + BLOCK) + (2 * MOST_ALONE + 2 * BLOCK) * dim;
 }
 
-/* The queries from `first` on of the heads that share keys, counted head by head: `count` in `vectors` vectors, and
- * `more` that go alone. */
+/* Attention of the queries from `first` on of the heads that share keys, counted head by head: `count` queries in
+ * `vectors` vectors, and `more` remaining ones. */
 INLINE void few(const int kind, const int vectors, const Head *one, int first, int count, int more, float *held)
 {
     if (kind == PAIRS && !HAS_PAIRS) return;
@@ -284,7 +284,7 @@ INLINE void few(const int kind, const int vectors, const Head *one, int first, i
     float tops[MOST_ALONE], masses[MOST_ALONE] = {0};
     const float *masks[MOST_ALONE];
     vec highest[VECTORS], total[VECTORS] = {0}, share[VECTORS];
-    for (int n = 0; n < width; n++) { /* behind the last query, it once more: what it says goes nowhere */
+    for (int n = 0; n < width; n++) { /* the last query fills up the vector; copies are not stored */
         const float *query = query_of(one, first + least(n, count - 1));
         if (kind == SINGLE) query = block_of(type, query, &(ptrdiff_t){0}, 1, dim, keys);
         for (int d = 0; d < length; d++) turned[d * width + n] = ((const loose *)query)[d];
@@ -363,7 +363,7 @@ FEW_OF(0) FEW_OF(1) FEW_OF(2) FEW_OF(3)
 static void (*const FEW_BY[2][VECTORS + 1])(const Head *, int, int, int, float *) = {
     {few_0, few_1, few_2, few_3}, {few_pairs_0, few_pairs_1, few_pairs_2, few_pairs_3}};
 
-/* The `count` queries of the heads that share keys. */
+/* Attention of the `count` queries of the heads that share keys. */
 static void many(const Head *one, int count, float *held)
 {
     int kind = HAS_PAIRS && one->type == BFLOAT16 && one->dim % 2 == 0 && one->k_slot % 2 == 0 ? PAIRS : SINGLE;
@@ -377,12 +377,12 @@ static void many(const Head *one, int count, float *held)
     }
 }
 
-/* q [batch, queries, heads, dim], k and v [batch, slots, kv_heads, dim], out as q, mask [batch, queries, last];
- * `steps` are those of the first three dimensions of each in turn, and of the first two of the mask; the dimension
- * after them lies together. A row reads its first `lengths` [batch] slots, or all where that is NULL; the mask is of the
- * `last` of these (0 without one). `sums` [batch, queries, heads], which lie together, get the logarithms of the sums
- * of exponentials; NULL: nobody wants them. Mask and sums are float32, all else is of `type`.
- * Returns 0, or 1 where there is no memory. */
+/* q [batch, queries, heads, dim], k and v [batch, slots, kv_heads, dim], out like q, mask [batch, queries, last].
+ * `steps` are the strides of the first three dimensions of q, k, v and out, then of the first two of the mask; last
+ * dimensions are contiguous. A row reads its first `lengths` [batch] slots, or all if that is NULL; the mask covers the
+ * last `last` of them (0 without a mask). `sums` [batch, queries, heads], contiguous, receives the logarithms of the
+ * sums of exponentials, unless it is NULL. Mask and sums are float32, everything else is of `type`.
+ * Returns 0, or 1 if memory runs out. */
 int pardec_attend(int type, const void *q, const void *k, const void *v, void *out, const float *mask, float *sums,
                   const ptrdiff_t *steps, const int64_t *lengths, int batch, int queries, int heads, int kv_heads,
                   int slots, int last, int dim, int threads)

@@ -1,14 +1,14 @@
-/* Products of keys and values with vectors of queries, as many at once as registers hold the sums of.
+/* Products of keys and values with vectors of queries, in tiles whose sums fit into the registers.
  *
- * Where all are bfloat16 and the processor multiplies pairs of them, a pair of dimensions counts as one in a score, and
- * a pair of slots in the sums of values.
+ * If all numbers are bfloat16 and the processor multiplies pairs of them, scores are computed over pairs of dimensions,
+ * and the sums of values over pairs of slots.
  */
 
 #include "vectors.h"
 
-#define VECTORS 3               /* of queries at once, at most */
-#define ROWS 8                  /* slots, or dimensions, at once, at most */
-#define PART 8                  /* dimensions, or pairs of them, whose products are summed for themselves */
+#define VECTORS 3               /* most vectors of queries in a tile */
+#define ROWS 8                  /* most slots, or dimensions, in a tile */
+#define PART 8                  /* dimensions, or pairs of them, per partial sum */
 
 #if LANES == 16 && defined(__AVX512BF16__)
 #define HAS_PAIRS 1
@@ -16,12 +16,12 @@
 #define HAS_PAIRS 0
 #endif
 
-enum { SINGLE, PAIRS };         /* what a number of 32 bits holds */
+enum { SINGLE, PAIRS };         /* contents of 32 bits: a float32, or two bfloat16 */
 
-/* Slots whose scores are made at once: as many as registers hold the sums of, and those of the present part. */
+/* Slots per tile of scores: the registers hold their sums, and the sums of the current part. */
 #define SLOTS(vectors) ((vectors) == 1 ? 8 : (vectors) == 2 ? 6 : 4)
 
-typedef float loose __attribute__((aligned(1), may_alias)); /* wherever it lies */
+typedef float loose __attribute__((aligned(1), may_alias)); /* at any address */
 
 /* Dimensions whose values are added up at once: with 16 registers, as many as SLOTS has. */
 #if LANES == 8
@@ -33,7 +33,7 @@ typedef float loose __attribute__((aligned(1), may_alias)); /* wherever it lies 
 #define SCORES const float *k, ptrdiff_t step, const float *q, float *out, int dim
 #define VALUES const float *v, ptrdiff_t step, const float *weights, const vec *share, float *out, int slots
 
-/* sum + a * b, of numbers or of pairs of them. */
+/* sum + a * b, of numbers or of pairs. */
 INLINE vec with_products(const int kind, vec sum, vec a, vec b)
 {
 #if HAS_PAIRS
@@ -42,7 +42,7 @@ INLINE vec with_products(const int kind, vec sum, vec a, vec b)
     return sum + a * b;
 }
 
-/* The same, b being one number or pair. */
+/* The same for a single number or pair b. */
 INLINE vec with_product(const int kind, vec sum, vec a, const float *b)
 {
     return with_products(kind, sum, a, spread(*(const loose *)b));

@@ -1,15 +1,15 @@
-/* Products of rows with a matrix of weights in 8 bits, which drafts are made with: no digit of them need be right.
+/* Matmuls of rows with a weight matrix in 8 bits, for drafting only: rounding errors cost acceptance, not correctness.
  *
  *     out[m, n] = scale[n] * sum over g of s[m, g] * (sum over the k of group g of a[m, k] * w[n, k]) + base[m, n]
  *     s[m, g] = max over the k of g of |x[m, k]| / 127,  a[m, k] = x[m, k] / s[m, g], rounded to a whole number
  *
- * A group is GROUP k that lie together: states have a few numbers that are much larger than all others, and only those
- * beside them are to be rounded by as much. The processor multiplies four pairs of bytes at once, of which one is
- * unsigned: panels have w + 128, and what that adds is taken off beforehand. A row's numbers are added in one order, so
- * that it gives the same bits alone and among others.
+ * A group is GROUP consecutive k with one scale: states have a few outliers, and only numbers in the same group should
+ * get the coarse scale of an outlier. The processor multiplies four pairs of bytes in one instruction, and the bytes
+ * of one operand are unsigned: panels therefore store w + 128, and each sum starts at minus the excess. A row's
+ * products are added in a fixed order, so that its bits are the same alone and in a batch.
  *
- * A panel has WIDTH rows n of w, four k by four: w[n, k] is panels[n / WIDTH][k / 4][n % WIDTH][k % 4] - 128, filled up
- * with zeros. It is read once for each ROWS rows of x, from beginning to end, and what comes AHEAD of it is fetched.
+ * A panel holds WIDTH rows n of w, four k at a time: w[n, k] is panels[n / WIDTH][k / 4][n % WIDTH][k % 4] - 128,
+ * padded with zeros. It is read once per ROWS rows of x, from beginning to end, and the bytes AHEAD are prefetched.
  */
 
 #include <stdlib.h>
@@ -27,10 +27,10 @@
 #define STEP (WIDTH * 4)        /* bytes: of four k */
 #define STEPS 16                /* of a group */
 #define GROUP (STEPS * 4)
-#define AHEAD 4096              /* bytes */
+#define AHEAD 4096              /* bytes from the address read to the address prefetched */
 #define LINE 64
 
-/* Rows of x in 8 bits: `apart` bytes and `groups` groups each. */
+/* Rows of x in 8 bits, of `apart` bytes and `groups` groups each: numbers, scales, and start values of sums. */
 struct rows { int8_t *a; float *s; int *less; ptrdiff_t apart; int groups; };
 
 /* sum + the products of each four bytes of w with those of a. What w has too much, 128, is taken off here where its
@@ -69,7 +69,7 @@ INLINE ints four_pairs(ints sum, ints w, int a)
 INLINE ints four_pairs(ints sum, ints w, int a) { return sum; }
 #endif
 
-/* `count` rows from the m-th on, times one panel of `steps` steps. */
+/* `count` rows from row m on, times one panel of `steps` steps. */
 INLINE void tile(const int count, const struct rows *x, int m, const char *w, int steps, vec sum[ROWS][VECTORS])
 {
     vec whole[ROWS][VECTORS];
@@ -162,9 +162,9 @@ int pardec_multiplies_int8(void)
 #endif
 }
 
-/* x [count, length] of rows `step` apart, times panels of `columns` rows, onto `base` (NULL: zeros; its rows lie
- * `base_step` apart, 0 where all are one) -> out [count, columns], rows `out_step` apart; x and base are of `type`, and
- * out of `out_type`. Returns 0, or 1 where there is no memory. */
+/* x [count, length] with row stride `step`, times panels of `columns` rows, plus `base` (NULL: zeros; row stride
+ * `base_step`, 0 if all rows are the same) -> out [count, columns] with row stride `out_step`; x and base are of
+ * `type`, out of `out_type`. Returns 0, or 1 if memory runs out. */
 int pardec_int8(int type, const void *x, ptrdiff_t step, const char *w, const float *scale, const void *base,
                 ptrdiff_t base_step, int out_type, void *out, ptrdiff_t out_step, int count, int columns, int length,
                 int threads)

@@ -1,6 +1,7 @@
-/* What a layer does between its products, each in one pass: norm, rotation, gate.
+/* The operations of a layer between its matmuls, each in one pass: norm, rotary embedding, gate.
  *
- * Numbers are float32 or bfloat16, as `type` says; what is computed is float32, and rounded where it is stored.
+ * `type` is the type in memory, float32 or bfloat16; the arithmetic is in float32, and results are rounded when they
+ * are stored.
  */
 
 #include <math.h>
@@ -30,7 +31,7 @@ INLINE void norm(const int type, const void *x, const void *weight, void *out, i
     }
 }
 
-/* out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight, of rows of `width` numbers that lie together. */
+/* out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight, for contiguous rows of `width` numbers. */
 int pardec_norm(const void *x, const void *weight, void *out, int type, int rows, int width, float eps)
 {
     if (type == FLOAT32) norm(FLOAT32, x, weight, out, rows, width, eps);
@@ -40,8 +41,8 @@ int pardec_norm(const void *x, const void *weight, void *out, int type, int rows
 
 INLINE vec gated(const int type, vec gate, vec up)
 {
-    gate = larger(every(-88.0f), gate); /* below, float32 has next to nothing left of it */
-    return rounded(type, gate / (exponential(-gate) + 1.0f)) * up; /* in between, too, as by two operations */
+    gate = larger(every(-88.0f), gate); /* below, the gate is nearly 0 in float32 */
+    return rounded(type, gate / (exponential(-gate) + 1.0f)) * up; /* rounded in between, like two operations */
 }
 
 INLINE void gate(const int type, const void *both, void *out, int rows, int width)
@@ -61,7 +62,8 @@ int pardec_gate(const void *both, void *out, int type, int rows, int width)
     return 0;
 }
 
-/* The first `turned` numbers of x, halves a and b: (a cos - b sin, b cos + a sin), `sin` with its sign; the rest as is. */
+/* Rotates the first `turned` numbers of x, halves a and b: (a cos - b sin, b cos + a sin), where `sine` includes the
+ * sign; copies the others. */
 INLINE void turn(const int type, const void *x, const float *cosine, const float *sine, void *restrict out, int turned,
                  int dim)
 {
@@ -101,10 +103,9 @@ INLINE void turn_all(const int type, ARGUMENTS)
         }
 }
 
-/* fused [batch, queries, heads + 2 kv, dim], whose positions lie `step` apart: queries, turned, to q; keys, turned, to
- * k, and values to v, if that is not NULL. q lies together; `steps` are those of a row, a position and a head of k, and
- * then of v. Rows of cosines and sines [queries, turned], float32, lie `apart` numbers from those of the next batch
- * row. */
+/* fused [batch, queries, heads + 2 kv, dim] with stride `step` between positions: rotates queries into q and keys into
+ * k, and copies values to v unless that is NULL. q is contiguous; `steps` are the strides of row, position and head of
+ * k, then of v. Cosines and sines [queries, turned] are float32, with stride `apart` between batch rows. */
 int pardec_turn(int type, ARGUMENTS)
 {
     if (type == FLOAT32)

@@ -1,18 +1,18 @@
-/* Products of few rows with a matrix of weights that lies in panels.
+/* Matmuls of few rows with a weight matrix that is stored in panels.
  *
- *     out[m, n] = sum over k of x[m, k] * w[n, k] + base[m, n]        float32, in one order, whatever M is
+ *     out[m, n] = sum over k of x[m, k] * w[n, k] + base[m, n]        float32, in the same order for every M
  *
- * The weights are float32 or bfloat16, which has the upper half of its bits: memory then gives twice as many. Where x is
- * bfloat16 as well, and the processor multiplies it, two products go into a sum at once.
+ * The weights are float32, or bfloat16, of which memory delivers twice as many per second. If x is bfloat16 as well,
+ * and the processor multiplies bfloat16, one instruction adds two products to a sum.
  *
- * A sum is made of the sums over parts of k, and the base comes last: a rounding costs what the sum has grown to, so
- * that one long sum, or one begun with a base that is larger than it, would lose several times as much.
+ * A sum is computed as partial sums over parts of k, and the base is added last: rounding errors grow with the sum, so
+ * that one long sum, or one that starts with a larger base, would have errors several times as large.
  *
- * A panel holds WIDTH rows n of w, step by step, so that what is read next always lies next: w[n, k] is
- * panels[n / WIDTH][k][n % WIDTH] of float32, and panels[n / WIDTH][k / 2][n % WIDTH][k % 2] of bfloat16, both filled up
- * with zeros. With few rows a product takes as long as reading the weights does, and with more as long as its arithmetic:
- * then what lies AHEAD is fetched beside it. Below FETCHED the processor fetches well by itself. Every block of rows
- * fetches: left to the first of them, 10 rows took longer.
+ * A panel holds WIDTH rows n of w, step by step, so that it is read sequentially: w[n, k] is
+ * panels[n / WIDTH][k][n % WIDTH] in float32, and panels[n / WIDTH][k / 2][n % WIDTH][k % 2] in bfloat16, both padded
+ * with zeros. With few rows a matmul takes as long as reading the weights, with more rows as long as its arithmetic; in
+ * the second case, from FETCHED rows on, the weights AHEAD bytes later are prefetched. With fewer rows the processor's
+ * own prefetching suffices. Every block of rows prefetches: when only the first one did, 10 rows were slower.
  */
 
 #include <stdlib.h>
@@ -38,7 +38,7 @@
 #define AHEAD (128 * STEP)      /* bytes from what is read to what is fetched: 24 KiB */
 #define FETCHED 6               /* products of each vector of w, from which on it is */
 
-/* What is multiplied: both float32, float32 by bfloat16, or both bfloat16. */
+/* Types of x and w: both float32, float32 and bfloat16, or both bfloat16. */
 enum { FLOATS, HALVES, PAIRS };
 
 #define ARGUMENTS                                                                                                  \
@@ -154,11 +154,11 @@ ALL(FLOATS) ALL(HALVES) ALL(PAIRS)
 
 static const Tile TILE_OF[3][ROWS][2] = {EACH(FLOATS), EACH(HALVES), EACH(PAIRS)};
 
-/* Row where block `b` of `blocks` begins, in which `rows` rows go. */
+/* The first row of block `b` if `rows` rows are divided into `blocks` blocks. */
 static int begin(int rows, int blocks, int b) { return (int)((ptrdiff_t)rows * b / blocks); }
 
-/* Parts of a sum of `pairs` pairs: of a long one by what the cache holds of float32, of a short one by what it is
- * rounded by. They are the same whatever the type, so that the same numbers give the same bits. */
+/* The number of partial sums of `pairs` pairs: for a long sum by the size of the cache in float32, for a short one by
+ * the rounding error. It does not depend on the type, so that the same numbers give the same bits. */
 static int parts_of(int pairs)
 {
     int fit = (2 * pairs + DEPTH - 1) / DEPTH, few = least(PARTS, (2 * pairs + SHORT - 1) / SHORT);
@@ -167,13 +167,13 @@ static int parts_of(int pairs)
 
 static int blocks_of(int rows) { return (rows + ROWS - 1) / ROWS; }
 
-/* `rows` rows of `x`, turned (see `turn`), times the panel at `w`, `columns` wide. `length` counts what a row of x has:
- * numbers, or pairs of them. */
+/* `rows` rows of `x`, transposed by `turn`, times the panel at `w` with `columns` columns. `length` is the number of
+ * entries of a row of x: numbers, or pairs. */
 static void strip(const float *x, const char *w, int kind, const float *base, ptrdiff_t base_step, float *out,
                   ptrdiff_t out_step, int rows, int columns, int length)
 {
-    int each = kind == HALVES ? 2 : 1, steps = length / each; /* entries of x a step */
-    int pairs = kind == FLOATS ? (length + 1) / 2 : steps, pair = kind == FLOATS ? 2 : 1; /* steps of a pair */
+    int each = kind == HALVES ? 2 : 1, steps = length / each; /* entries of x per step */
+    int pairs = kind == FLOATS ? (length + 1) / 2 : steps, pair = kind == FLOATS ? 2 : 1; /* steps per pair */
     int parts = parts_of(pairs), blocks = blocks_of(rows), fetch = rows * each >= FETCHED;
     float edge[ROWS * WIDTH];
     for (int part = 0; part < parts; part++) {
@@ -188,7 +188,7 @@ static void strip(const float *x, const char *w, int kind, const float *base, pt
             const float *entries = x + (ptrdiff_t)m * length + (ptrdiff_t)step * each * count;
             if (columns == WIDTH) {
                 run(entries, here, part > 0, from, base_step, to, out_step, count_of_steps);
-            } else { /* the last panel: what lies behind its rows is none of ours */
+            } else { /* the last panel: memory after its rows must not be written */
                 run(entries, here, 0, NULL, 0, edge, WIDTH, count_of_steps);
                 for (int i = 0; i < count; i++)
                     for (int n = 0; n < columns; n++) {
@@ -209,7 +209,7 @@ INLINE void turned(const int count, const float *x, ptrdiff_t step, float *to, i
         to[length * count + i] = 0;
 }
 
-/* The rows of x, block by block, each k by k: what a tile reads lies together. They are filled up to `even` numbers. */
+/* Transposes the rows of x block by block, so that a tile reads contiguous memory; pads rows to `even` numbers. */
 static void turn(const float *x, ptrdiff_t step, float *to, int rows, int length, int even)
 {
     for (int b = 0, blocks = blocks_of(rows); b < blocks; b++) {
@@ -232,9 +232,9 @@ static void turn(const float *x, ptrdiff_t step, float *to, int rows, int length
 /* Whether `kind` PAIRS can be multiplied: the processor for which this was compiled has the instruction. */
 int pardec_pairs(void) { return HAS_PAIRS; }
 
-/* x [rows, length] of rows `step` apart, times panels of `columns` rows, onto `base` (NULL: zeros; its rows lie
- * `base_step` apart, 0 where all are one) -> out [rows, columns]. `kind` says of which types they are; of PAIRS, length
- * and step count pairs. Returns 0, or 1 where there is no memory. */
+/* x [rows, length] with row stride `step`, times panels of `columns` rows, plus `base` (NULL: zeros; row stride
+ * `base_step`, 0 if all rows are the same) -> out [rows, columns]. `kind` gives the types; for PAIRS, length and step
+ * count pairs. Returns 0, or 1 if memory runs out. */
 int pardec_product(const float *x, ptrdiff_t step, const char *w, int kind, const float *base, ptrdiff_t base_step,
                    float *out, int rows, int columns, int length, int threads)
 {

@@ -1,13 +1,13 @@
-/* Slots of many stores of keys or values, copied to other slots in one call. */
+/* Copies slots of many stores of keys or values to other slots in one call. */
 
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Copies slots source [count] to target [count] of each of `stores`: of one all are read before any is written.
- * `shapes` has four numbers of a store: the bytes from a slot to the next, its heads, the bytes from a head to the next
- * and those of a head, which lie together. Returns 0, or 1 where there is no memory. */
+/* Copies slots source [count] to target [count] of each of `stores`; all slots of a store are read before any is
+ * written. `shapes` has four numbers per store: the bytes from one slot to the next, the number of heads, the bytes
+ * from one head to the next, and the bytes of a head, which are contiguous. Returns 0, or 1 if memory runs out. */
 int pardec_move(char *const *store, const ptrdiff_t *shapes, int stores, const int64_t *source, const int64_t *target,
                 int count)
 {

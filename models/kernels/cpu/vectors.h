@@ -1,4 +1,4 @@
-/* Vectors of float32 numbers, as all kernels in C have them, and how they come from memory and go there. */
+/* Vectors of float32 numbers for all kernels in C, with loads and stores of float32 and bfloat16. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -47,13 +47,13 @@ enum { FLOAT32, BFLOAT16 };     /* types of numbers in memory; the second has th
 
 INLINE ptrdiff_t bytes_of(int type) { return type == FLOAT32 ? 4 : 2; }
 
-/* Where the number lies that comes `n` after the one at x. */
+/* The address of the n-th number after the one at x. */
 INLINE void *past(int type, const void *x, ptrdiff_t n) { return (char *)x + n * bytes_of(type); }
 
 /* As it would come back from memory. */
 INLINE vec rounded(const int type, vec x) { return type == FLOAT32 ? x : widened(narrowed(x)); }
 
-/* A vector of the numbers from x[n] on, of which there are `left`; zeros behind the last. */
+/* A vector of the numbers from x[n] on, of which `left` exist; zeros after the last. */
 INLINE vec load(const int type, const void *x, ptrdiff_t n, ptrdiff_t left)
 {
     const void *from = past(type, x, n);
@@ -61,7 +61,7 @@ INLINE vec load(const int type, const void *x, ptrdiff_t n, ptrdiff_t left)
     return type == FLOAT32 ? load_some_floats(from, left) : load_some_halves(from, left);
 }
 
-/* The other way round: nothing is written behind the last. */
+/* Stores the first `left` numbers of a vector from out[n] on. */
 INLINE void store(const int type, void *out, ptrdiff_t n, ptrdiff_t left, vec x)
 {
     void *to = past(type, out, n);
@@ -74,9 +74,9 @@ INLINE void store(const int type, void *out, ptrdiff_t n, ptrdiff_t left, vec x)
     else store_some_halves(to, left, x);
 }
 
-#define MANY 12582912.0f        /* 1.5 * 2^23: what is added to it is rounded to a whole number, which its bits end in */
+#define MANY 12582912.0f        /* 1.5 * 2^23: adding it rounds to a whole number, in the low bits of the sum */
 
-/* 2^(n + f), by the series around n, a whole number that `shifted` holds. */
+/* 2^(n + f) by a power series in f; `shifted` is MANY plus the whole number n. */
 INLINE vec power_of(vec shifted, vec f)
 {
     vec sum = f * 1.5403530e-4f + 1.3333558e-3f;
@@ -96,7 +96,7 @@ INLINE vec power(vec x)
     return power_of(shifted, x - (shifted - MANY));
 }
 
-/* e^x for x <= 88; below -87 it is e^-87. x / ln 2 in two parts: rounded, it would be off by as much as x is large. */
+/* e^x for x <= 88; below -87 it is e^-87. x / ln 2 is computed in two parts, since its rounding error grows with x. */
 INLINE vec exponential(vec x)
 {
     x = larger(every(-87.0f), x);
