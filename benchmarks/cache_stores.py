@@ -93,7 +93,7 @@ def read(model: LanguageModel, cache: KVCache, tokens: Tensor, prompt: int) -> t
 
 
 def token_bytes(store: Store, cache: StoredCache) -> float:
-    """Bytes of a token that is encoded."""
+    """Bytes per token after encoding."""
     shapes = [ChunkShape(store.chunk, *part.shape[2:], part.dtype) for part in (*cache.k, *cache.v)]
     codecs = [store.keys] * len(cache.k) + [store.values] * len(cache.v)
     return sum(layout_bytes(codec.layout(shape)) for codec, shape in zip(codecs, shapes, strict=True)) / store.chunk

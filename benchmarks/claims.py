@@ -1,4 +1,4 @@
-"""Measures what seven papers promise, each at its own setting, with the embedded models.
+"""Measures the claims of seven papers, each in its own setting, with the embedded models.
 
     python benchmarks/claims.py --run runs/claims [--only credit localleap ...] [--out benchmarks/claims.md]
 
@@ -26,7 +26,7 @@ FOLDER = Path(__file__).resolve().parent
 
 
 class Setting(NamedTuple):
-    """What is compared: a model, a task, samplers that are swept, and arguments of `pardec.compare`."""
+    """A comparison: a model, a task, samplers that are swept, and arguments of `pardec.compare`."""
 
     model: str
     task: str

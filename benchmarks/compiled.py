@@ -83,7 +83,7 @@ def seconds(run: Callable[[Tensor], Tensor], tokens: Tensor, repeats: int) -> fl
 
 
 def compare(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """The figures of a row from pairs of seconds, eager and compiled."""
+    """The medians and the speed-up of pairs of seconds, eager and compiled."""
     return {
         "eager_ms": round(1e3 * statistics.median(eager for eager, _ in pairs), 3),
         "compiled_ms": round(1e3 * statistics.median(compiled for _, compiled in pairs), 3),
@@ -92,14 +92,14 @@ def compare(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def compile_trace(trace: Callable[[], Any]) -> Callable[..., Any]:
-    """The traced graph, compiled at its first call."""
+    """The traced graph, which torch.compile compiles at its first call."""
     with patch.object(matmul, "onednn_is_faster", lambda: False):  # Inductor only knows PyTorch's matmuls
         compiled: Callable[..., Any] = torch.compile(trace())
     return compiled
 
 
 class Compiler:
-    """Captures steps by compiling them, where CUDA graphs would record them."""
+    """A capturer that compiles steps instead of recording CUDA graphs."""
 
     def __init__(self) -> None:
         self.shapes, self.seconds = 0, 0.0
@@ -118,7 +118,7 @@ class Compiler:
 
 
 def decode(name: str, sampler: str, rows: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """The row of one decode."""
+    """The table row of one decode."""
     eager, compiled, compiler = load(name), load(name), Compiler()
     stack: Any = compiled.language_model.decoder
     compiled.language_model.decoder = GraphRunner(stack, compiler)
@@ -149,7 +149,7 @@ def decode(name: str, sampler: str, rows: int, tokens: int, rounds: int) -> dict
 
 @torch.no_grad()
 def measure(name: str, rows: int, positions: int, queries: int, rounds: int) -> dict[str, Any]:
-    """The row of one step."""
+    """The table row of one step."""
     eager, tokens = make_step(name, rows, positions, queries)
     expected = eager(tokens)
     compiled = compile_trace(lambda: make_fx(eager)(tokens))

@@ -1,4 +1,4 @@
-"""Compares the distributions that samplers of continuous tokens give with the target's, on toy models.
+"""Compares the distributions of samplers for continuous tokens with the target's, on toy models.
 
     python benchmarks/continuous_distributions.py [-n 50000] [--markdown benchmarks/continuous_distributions.md]
 
@@ -87,7 +87,7 @@ def compare(images: np.ndarray, others: np.ndarray) -> tuple[str, float]:
 
 
 def ks_statistic(sample: np.ndarray, other: np.ndarray) -> float:
-    """The largest difference of two distribution functions."""
+    """The largest difference between two empirical distribution functions."""
     both = np.concatenate((sample, other))
     ours, theirs = (np.searchsorted(np.sort(each), both, "right") / len(each) for each in (sample, other))
     return float(np.abs(ours - theirs).max())

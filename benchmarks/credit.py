@@ -1,4 +1,4 @@
-"""Times the sampling decision of a step with and without `credit`, without the forward, on one thread of a CPU.
+"""Times the sampling decision of a step with and without `credit`, without the forward, on one CPU thread.
 
     python benchmarks/credit.py [--vocab 126464] [--positions 32] [--pairs 40] [--out benchmarks/credit.json]
 
@@ -78,7 +78,7 @@ class Row:
 
 
 def drifting(vocab: int, positions: int, steps: int) -> list[Tensor]:
-    """Raw logits [1, W, V] of every step: three tokens of a position stand out, and which is likeliest changes."""
+    """Raw logits [1, W, V] of every step; three tokens per position are likely and alternate as the likeliest."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(1, positions, vocab, generator=generator)
     rivals = torch.randint(vocab - 3, (1, positions, 3), generator=generator)
@@ -92,7 +92,7 @@ def drifting(vocab: int, positions: int, steps: int) -> list[Tensor]:
 
 
 def measure(vocab: int, positions: int, pairs: int) -> dict[str, float]:
-    """Medians in milliseconds per decision, over `pairs` blocks that both samplers decide."""
+    """Median milliseconds per decision, over `pairs` blocks that both samplers decide."""
     steps = drifting(vocab, positions, 8)
     times: dict[str, list[float]] = {BASE: [], WITH: []}
     state_bytes = 0

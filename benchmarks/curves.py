@@ -43,7 +43,7 @@ def bare(name: str) -> str:
 
 
 def with_bare_names(section: Any) -> Any:
-    """The curves of a task, whose samplers are named without the `eos` that all of them have."""
+    """The curves of a task, with `eos` removed from the names of samplers, since all have it."""
     if isinstance(section, list):
         return [with_bare_names(one) for one in section]
     if not isinstance(section, dict):
@@ -53,7 +53,7 @@ def with_bare_names(section: Any) -> Any:
 
 
 def conditions(section: Section) -> str:
-    """The problems of a section, and its two extremes."""
+    """The problems of a section, and the results of `sequential` and `oracle`."""
     generate = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in section["generate"].items())
     text = f"{section['problems']} held-out problems (seed {section['seed']}){', ' if generate else ''}{generate}."
     exact, oracle = section["sequential"], section["oracle"]
@@ -68,12 +68,12 @@ def curves_of(section: Section) -> str:
 
 
 def gains_of(sections: Sequence[Section]) -> str:
-    """What each curve needs of the forwards of its reference at equal accuracy, a column for each section."""
+    """For each curve, its forwards relative to its reference's at equal accuracy, one column per section."""
     return _beside(sections, lambda curve, reference: curve_table.interval((curve["ratio"] or {}).get("nfe")))
 
 
 def areas_of(sections: Sequence[Section]) -> str:
-    """The area under each curve, AUP, over that of its reference, a column for each section."""
+    """For each curve, its area (AUP) relative to its reference's, one column per section."""
     return _beside(sections, lambda curve, reference: f"{curve['aup'] / reference['aup']:.2f}" if curve["aup"] else "")
 
 
@@ -90,7 +90,7 @@ def _beside(sections: Sequence[Section], cell: Callable[[Section, Section], str]
 
 
 def settings_of(section: Section) -> str:
-    """A line for each setting of the curves."""
+    """One line per setting of the curves."""
     head = ["sampler", "right", "forwards", "tokens per forward", *list(SETTINGS)[1:]]
     unique = {point["sampler"]: point for curve in section["curves"] for point in curve["points"]}
     gains = {p["sampler"]: p["gain"] for curve in section["curves"] for p in curve["points"] if p["gain"]}
@@ -113,7 +113,7 @@ def settings_of(section: Section) -> str:
 
 
 def legend(section: Section) -> str:
-    """What the columns of both tables mean."""
+    """The meanings of the columns of both tables."""
     meanings = {**curve_table.legend(section), **SETTINGS}
     return "".join(f"- {name}: {meaning}.\n" for name, meaning in meanings.items())
 

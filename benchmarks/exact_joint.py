@@ -44,7 +44,7 @@ Written by `python benchmarks/exact_joint.py --draws {draws}` on {day} (torch {t
 
 
 def cell(readings: list[Reading]) -> str:
-    """The figures of the worse prompt."""
+    """The figures of the prompt with the larger deviation."""
     worst = max(readings, key=lambda reading: reading.z)
     return f"z {worst.z:+.2f}, TV {worst.distance:.4f} = {worst.distance / worst.noise:.2f} noise"
 

@@ -1,4 +1,4 @@
-"""Times a step of LLaDA2-mini's layers with random weights on a CPU, by the number of experts that are hit.
+"""Times a step of LLaDA2-mini's layers with random weights on a CPU, by the number of experts that are used.
 
     python benchmarks/experts.py [--layers 2] [--repeats 9] [--dtype bfloat16] [--out benchmarks/experts]
 
@@ -70,7 +70,7 @@ def random_decoder(layers: int, dtype: torch.dtype) -> Decoder:
 
 @contextmanager
 def same_experts(decoder: Decoder) -> Iterator[None]:
-    """All tokens choose the first eight experts of the first four groups' share."""
+    """Makes all tokens choose the same eight experts."""
     biases = [layer.router_bias for layer in decoder.layers if isinstance(layer, sparse_layer.SparseLayer)]
     for bias in biases:
         assert bias is not None
@@ -82,7 +82,7 @@ def same_experts(decoder: Decoder) -> Iterator[None]:
 
 
 def experts_hit(run: Callable[[], Any]) -> float:
-    """How many experts a layer reads in this forward, in the mean."""
+    """The mean number of experts per layer that are read in a forward."""
     counts: list[int] = []
 
     def counting(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -67,7 +67,7 @@ def drafters(model: str) -> list[str]:
 
 
 def combinations(drafter: str, pairs: str) -> Iterator[str]:
-    """The drafter with the shapes and length controllers that it takes."""
+    """The drafter with each shape and length controller that works with it."""
     seen = set()
     shapes, lengths = ([card.name for card in registry.cards() if card.stage == stage] for stage in ("shape", "length"))
     for shape in ("", *shapes):

@@ -1,4 +1,4 @@
-"""Measures how certain a model of image codes is of the next code, by the region of the image that the code shows.
+"""Measures how certain a model of image codes is of the next code, by the code's region of the image.
 
     python benchmarks/image_distributions.py [-n 100] [--markdown benchmarks/image_distributions.md]
 
@@ -50,7 +50,7 @@ A code belongs to the background or to the inside of a shape; those next to a co
 
 
 def regions(contents: np.ndarray, side: int) -> np.ndarray:
-    """[B, codes] the index in `REGIONS` of each code, from what it shows."""
+    """[B, codes]: the region of each code, as an index into `REGIONS`."""
     inside = (contents != GROUND).reshape(-1, side, side)
     padded = np.pad(inside, ((0, 0), (1, 1), (1, 1)), mode="edge")
     shifts = (0, 1), (0, -1), (1, 0), (-1, 0)

@@ -1,4 +1,4 @@
-"""Times specs on long prompts, each run paired with `sequential`; the prompt is fed once for all that can share it.
+"""Times specs on long prompts, each run paired with `sequential`; runs that can share the prompt's forward do.
 
     python benchmarks/long_context.py SmolLM2-135M-Instruct.Q4_1.gguf -s 'sparsekv:read="retrieval:budget=512",k=4' \\
         -s sequential@streaming:sink=16,window=1008 [--tokens 4000,8000] [--kinds fact,code] [--new 64]
@@ -63,7 +63,7 @@ def library() -> str:
 
 
 def content(tokenizer: Any, kind: str, tokens: int) -> str:
-    """What the user says, of about so many tokens."""
+    """A text of the kind with about this many tokens."""
     ids = tokenizer(library() if kind == "code" else reference(), add_special_tokens=False)["input_ids"]
     ids = ids[: tokens - 60]  # the question, and the template around it
     if len(ids) < tokens - 60:
@@ -95,7 +95,7 @@ class Run:
 
 
 def caches(value: Any, depth: int = 2) -> Iterator[KVCache]:
-    """The caches that a stage's state keeps."""
+    """The K/V caches in a stage's state."""
     if isinstance(value, KVCache):
         yield value
     elif depth and hasattr(value, "__dict__"):
@@ -105,7 +105,7 @@ def caches(value: Any, depth: int = 2) -> Iterator[KVCache]:
 
 
 def run(model: LanguageModel, spec: str, kind: str, text: str, new: int) -> Run:
-    """Decodes greedily up to `new` tokens, whatever ends the answer."""
+    """Decodes greedily up to `new` tokens, even after an end token."""
     settings = {"sampler": spec, "max_new_tokens": new, "temperature": 0.0, "stop_ids": []}
     call = driver_of(model).prepare([{"role": "user", "content": text}], settings)
     loop = VerifyLoop(model, call.sampler, call.request)
@@ -140,7 +140,7 @@ def run(model: LanguageModel, spec: str, kind: str, text: str, new: int) -> Run:
 
 
 def compared(plain: Run, other: Run) -> dict[str, Any]:
-    """The line of one pair."""
+    """The line for a pair of runs."""
     equal = [a == b for a, b in zip(plain.tokens, other.tokens, strict=False)]
     line = {name: value for name, value in asdict(other).items() if name != "tokens"}
     ratio = plain.seconds / other.seconds

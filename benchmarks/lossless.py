@@ -1,4 +1,4 @@
-"""Compares the tokens of the lossless speed-ups of masked models with those of one token per forward.
+"""Compares the tokens of lossless speed-ups of masked models with those of one token per forward.
 
     python benchmarks/lossless.py [--models tiny-llada ...] [--task chains-64] [-n 300] [--run runs/lossless]
 
@@ -42,7 +42,7 @@ token. Forwards count every forward, drafts and verification alike; rows count t
 
 
 def decode(model: pardec.Model, spec: str, texts: list[str], options: argparse.Namespace) -> dict[str, Any]:
-    """Tokens of each prompt, and what they cost."""
+    """The tokens of each prompt, and the number of forwards and rows."""
     tokens: list[list[int]] = []
     forwards = rows = 0
     more = {"block_length": options.block_length} if model.family == "masked" else {}

@@ -1,4 +1,4 @@
-"""Judges a masked model that was adapted from an autoregressive one: its answers, under the model that it came from.
+"""Evaluates a masked model that was adapted from an autoregressive one, by its answers' likelihood under the parent.
 
     python benchmarks/masked_answers.py --parent FILE.gguf --model FOLDER --prompts spec_bench.jsonl --run FOLDER
         [--count 480] [--max-new-tokens 64] [--batch 8] [--specs SPEC ...] [--parts answers copies choices]
@@ -80,7 +80,7 @@ Answer = tuple[list[int], int]  # ids, and forwards
 
 
 class Rows:
-    """The finished rows of a part, one line of JSON each, by (spec, number)."""
+    """The finished rows of a part, one JSON line each, by (spec, number)."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -88,7 +88,7 @@ class Rows:
         self.found = {(row["spec"], row["number"]): row for row in map(json.loads, lines)}
 
     def missing(self, spec: str, count: int) -> list[int]:
-        """The numbers below `count` that this spec has no row of."""
+        """The numbers below `count` for which this spec has no row."""
         return [number for number in range(count) if (spec, number) not in self.found]
 
     def add(self, rows: Iterable[Row]) -> None:
@@ -116,7 +116,7 @@ def decoded(model: pardec.Model, spec: str, prompts: Sequence[list[int]], new: i
 
 
 def nats(parent: pardec.Model, prompt: list[int], answer: list[int]) -> float | None:
-    """The parent's mean log-likelihood of the answer's tokens; None for an empty answer."""
+    """The parent's mean log-likelihood per token of the answer; None for an empty answer."""
     if not answer:
         return None
     logits = parent.logits(torch.tensor([prompt + answer[:-1]]))[0, len(prompt) - 1 :]
@@ -124,13 +124,13 @@ def nats(parent: pardec.Model, prompt: list[int], answer: list[int]) -> float | 
 
 
 def agreement(answer: list[int], own: list[int]) -> float | None:
-    """The share of equal tokens up to the shorter answer's end."""
+    """The share of equal tokens, up to the end of the shorter answer."""
     shorter = min(len(answer), len(own))
     return sum(a == b for a, b in zip(answer, own, strict=False)) / shorter if shorter else None
 
 
 def distinct(answers: Iterable[list[int]], n: int) -> float:
-    """The share of different n-grams."""
+    """The share of distinct n-grams."""
     grams = [tuple(answer[at : at + n]) for answer in answers for at in range(len(answer) - n + 1)]
     return len(set(grams)) / max(len(grams), 1)
 
@@ -143,7 +143,7 @@ def missing_answers(
     prompts: Sequence[list[int]],
     new: int,
 ) -> Iterator[tuple[str, list[int], list[Answer], float]]:
-    """Decodes the answers without a row, in batches: the spec, the numbers, the answers, and the seconds per answer."""
+    """Decodes missing answers in batches; yields the spec, the numbers, the answers, and the seconds per answer."""
     for spec, decoder, sampler in ((PARENT, parent, "sequential"), *((spec, model, spec) for spec in given.specs)):
         missing = rows.missing(spec, len(prompts))
         for at in range(0, len(missing), given.batch):
@@ -173,7 +173,7 @@ def run_answers(given: argparse.Namespace, parent: pardec.Model, model: pardec.M
 
 
 def copies(count: int) -> list[tuple[str, str]]:
-    """(instruction, answer) of sentences to repeat with one word in place of another."""
+    """(instruction, answer) pairs: sentences to repeat with one word replaced."""
     found = []
     for number in range(count):
         subject, verb = SUBJECTS[number % len(SUBJECTS)], VERBS[number // 2 % len(VERBS)]

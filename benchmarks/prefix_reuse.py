@@ -51,7 +51,7 @@ def examples(model: pardec.Model, count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Timed:
-    """One request."""
+    """The result of one request."""
 
     first: float  # seconds to the first token
     tokens: list[int]
@@ -59,7 +59,7 @@ class Timed:
 
 
 def request(model: pardec.Model, ids: list[int], new: int) -> Timed:
-    """One request, from its tokens on."""
+    """Runs one request, and measures the time to its first token."""
     first, last = 0.0, None
     start = time.process_time()
     for event in model.stream(input_ids=[ids], sampler="sequential", max_new_tokens=new, stop_ids=[]):
@@ -71,7 +71,7 @@ def request(model: pardec.Model, ids: list[int], new: int) -> Timed:
 
 
 def requests(model: pardec.Model, shared: list[int], new: int) -> list[Timed]:
-    """Two questions after the examples, then the first one once more after the second answer."""
+    """Two questions after the same examples, then a continuation of the second answer."""
     questions = [model.tokenizer(f"\n{each.prompt}")["input_ids"] for each in
                  pardec.task("arithmetic").problems("heldout", 2, 7)]  # fmt: skip
     first, second = (request(model, [*shared, *question], new) for question in questions)
@@ -80,7 +80,7 @@ def requests(model: pardec.Model, shared: list[int], new: int) -> list[Timed]:
 
 
 def repeat(model: pardec.Model, shared: list[int], new: int) -> tuple[list[Timed], list[Timed], float]:
-    """The requests with an empty cache and without one, and the cache's KiB per token."""
+    """Runs the requests with an empty cache and without one; also returns the cache's KiB per token."""
     cache = model.cache_prefixes(MIB)
     assert cache is not None, "it has room"
     own = requests(model, shared, new)

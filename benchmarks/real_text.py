@@ -1,4 +1,4 @@
-"""Drafters on a real language model and real prompts, beside transformers' own ways to decode the same weights.
+"""Compares drafters with transformers' own decoding, on a real language model and real prompts.
 
     python benchmarks/real_text.py --model FILE.gguf --prompts QUESTIONS.jsonl [--count 10] [--timed 2]
         [--max-new-tokens 64] [--checked-tokens N] [--specs SPEC ...] [--beside NAME ...] [--runs NAME ...]
@@ -58,7 +58,7 @@ class Prompt:
 
 
 def read_prompts(file: Path, count: int) -> list[Prompt]:
-    """The first `count` prompts of each kind; those of conversations come from as many categories as there are."""
+    """The first `count` prompts of each kind; conversations are taken evenly from all categories."""
     groups: dict[str, dict[str, list[Prompt]]] = {}
     for line in file.read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
@@ -101,7 +101,7 @@ class Decoders:
         return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=kind).eval()
 
     def decode(self, arm: str, prompts: list[list[int]], new: int) -> tuple[list[list[int]], Row]:
-        """The tokens of each prompt, up to and with the first end token, and what they took."""
+        """The tokens of each prompt, up to and including the first end token, and counts."""
         os.environ["PARDEC_KERNELS"] = self.kernels
         if not arm.startswith(PLAIN):
             result = self.model.generate(input_ids=prompts, sampler=arm, max_new_tokens=new)
@@ -124,7 +124,7 @@ class Decoders:
 
     @torch.inference_mode()
     def gap(self, ids: list[int], expected: list[int], tokens: list[int]) -> float:
-        """How far apart transformers' logits of both tokens are where two answers part."""
+        """The difference of transformers' logits of the two tokens at which two answers first differ."""
         same = next((i for i, pair in enumerate(zip(expected, tokens, strict=False)) if pair[0] != pair[1]), None)
         if same is None:
             return float("inf")
@@ -133,7 +133,7 @@ class Decoders:
 
 
 class Store:
-    """Rows of a run that are done, in a file of lines."""
+    """The finished rows of a run, in a file of JSON lines."""
 
     def __init__(self, file: Path, settings: Row) -> None:
         self.file, self.rows = file, []
@@ -156,7 +156,7 @@ class Store:
 
 
 def check(decoders: Decoders, prompts: list[Prompt], options: argparse.Namespace, store: Store) -> None:
-    """Decodes all prompts by transformers, one by one, and by every drafter, in batches; short ones first."""
+    """Decodes all prompts by transformers, one by one, and with every drafter in batches; short ones first."""
     ids = {prompt.id: chat_ids(decoders.model, prompt.text) for prompt in prompts}
     ordered = sorted(prompts, key=lambda prompt: len(ids[prompt.id]))  # rows of a batch are of about one length
     for start in range(0, len(ordered), BATCH):
@@ -177,7 +177,7 @@ def check(decoders: Decoders, prompts: list[Prompt], options: argparse.Namespace
 
 
 def timed(prompts: list[Prompt], beside: set[int], options: argparse.Namespace, store: Store) -> None:
-    """Decodes each prompt alone by every arm in every run, in turn; `beside` by transformers, too."""
+    """Decodes each prompt alone with every arm of every run, alternately; `beside` by transformers, too."""
     decoders = {run: Decoders(options, run) for run in options.runs}
     arms = [PLAIN, *options.beside, *options.specs]
     warm = set()
@@ -201,7 +201,7 @@ def timed(prompts: list[Prompt], beside: set[int], options: argparse.Namespace, 
 
 
 def forwards(options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Milliseconds of a forward over some positions in every run: the least of many, which take turns."""
+    """Milliseconds of a forward over some positions in every run: the minimum of many alternating repetitions."""
     decoders = {run: Decoders(options, run) for run in options.runs}
     fastest: dict[str, dict[str, float]] = {run: {} for run in decoders}
     vocabulary = next(iter(decoders.values())).model.network.vocab_size
@@ -218,7 +218,7 @@ def forwards(options: argparse.Namespace) -> dict[str, dict[str, float]]:
 
 
 def summary(rows: list[Row], arms: list[str]) -> list[Row]:
-    """A row for each arm, over the prompts that it and transformers have decoded."""
+    """A row for each arm, over the prompts that both the arm and transformers have decoded."""
     plain = {row["id"]: row for row in rows if row["arm"] == PLAIN}
     one_by_one = {row["id"]: row for row in rows if row["arm"] == "sequential"}
     summaries = []
@@ -248,7 +248,7 @@ def summary(rows: list[Row], arms: list[str]) -> list[Row]:
 
 
 def _ratio(rows: list[Row], base: Row, seconds: str) -> float | None:
-    """Tokens a second of `rows` over those of `base`, on the prompts that both have done."""
+    """Tokens per second of `rows` divided by those of `base`, on the prompts that both have decoded."""
     common = [(row, base[row["id"]]) for row in rows if row["id"] in base]
     if not common:
         return None
@@ -283,7 +283,7 @@ COLUMNS = (
 
 
 def report(options: argparse.Namespace, checks: Store, times: Store) -> None:
-    """Writes OUT.json and OUT.md from what is done so far."""
+    """Writes OUT.json and OUT.md from the rows so far."""
     arms = [PLAIN, LOOKUP, ASSISTED, *options.specs]
     command = ["python", "benchmarks/real_text.py", "--model", Path(options.model).name]
     command += ["--prompts", options.prompts.name]
@@ -325,7 +325,7 @@ def report(options: argparse.Namespace, checks: Store, times: Store) -> None:
 
 
 def across(rows: list[Row], runs: Row, arms: list[str]) -> dict[str, list[str]]:
-    """Seconds of each arm in every run over those of the first, with the number of prompts."""
+    """Seconds of each arm in every run divided by those in the first run, with the number of prompts."""
     first = next(iter(runs), None)
     ratios: dict[str, list[str]] = {}
     for arm in arms:

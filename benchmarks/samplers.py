@@ -40,7 +40,7 @@ OTHERS = (
 
 
 class Task(NamedTuple):
-    """How a task is decoded, and by what."""
+    """A task with its samplers and arguments."""
 
     problems: int
     max_new_tokens: int
@@ -72,7 +72,7 @@ SETS = {
 
 
 def stopping(sampler: str) -> str:
-    """The spec with `eos`; a cache alone stands after it."""
+    """The spec with `eos`; a spec that is only a cache keeps it at the end."""
     body, mark, cache = sampler.partition("@")
     return f"{body}{'+' if body else ''}eos{mark}{cache}"
 

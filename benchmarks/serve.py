@@ -92,7 +92,7 @@ shapes of matrices, and memory grows by some 100 MiB until those are there, with
 
 @contextmanager
 def server(model: str, *options: str, **variables: str) -> Iterator[tuple[str, psutil.Process, Path]]:
-    """A server in a process of its own: its address, the process, its log."""
+    """Starts a server in a separate process; yields its address, the process, and its log."""
     log = Path(f"serve-{model}.log")
     with log.open("w") as file:
         command = [sys.executable, "-m", "pardec", "serve", model, "--port", "0", *options]
@@ -115,7 +115,7 @@ def server(model: str, *options: str, **variables: str) -> Iterator[tuple[str, p
 
 
 def requests(model: str, count: int, samplers: list[str], temperatures: tuple[float, ...]) -> list[dict[str, Any]]:
-    """Prompts of unequal length with settings of their own."""
+    """Prompts of unequal length, each with its own settings."""
     order = random.Random(0)
     questions = [problem.prompt for problem in pardec.task("arithmetic").problems(n=count)]
     return [
@@ -134,7 +134,7 @@ def requests(model: str, count: int, samplers: list[str], temperatures: tuple[fl
 async def _load(
     url: str, bodies: list[dict[str, Any]], clients: int
 ) -> tuple[list[float], list[dict[str, Any]], float]:
-    """Seconds of each request, the answers, and the seconds of all, with so many clients at once."""
+    """Seconds of each request, the answers, and the seconds of all, with `clients` clients at once."""
     gate, seconds = asyncio.Semaphore(clients), [0.0] * len(bodies)
     answers: list[dict[str, Any]] = [{}] * len(bodies)
     async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=clients)) as client:
@@ -196,7 +196,7 @@ def _forwards(url: str) -> float:
 
 
 async def _faulty(url: str, count: int) -> dict[str, Any]:
-    """So many requests, 32 at once, a third of which leave and a fifth of which are broken."""
+    """`count` requests, 32 at once: a third disconnect early and a fifth are malformed."""
     order, gate = random.Random(1), asyncio.Semaphore(32)
     statuses: dict[str, int] = {}
     result = {"left": 0, "broken": 0, "no_json": 0}

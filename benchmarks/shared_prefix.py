@@ -1,4 +1,4 @@
-"""Times rows of one prompt whose K/V are stored once, against rows that each store them.
+"""Times rows of one prompt whose K/V are stored once, compared with rows that each store them.
 
     python benchmarks/shared_prefix.py [--model tiny-llama ...] [--tokens 400 ...] [--rows 8 2] [--sampler sequential]
                                        [--new 24] [--repeats 3] [--out NAME]
@@ -52,7 +52,7 @@ probability 1e-6 or less can fall to either.
 
 @dataclass(frozen=True)
 class Timed:
-    """One call."""
+    """The result of one call."""
 
     nbytes: int  # of K and V
     prompt: float  # seconds
@@ -61,7 +61,7 @@ class Timed:
 
 
 def decode(model: pardec.Model, call: Call, share: bool) -> Timed:
-    """All rounds of a call."""
+    """Decodes all rounds of a call."""
     assert isinstance(call.sampler, SpeculativeSampler), "an autoregressive model"
     start, steps = time.process_time(), []
     loop = VerifyLoop(model.language_model, call.sampler, replace(call.request, share_prompt=share))

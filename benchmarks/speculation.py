@@ -102,7 +102,7 @@ it wrote:
 
 
 class Copies(Task):
-    """The problems of `lists` that ask to repeat the list."""
+    """The problems of `lists` whose answer is the list itself."""
 
     name = "copies"
     summary = "repeat a list of three to eight items"

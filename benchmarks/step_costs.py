@@ -55,7 +55,7 @@ turn: `threshold` with the same cache, and without one for caches.
 
 
 class Cost(NamedTuple):
-    """What the first steps of a decode cost."""
+    """The cost of the first steps of a decode."""
 
     seconds: float
     fed: float  # positions per step
@@ -74,7 +74,7 @@ def decode(model: pardec.Model, spec: str, ids: torch.Tensor, steps: int) -> Cos
 
 
 def specs() -> Iterator[tuple[str, str]]:
-    """Each sampler, and what it is compared with."""
+    """Each sampler, and the sampler that it is compared with."""
     for cache in CACHES:
         for method in METHODS:
             selects = method.split(":")[0] in ("dawn", "dapd", "dus", "bound", "cumulative", "density+fixed")

@@ -1,4 +1,4 @@
-"""Measures how near `pardec tune` comes to an exhaustive sweep of the same space, and at which share of its cost.
+"""Compares `pardec tune` with an exhaustive sweep of the same space: the chosen sampler, and the share of the cost.
 
     python benchmarks/tuning.py --run runs/tuning [--model tiny-dream] [--task chains-64] [-n 200] [--trials 200]
         [--out benchmarks/tuning.json]
@@ -43,7 +43,7 @@ NEAR = 1.05  # a setting this much dearer than the best counts as found
 
 @dataclass(frozen=True)
 class Decoded(Bench):
-    """A bench that looks up what the sweep measured."""
+    """A bench that looks up the results of the sweep."""
 
     table: dict[Candidate, dict[str, Outcome]]
     spent: list[float]
@@ -84,7 +84,7 @@ def trial(
     table: Any,
     max_drop: float,
 ) -> tuple[Candidate, float]:
-    """What one search and its confirmation choose, and the forwards that they take."""
+    """The choice of one search and its confirmation, and the forwards that both took."""
     owners = list(problems.owners)
     random.Random(number).shuffle(owners)
     half = len(owners) // 2

@@ -1,4 +1,4 @@
-"""A select policy of your own in twenty lines: it commits the surest positions until their doubts add up to a budget.
+"""A select method of your own in twenty lines: it commits the most confident positions within a budget of doubt.
 
     python examples/own_select.py
 

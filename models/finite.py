@@ -57,7 +57,7 @@ def damaged(weights: Iterable[tuple[str, Tensor]]) -> str | None:
 
 
 def named_weights(*parts: Any) -> Iterable[tuple[str, Tensor]]:
-    """The weights of networks by name; networks that name none are left out."""
+    """The weights of networks by name, without networks that name none."""
     for part in parts:
         yield from getattr(part, "named_parameters", tuple)()
 

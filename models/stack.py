@@ -34,17 +34,17 @@ class WrapperStack:
 
     @property
     def embedding(self) -> Tensor:
-        """The base's."""
+        """The input embeddings of `base`."""
         return self.base.embedding
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """The base's."""
+        """A new cache of `base`."""
         return self.base.new_cache(batch, capacity)
 
     def parameters(self) -> Iterable[Tensor]:
-        """The base's."""
+        """The parameters of `base`."""
         return self.base.parameters()
 
     def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
-        """The base's."""
+        """The named parameters of `base`."""
         return self.base.named_parameters()

@@ -50,7 +50,7 @@ class Trimmed(WrapperStack):
 
     @property
     def weights_version(self) -> int:
-        """The base's."""
+        """The weights version of the base."""
         return self.base.weights_version
 
     def _fill(self) -> None:

@@ -1,4 +1,4 @@
-"""Former names of what a method defines, and the check that no method defines one: nothing would read it."""
+"""Former names of attributes of methods, and an error for methods that still define one, which nothing would read."""
 
 from __future__ import annotations
 

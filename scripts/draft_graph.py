@@ -1,4 +1,4 @@
-"""Makes the graph of states that `freedave:graph=` drafts, from what a sampler commits on a few problems of a task.
+"""Makes the graph of states that `freedave:graph=` drafts, from a sampler's commits on some problems of a task.
 
     python scripts/draft_graph.py tiny-llada --task arithmetic --problems 32 --drafts 6
     python scripts/draft_graph.py tiny-dream --task lists -s threshold:tau=0.9 --drafts 10 --own > graph.txt

@@ -1,4 +1,4 @@
-"""Draw docs/gallery: a page for each embedded image model, with its images, their seeds and the decode as it happens.
+"""Draws docs/gallery: a page for each embedded image model, with its images, their seeds and an animated decode.
 
     python scripts/gallery.py [MODEL ...]
 
@@ -28,7 +28,7 @@ SCALE, LINE = 3, 14
 
 @dataclass(frozen=True)
 class Page:
-    """One model's page: what it draws, and the samplers that are shown side by side."""
+    """The page of one model: its images, and the samplers that are shown side by side."""
 
     model: str
     title: str

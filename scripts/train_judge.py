@@ -52,7 +52,7 @@ Choices = Callable[[list[list[int]]], list[list[int]]]  # texts -> what the draf
 
 @dataclass
 class Answer:
-    """The state of one problem's mining."""
+    """The mining state of one problem."""
 
     prompt: list[int]
     tokens: list[int]  # the answer, its end token included

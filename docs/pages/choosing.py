@@ -1,4 +1,4 @@
-"""The rows of committed tables that the page on choosing a sampler quotes."""
+"""The rows of committed tables that the page on choosing a sampler includes."""
 
 from __future__ import annotations
 

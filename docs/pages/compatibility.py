@@ -35,7 +35,7 @@ def table(family: str) -> str:
 
 
 def _parties(card: Card) -> Iterator[tuple[str, Party]]:
-    """The method with its defaults, and with each other choice of a parameter that changes its traits."""
+    """The method with its defaults, and with each combination of parameters that has other traits."""
     seen: list[Party] = []
     for name, method in _settings(card):
         party = masked.party(method) if card.family == "masked" else speculative.party(card.stage, method)
@@ -54,7 +54,7 @@ def _same(one: Party, other: Party) -> bool:
 
 
 def _settings(card: Card) -> Iterator[tuple[str, Any]]:
-    """The method with its defaults, then with one other parameter, then with two."""
+    """The method with its defaults, then with one parameter changed, then with two."""
     hints = typing.get_type_hints(card.make)
     options = [(f.name, value) for f in fields(card.make) for value in _choices(hints[f.name]) if value != f.default]
     for chosen in ((), *((one,) for one in options), *combinations(options, 2)):
@@ -74,7 +74,7 @@ def _choices(kind: Any) -> list[Any]:
 
 
 def _names(names: Iterator[str]) -> str:
-    """The methods; a setting is listed only if the method with fewer of its parameters is not."""
+    """The names of methods; a setting is left out if the same method with fewer changed parameters is listed."""
     found = {
         name: {method, *filter(None, rest.split(","))} for name in names for method, _, rest in [name.partition(":")]
     }

@@ -21,7 +21,7 @@ _DEFAULT = {"confidence": "samplers", "none": "samplers", "greedy": "speculation
 
 
 def section(card: Any, tables: Sequence[Table], example: str) -> str:
-    """Every page of benchmarks whose tables have rows with the method."""
+    """The section of one method: every benchmark page whose tables name it."""
     found = []
     for page in dict.fromkeys(one.page for one in tables):
         of = [(one, [row for row in one.rows if card.name in row.names]) for one in tables if one.page == page]
@@ -48,7 +48,7 @@ def _quote(name: str, chosen: Sequence[tuple[Table, Sequence[Row]]]) -> str:
 
 
 def _table(chosen: Sequence[tuple[Table, Sequence[Row]]]) -> str:
-    """The rows, after the baseline in the table's first; with a heading if there are several tables."""
+    """A table of the rows, the baseline first; with a heading if there are several tables."""
     first, _ = chosen[0]
     named = any(one.heading for one, _ in chosen)
     shown = [

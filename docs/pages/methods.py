@@ -115,7 +115,7 @@ def example(card: Any) -> str:
 
 
 def _stage(card: Any) -> tuple[str, str]:
-    """What the card's stage decides, and where the concepts explain it."""
+    """The decision of the card's stage, and a link to the concept page about it."""
     key = card.family, card.stage
     return _OTHER_WORDS.get(key, STAGES[card.stage]), _OTHER_PLACES.get(key, card.stage)
 
@@ -175,7 +175,7 @@ def _parameters(card: Any) -> str:
 
 
 def _kind(hint: Any) -> str:
-    """The values that may follow the name, in words."""
+    """The possible values of a parameter, in words."""
     if get_origin(hint) is Literal:
         return " or ".join(f"`{value}`" for value in get_args(hint))
     if get_args(hint) and type(None) in get_args(hint):

@@ -58,7 +58,7 @@ class CompactCache(KVCache):
 
     @property
     def gap(self) -> np.ndarray:
-        """[B] number of a text's slot minus its slot here, for slots from `first` on."""
+        """[B]: a slot's number in the text minus its number here, for text slots from `first` on."""
         result: np.ndarray = self.first - self.filled
         return result
 
@@ -208,7 +208,7 @@ def _shifted(slots: Tensor, shift: Tensor) -> Tensor:
 
 
 def _shifted_mask(visible: Visible, shift: Tensor, same: int | None) -> Visible:
-    """The mask over the slots here; copies are visible to all queries."""
+    """The mask over the slots of this cache; copied slots are visible to all queries."""
     if same is not None and visible.before >= same and visible.dense is not None:
         return Visible.mask(visible.dense, visible.before - same)
     dense = visible.from_first_slot().dense

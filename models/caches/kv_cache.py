@@ -357,12 +357,12 @@ def rows_of(value: Any, rows: Tensor) -> Any:
 
 
 def with_rows(value: Any, rows: Tensor, other: Any, batch: int) -> Any:
-    """`value`, of `batch` rows, with the entries of `other` at `rows` [n]; where either is None, `value` unchanged."""
+    """`value`, of `batch` rows, with the entries of `other` at `rows` [n]; `value` itself if either is None."""
     return value if value is None or other is None else written(value, rows, other, batch)
 
 
 def written(value: Any, rows: Tensor, other: Any, batch: int) -> Any:
-    """`with_rows` as a new object, caches excepted; zeros fill a tensor that is None or narrower in dimension 1."""
+    """Like `with_rows`, but returns a new object, except for caches; zeros pad a tensor that is None or narrower."""
     if value is None and other is None:
         return None
     if isinstance(value, KVCache):

@@ -34,7 +34,7 @@ FILE = "label_channels.json"  # in a checkpoint's folder: pairs of channels per 
 
 
 def importance(q: Tensor, k: Tensor) -> Tensor:
-    """[..., K, D/2] importance of pairs, for queries [..., n, H, D] and the keys [..., n, K, D] of the same tokens."""
+    """[..., K, D/2]: importance of channel pairs, for queries [..., n, H, D] and keys [..., n, K, D] of tokens."""
     grouped = rearrange(q, "... n (k g) d -> ... n k g d", k=k.shape[-2])
     each = (grouped.float() * k.float()[..., None, :]).abs().mean((-4, -2))
     first, second = each.chunk(2, -1)
@@ -94,7 +94,7 @@ def read_labels(file: Path, model: LanguageModel, pairs: int) -> list[Tensor]:
 
 
 class LabelCache(KVCache):
-    """A cache whose queries see a few slots each, once `labels` are known: [B, K, P] pairs of channels, by layer."""
+    """A cache whose queries attend to few slots once `labels` are set: pairs of channels [B, K, P], per layer."""
 
     by_row: ClassVar[tuple[str, ...]] = ("labels",)
 

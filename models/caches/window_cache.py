@@ -104,18 +104,18 @@ class WindowCache(KVCache):
         return _top(plan) <= self.sink + self.window
 
     def _own(self, slots: Tensor) -> Tensor:
-        """The slots here of the text's slots; -1 stays -1."""
+        """The slots of this cache that hold the text's slots; -1 stays -1."""
         return torch.where(slots < self.sink, slots, self.sink + (slots - self.sink) % self.ring)
 
     def _texts(self, lengths: Tensor) -> Tensor:
-        """[B, C] the text's slot that each slot holds in rows of `lengths` [B]; -1: none."""
+        """[B, C]: the text's slot in each slot of this cache, for rows of `lengths` [B]; -1: none."""
         order = torch.arange(self.capacity, device=lengths.device)
         behind = lengths[:, None] - 1 - order
         rounds = torch.where(order < self.sink, 0, behind.div(self.ring, rounding_mode="floor"))
         return torch.where(behind < 0, -1, order + rounds * self.ring)
 
     def _visible(self, plan: Plan) -> Tensor:
-        """[B, Q, C] bool: the slots here that each query of `plan` sees; the plan names the text's slots."""
+        """[B, Q, C] bool: which of this cache's slots each query of `plan` attends to; the plan has text slots."""
         text = self._texts(plan.lengths)[:, None]
         first = torch.where(plan.slots < 0, self.reach, plan.slots).amin(1)
         node = (text - first[:, None, None]).clamp(-1, plan.width - 1)

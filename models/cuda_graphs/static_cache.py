@@ -41,7 +41,7 @@ class Stores:
     def __init__(
         self, make: Callable[[int, int], KVCache], rounded: Callable[[int], int], on_drop: Callable[[int], None]
     ) -> None:
-        """`make` a cache of rows and capacity; rows are `rounded` up; `on_drop` gets the number of a dropped store."""
+        """`make(rows, capacity)` makes a cache; rows are `rounded` up; `on_drop` gets the number of a dropped store."""
         self._make, self._rounded, self._on_drop = make, rounded, on_drop
         self._idle: list[Store] = []
 

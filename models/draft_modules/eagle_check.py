@@ -37,7 +37,7 @@ class Agreement:
 
 @torch.inference_mode()
 def agreement(module: EagleModule, tokens: Tensor) -> Agreement:
-    """How often `module` is right on texts [B, T] of its target, every pair having the target's state (256 tokens do).
+    """How often `module` is right on texts [B, T] of its target, with the target's states (256 tokens suffice).
 
     Both readings of the ids are tried where the config leaves room for two.
     """

@@ -29,7 +29,7 @@ HARMLESS = (r".*rotary_emb\.inv_freq",)
 
 @dataclass(frozen=True, slots=True)
 class EagleLayout:
-    """One folder: the shape of its layers, its flags, and the published names of its parameters."""
+    """The contents of one folder: the shape of its layers, its flags, and the published names of its parameters."""
 
     version: Literal["1", "3", "fspad"]
     style: str  # the project that the layout comes from, for people

@@ -1,4 +1,4 @@
-"""The layer of an EAGLE-3 in 8 bits over the few pairs of a single row: kernels in C, without PyTorch in between."""
+"""The layer of an EAGLE-3 in 8 bits for the few pairs of a single row: C kernels called without PyTorch."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Hydra(DraftModule):
         return self.parameter_count // len(self.heads)
 
     def inputs(self, states: Tensor, path: Tensor) -> Tensor:
-        """[B, K, Z] what a grounded head reads: states [B, E], then the tokens of `path` [B, K, D] down to a node."""
+        """[B, K, Z]: a grounded head's input: states [B, E], then the tokens of `path` [B, K, D] down to a node."""
         batch, nodes = path.shape[:2]
         embedded = self.embed(path).to(states.dtype).flatten(2)
         return torch.cat((states[:, None].expand(batch, nodes, -1), embedded), -1)

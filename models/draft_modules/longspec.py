@@ -80,7 +80,7 @@ class CrossLayer(DecoderLayer):
 
 
 def _verified(plan: Plan, keys: TargetKeys, dtype: torch.dtype) -> AttentionPattern:
-    """The pattern of the queries over the target's keys: verified ones before them are seen."""
+    """The pattern of the queries over the target's keys: each attends to the verified ones before it."""
     device = keys.k.device
     if keys.uniform is not None:
         return AttentionPattern("c" if backend(device, dtype) == "c" else "reference", keys.uniform)

@@ -1,4 +1,4 @@
-"""Fills the parameters of a draft module with published tensors: each is used once, harmless, or named in an error."""
+"""Fills the parameters of a draft module with published tensors: each is used, harmless, or named in an error."""
 
 from __future__ import annotations
 

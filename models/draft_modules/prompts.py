@@ -106,7 +106,7 @@ def load(files: DraftFiles, target: LanguageModel) -> PromptVectors:
 
 
 def _matches(config: Mapping[str, Any], published: Mapping[str, Published]) -> bool:
-    """Whether the config has `num_special_tokens`, which peft's usual prompt tuning has not."""
+    """Whether the config has `num_special_tokens`, which peft's usual prompt tuning lacks."""
     return _VECTORS in published and "num_special_tokens" in config
 
 

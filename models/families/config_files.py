@@ -1,4 +1,4 @@
-"""Arguments and sampling defaults of image models from JSON files, where the weight files hold only tensors.
+"""Arguments and sampling defaults of image models whose weight files hold only tensors, from JSON files.
 
 The files are written by people, with the names of the authors' arguments: a key that is not known is a mistake.
 """
@@ -45,7 +45,7 @@ def stated(folder: Path, stem: str, keys: ConfigKeys) -> Config:
 
 
 def agree(folder: Path, config: Config, read_off: Mapping[str, Any]) -> None:
-    """Raises ModelError, with the name, for an argument that contradicts the tensors."""
+    """Raises ModelError, which names the argument, if an argument contradicts the tensors."""
     for name, value in read_off.items():
         if name in config and config[name] != value:
             raise ModelError(

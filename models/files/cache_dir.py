@@ -68,7 +68,7 @@ def private(*below: str) -> Iterator[Path]:
 
 
 def require_own(file: Path) -> Path:
-    """`file`, in a `private` folder. Raises OSError if it is missing or a link, or others may have written to it."""
+    """Returns `file` of a `private` folder. Raises OSError if it is missing, a link, or others may have written it."""
     _refuse(os.lstat(file), file, stat.S_ISREG)
     return file
 

@@ -40,7 +40,7 @@ class Source:
 def locate(
     name_or_path: str | os.PathLike[str], *, revision: str | None = None, offline: bool = False, weights: bool = True
 ) -> Source:
-    """Find a model's files, downloading them from the hub if need be; all but the weights without `weights`.
+    """Find a model's files, downloading them from the hub if need be; `weights=False` leaves the weights out.
 
     Raises UnknownModelError (a ModelError and LookupError) with the nearest embedded names if there is no such model.
     """
@@ -122,7 +122,7 @@ def local_drafter(name_or_path: str | os.PathLike[str]) -> Source | None:
 
 
 def generation_of(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """generation_config.json, or where a checkpoint has none its config.json, which transformers then reads for it."""
+    """generation_config.json, or if a checkpoint has none its config.json, which transformers reads instead."""
     file = folder / "generation_config.json"
     if file.is_file():
         return read_json(file)

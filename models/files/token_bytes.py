@@ -53,7 +53,7 @@ class TokenBytes:
         return ids
 
     def encode(self, value: str | bytes) -> list[int]:
-        """A text as the tokenizer itself splits it, where that gives the same bytes wherever it stands."""
+        """A text as the tokenizer itself splits it, if these tokens have the text's bytes; else the longest tokens."""
         data = value.encode() if isinstance(value, str) else value
         try:
             ids = self.tokenizer(data.decode(), add_special_tokens=False)["input_ids"]
@@ -72,7 +72,7 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
 
 
 def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
-    """The bytes that each token writes, wherever it stands; none where that is unknown."""
+    """The bytes that each token writes at every position; none if they are unknown."""
     kinds = _decoders(tokenizer)
     names = [str(name) for name in tokenizer.convert_ids_to_tokens(list(ids))]
     if "ByteLevel" in kinds:
@@ -84,7 +84,7 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
 
 
 def _decoders(tokenizer: Any) -> set[str]:
-    """The types of the decoders of a fast tokenizer; none of another one."""
+    """The types of the decoders of a fast tokenizer; none for a slow one."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = None if backend is None else json.loads(backend.to_str()).get("decoder")
     if decoder is None:

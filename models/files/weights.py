@@ -157,7 +157,7 @@ def unwrapped(published: Mapping[str, Published], expected: Mapping[str, object]
 
 
 def count_parts(names: Iterable[str], part: str) -> int:
-    """How many parts `<part>.0`, `<part>.1` and so on the names of tensors name."""
+    """The number of parts `<part>.0`, `<part>.1` and so on among the names of tensors."""
     indices = (re.match(re.escape(part) + r"\.(\d+)\.", name) for name in names)
     return max((int(number[1]) + 1 for number in indices if number), default=0)
 

@@ -254,7 +254,7 @@ class HFAdapter:
             raise self._refusal(f"its own forward fails: {one_line(error)}") from error
 
     def _later_counts(self, width: int) -> list[int]:
-        """The number of earlier tokens in each probe: a few, half of the model's length, and the maximum."""
+        """The numbers of earlier tokens that are probed: a few, half of the model's length, and the maximum."""
         most = self.limit or getattr(self._text, "max_position_embeddings", None) or 0
         return sorted({count for count in (3, most // 2, most - width) if 0 < count <= most - width})
 

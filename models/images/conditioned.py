@@ -159,7 +159,7 @@ class Conditioned(WrapperStack):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Shifted(Hidden):
-    """A forward of all copies of a plan's rows, read row by row; `states` and `taps` hold every copy."""
+    """A forward of all copies of a plan's rows, whose results are read by row; `states` and `taps` hold every copy."""
 
     hidden: Hidden
     shifts: Sequence[Tensor]  # per copy [B]

@@ -51,7 +51,7 @@ class LevelShape:
 
 
 def multiples(tensors: Mapping[str, Tensor], levels: str, conv: str, ch: int, what: str) -> tuple[int, ...]:
-    """`ch_mult` of published tensors whose levels are called `<levels>.0` and so on, each with a convolution `conv`."""
+    """`ch_mult` of published tensors whose levels are named `<levels>.0` and so on, each with a convolution `conv`."""
     convs = [tensors.get(f"{levels}.{level}.{conv}") for level in range(count_parts(tensors, levels))]
     if not convs or any(each is None or each.shape[0] % ch for each in convs):
         raise ModelError(f"not the weights of a {what}: {levels} do not match its levels")

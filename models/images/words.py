@@ -1,4 +1,4 @@
-"""Finds words of captions for which a text encoder has no token, without loading it."""
+"""Finds caption words for which a text encoder has no token, without loading it."""
 
 from __future__ import annotations
 

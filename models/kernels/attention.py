@@ -237,7 +237,7 @@ def attention_pattern(
 
 
 def _of_row_ends(pattern: AttentionPattern, mask: Tensor, lengths: Tensor) -> AttentionPattern:
-    """The pattern for the kernel in C, if queries miss only some of the last slots of their rows."""
+    """The pattern for the C kernel, if queries attend to all but some of the last slots of their rows."""
     order = torch.arange(mask.shape[-1])
     hidden = (mask < 0).any(1) & (order < lengths[:, None])
     count = int((lengths - torch.where(hidden, order, mask.shape[-1]).amin(1)).amax())

@@ -65,7 +65,7 @@ def stored(weight: Tensor) -> Tensor:
 
 
 def whole(weight: Tensor) -> Tensor | None:
-    """The matrix [>= N, K] without gaps whose first rows are `weight` [N, K]; None where there is no such matrix."""
+    """The gapless matrix [>= N, K] whose first rows are `weight` [N, K]; None where there is no such matrix."""
     (rows, columns), (step, apart) = weight.shape, weight.stride()
     if step == 1 and apart > rows:
         return weight.as_strided((apart, columns), (1, apart))

@@ -91,7 +91,7 @@ def onednn_is_faster() -> bool:
 
 
 def _for_onednn(x: Tensor, weight: Tensor) -> Tensor | None:
-    """`weight` with the gaps between its columns, as oneDNN multiplies it; None where F.linear should run."""
+    """`weight` including the gaps between its columns, in the form for oneDNN; None if F.linear should run."""
     if (
         not onednn_is_faster()
         or x.numel() * weight.shape[0] < _LEAST
@@ -106,7 +106,7 @@ def _for_onednn(x: Tensor, weight: Tensor) -> Tensor | None:
 
 
 def _in_chunks(x: Tensor, weight: Tensor, whole: Tensor, bias: Tensor | None) -> Tensor:
-    """The matmul, a few rows at a time: each result with gaps exists in addition to the one without."""
+    """The matmul, a few rows at a time, so that the padded result exists only for these rows."""
     (count, columns), step = weight.shape, max(1, _CHUNK // whole.shape[0])
     out = x.new_empty(*x.shape[:-1], count)
     parts = torch.split(x.reshape(-1, columns), step), torch.split(out.view(-1, count), step)

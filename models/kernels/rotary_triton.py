@@ -61,7 +61,7 @@ def _rotary(
 def rotate_into_triton(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots, layer: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`rotary_and_cache` with a cache that is no store."""
+    """`rotary_and_cache` for a plain cache, without a store."""
     batch, queries, total, dim = qkv.shape
     k, v = slots.cache.k[layer], slots.cache.v[layer]
     qkv = qkv if qkv.stride(-1) == 1 else qkv.contiguous()

@@ -162,7 +162,7 @@ class StoredCache(KVCache):
                     self._encode_window(row, end)
 
     def own_lengths(self, lengths: np.ndarray) -> np.ndarray:
-        """[B] committed tokens of each row of the cache, counted with the condition of the row's own copy."""
+        """[B]: the number of committed tokens of each cache row, including the image condition of its half."""
         own = np.tile(lengths, self.copies)
         return own if self.shift is None else own + self.shift.cpu().numpy()
 
@@ -189,7 +189,7 @@ class StoredCache(KVCache):
             encoded.write(row, (first + lead - store.sinks) // store.chunk, x.reshape(-1, store.chunk, *x.shape[2:]))
 
     def decode(self, layer: int, rows: Tensor | slice, count: int) -> tuple[Tensor, Tensor]:
-        """K and V [R, count * G, K, D] of the first `count` chunks of these rows, keys rotated."""
+        """K and V [R, count * G, K, D] of the first `count` chunks of these rows, with rotated keys."""
         keys, values = (encoded.read(rows, count) for encoded in self.encoded[layer])
         if self.store.before_rotation:
             keys = self.rotate(layer, keys, rows, self.store.sinks)
@@ -356,7 +356,7 @@ def _zeros(layout: Layout, lead: tuple[int, ...], device: torch.device) -> dict[
 def stored_bytes(
     store: Store, shapes: Sequence[tuple[int, int]], dtype: torch.dtype, *, rows: int, capacity: int, scratch: int
 ) -> int:
-    """`StoredCache.nbytes` of a cache that is not made; `shapes` are each layer's heads and head size."""
+    """`StoredCache.nbytes` of a cache before it is made; `shapes` are each layer's heads and head size."""
     chunks, window = store.chunks(capacity), store.exact_slots(scratch) + 1 + store.sinks
     total = 0
     for heads, dim in shapes:

@@ -89,8 +89,7 @@ class Store:
         return self.sinks + chunks * self.chunk if chunks > 0 else 0
 
     def room(self, length: int) -> int:
-        """Tokens that can be drafted after `length` before the next chunk is encoded: sequential decoding, which
-        would encode it between them, reads what a whole draft reads."""
+        """The number of tokens that can be drafted after `length` before the next chunk is encoded:"""
         chunks = max(0, (length - self.residual - self.sinks) // self.chunk)
         return self.residual + self.sinks + (chunks + 1) * self.chunk - length - 1
 

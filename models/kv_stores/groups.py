@@ -50,7 +50,7 @@ def quantize(x: Tensor, bits: int, clip: float = 1.0) -> Parts:
 
 
 def checked_scale(scale: Tensor) -> Tensor:
-    """`scale` in float16, not below it. Raises CacheError where that is not finite."""
+    """`scale` rounded up to float16. Raises CacheError where that is not finite."""
     return finite(_rounded(scale, 1))
 
 

@@ -1,4 +1,4 @@
-"""Records the attention of chosen queries in chosen layers, computed again in addition to the forward's own.
+"""Records the attention of chosen queries in chosen layers, which is computed in addition to the forward's own.
 
     A[i, s] = mean over heads of softmax_s(q_i . k_s / sqrt(D)) over the slots s that query i sees
 

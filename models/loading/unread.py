@@ -27,7 +27,7 @@ _SCALE = re.compile(r".*\.[kv]_scale")  # divisors of keys or values in 8-bit ca
 
 
 def has_own_head(config: DecoderConfig, published: Mapping[str, Published], embed: str, head: str) -> bool:
-    """Whether a config ties the head to the embedding, and the file has two that differ.
+    """Whether the config ties the head to the embedding, but the file has a head that differs from the embedding.
 
     As in transformers since 5.0, which then uses both.
     """

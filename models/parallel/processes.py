@@ -8,7 +8,7 @@ import socket
 
 
 def find_interface() -> None:
-    """Sets gloo's interface to the loopback one where gloo, which looks it up by host name, would find none."""
+    """Sets gloo's network interface to loopback if gloo would find none by the host's name."""
     one_machine = os.environ["WORLD_SIZE"] == os.environ.get("LOCAL_WORLD_SIZE")
     if not one_machine or "GLOO_SOCKET_IFNAME" in os.environ:
         return

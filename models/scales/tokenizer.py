@@ -25,7 +25,7 @@ from .shape import TokenizerShape
 
 
 def phi_index(count: int, scales: int) -> tuple[int, ...]:
-    """The index of the convolution, of `count`, that each of `scales` scales uses.
+    """For each of `scales` scales, the index of the convolution that it uses, of `count` convolutions.
 
     >>> phi_index(4, 5)
     (0, 1, 2, 2, 3)

@@ -1,4 +1,4 @@
-"""Times each kernel's definition, its Triton and C versions, and the time to move its bytes.
+"""Times each kernel's definition, its Triton and C versions, and the time of moving its bytes.
 
 Triton's versions are timed on CUDA only, since the interpreter says nothing of their speed; those in C where the
 engine would choose them. A matmul's definition is PyTorch's, over the same matrix row by row.

@@ -246,7 +246,7 @@ def _identical(row: Mapping[str, Any]) -> str:
 
 
 def _seconds(row: Mapping[str, Any]) -> str:
-    """Seconds per problem; in brackets, seconds in backbone and head, or in a model of token maps and its refiner."""
+    """Seconds per problem, followed in brackets by the seconds of backbone and head, or of model and refiner."""
     if row["seconds"] is None:
         return ""
     if row["transformer_seconds"] is not None or row["refiner_seconds"] is not None:

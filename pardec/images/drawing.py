@@ -1,4 +1,4 @@
-"""Draws scenes: shapes at random positions that fit the caption, on a textured background with mild noise.
+"""Draws scenes: shapes at random positions that match the caption, on a textured background with mild noise.
 
 An image depends only on its scene and seed, not on the other images of the batch. One core draws thousands per second.
 Letters: B images, S pixels along a side.

@@ -83,7 +83,7 @@ class Scene:
 
 
 def parse(caption: str) -> Scene:
-    """The scene of a caption, whatever its capitals and punctuation.
+    """Parses a caption to its scene, ignoring case and punctuation.
 
     Raises:
         SpecError: the caption has another form; the message names the wrong word.

@@ -438,7 +438,7 @@ def _unknown(name: str) -> SpecError:
 
 
 def ignored_filters(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
-    """The message for filters passed to a call that samples no distribution, where they change no token.
+    """The warning for filters that have no effect, since the call samples from no distribution.
 
     Args:
         arguments: as they were passed.

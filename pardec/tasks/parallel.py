@@ -132,7 +132,7 @@ class WaitingLine(Generator):
         return float(strictly(text) in self.right(self.query(problem.prompt)))
 
     def lenient(self, problem: Problem, text: str) -> float:
-        """The same in any form: quotes, brackets and spaces may differ or be missing; shuffle may keep the order."""
+        """Like `score`, but quotes, brackets and spaces may differ or be missing; shuffle may keep the order."""
         return float(leniently(text) in self.lenient_answers(self.query(problem.prompt)))
 
 

@@ -1,4 +1,4 @@
-"""Short stories from notes: the events are given, the wording is free, and the words have to agree.
+"""Short stories from notes: the events are given, the wording is free, and the words have to agree grammatically.
 
     Write of Anna, a baker in Rome: + 4 cups - 7 coins.
     Anna works as a baker in Rome. She buys 4 cups. Then a friend takes 7 coins from her.
@@ -140,7 +140,7 @@ class Stories(Generator):
         return float(story is not None and not any(map(_begin_alike, story, story[1:])))
 
     def lenient(self, problem: Problem, text: str) -> float:
-        """The same, but neighbouring sentences may begin with the same word."""
+        """Like `score`, but neighbouring sentences may begin with the same word."""
         return float(self._story(problem, text) is not None)
 
     def seen(self, problem: Problem, text: str) -> dict[str, Any]:

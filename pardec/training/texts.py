@@ -169,7 +169,7 @@ def _own_prompts(model: pardec.Model, how: Writing, rng: random.Random, number: 
 
 
 def _long(rng: random.Random, passages: Sequence[str], question: str) -> str:
-    """Several passages to summarise as one text, or to answer a question from."""
+    """Prompts of several passages: to be summarised as one text, or with a question about them."""
     some = [passage.split() for passage in rng.sample(passages, min(8, len(passages)))]
     if rng.random() < 0.5:
         return "Summarize: " + " ".join(word for words in some for word in words)[: rng.randrange(1500, 3500)]

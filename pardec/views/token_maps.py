@@ -46,6 +46,6 @@ def heatmap(result: ResultData, row: int, size: tuple[int, int]) -> Image.Image:
 
 
 def reduced(image: Image.Image, side: int) -> Image.Image:
-    """The image averaged over the cells of a map with this side, at its own size."""
+    """The image averaged over the cells of a token map with this side, enlarged to its own size."""
     small = image.resize((min(side, image.width), min(side, image.height)), Image.Resampling.BOX)
     return small.resize(image.size, Image.Resampling.NEAREST)

@@ -265,7 +265,7 @@ class MaskedForward(RowState):
         return self.copies * (1 if self.cache is None else self.cache.copies)
 
     def max_logits(self) -> np.ndarray:
-        """[B, L]: the values of `Canvas.max_logits`; infinite at positions that are not visible."""
+        """[B, L]: the values of `Canvas.max_logits`; infinite at invisible positions."""
         assert self.last_states is not None
         highest = self.last_states.max_logits()
         return highest if self.visible is None else np.where(self.visible.which, highest, np.inf)

@@ -64,7 +64,7 @@ def first_accepted(proposals: Tensor, accepted: Tensor, otherwise: Tensor) -> Te
 
 
 def last_accepted(proposals: Tensor, accepted: Tensor) -> Tensor:
-    """[N, d], as published: tries end once every token has an accepted one, and each token's last counts, or zeros.
+    """[N, d], as published: tries end once every token has an accepted one; each token gets its last one, or zeros.
 
     Arguments as of `first_accepted`.
     """

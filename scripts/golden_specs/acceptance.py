@@ -40,7 +40,7 @@ class Indexed:
         return self.uniforms[:, :width]
 
     def draw(self, weights: Tensor, purpose: str, node: int = 0) -> Tensor:
-        """Keeps the distribution of the next token, which is recorded; its token is not."""
+        """Stores the distribution of the next token, which is recorded; its token is not."""
         self.left = weights / weights.sum(-1, keepdim=True)
         return weights.argmax(-1)
 
@@ -95,7 +95,7 @@ class Tree:
         return TargetDistributions(raw, raw / temperature if temperature else raw, greedy=not temperature)
 
     def skips(self) -> list[int]:
-        """Per node: the uniforms spent on repeats of rejected siblings between it and the previous node."""
+        """Per node: the uniforms that were spent on repeated rejected siblings between it and the previous node."""
         found = []
         for node, parent in enumerate(self.parents):
             before = [self.members[i][0] for i in range(1, node) if self.parents[i] == parent]
@@ -175,7 +175,7 @@ def _guesses(case: Case, root: list[float]) -> Tree:
 
 
 def lookahead_greedy(case: Case, *_: object) -> str | None:
-    """The guess that greedy decoding follows furthest; the reference gives a full match no bonus token."""
+    """The guess that follows greedy decoding furthest; the reference adds no bonus token to a full match."""
     vocab = len(case["guess_logits"][0])
     tree = _guesses(case, np.eye(vocab)[case["first_guess"]].tolist())
     made = Greedy().accept(tree.draft, tree.distributions(temperature=0), Indexed(torch.zeros(0)), None)
@@ -184,7 +184,7 @@ def lookahead_greedy(case: Case, *_: object) -> str | None:
 
 
 def lookahead_sample(case: Case, *_: object) -> str | None:
-    """Guesses as point masses; the reference spends a uniform on each repeat, and gives a full match no bonus."""
+    """Guesses as point masses; the reference spends a uniform on each repeat, and gives full matches no bonus token."""
     size = case["params"]["GUESS_SIZE"]
     tree = _guesses(case, case["next_logits"])
     uniforms = Consumed(case["uniforms_consumed"], tree.skips())
@@ -226,7 +226,7 @@ def _window(case: Case, rule: Acceptance, distributions: TargetDistributions, st
 
 
 def _lantern(case: Case) -> tuple[Lantern, CodeFeatures]:
-    """Builds the rule and searches the neighbours again; the recorded number of them is the same."""
+    """Builds the rule with newly searched neighbours, whose recorded number is the same."""
     p, codebook = case["params"], torch.tensor(case["codebook"])
     table = nearest(codebook, len(codebook) - 1)
     recorded = torch.tensor(case["nearest"])

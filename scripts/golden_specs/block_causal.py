@@ -50,7 +50,7 @@ def recording(model: pardec.Model, count: int) -> Iterator[Rows]:
 
 @contextmanager
 def drawing(uniforms: Tensor | None, case: Case) -> Iterator[None]:
-    """Draws with the recorded uniforms: one table per forward, over the block's rows or its open ones.
+    """Replaces sampling by recorded uniforms: one table per forward, over the block's rows or its open rows.
 
     Where none are recorded, or no more, the likeliest token is drawn.
     """
@@ -127,7 +127,7 @@ def compare(
 def _decoded(
     model: pardec.Model, prompt: list[int], spec: str, count: int, arguments: dict[str, Any]
 ) -> tuple[list[list[tuple[int, int]]], list[int], str]:
-    """The cells that each forward changed, with their tokens; the sequence; and the reason why it ended."""
+    """The cells that each forward changed, with their tokens; the sequence; and the finish reason."""
     steps: list[list[tuple[int, int]]] = []
     canvas: list[int] = []
     for event in model.stream(input_ids=[prompt], sampler=spec, max_new_tokens=count, **arguments):
@@ -149,7 +149,7 @@ def _to_end(ids: list[int], stops: list[int]) -> list[int]:
 
 
 def whole_blocks(case: Case, block: int) -> int:
-    """Tokens up to the end of the last block, which the references decode though they return fewer."""
+    """Tokens up to the end of the last block, which the references decode although they return fewer tokens."""
     first, count = len(case["prompt_ids"]), case["params"]["gen_length"]
     return -(-(first + count) // block) * block - first
 

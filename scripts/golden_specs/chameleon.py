@@ -54,7 +54,7 @@ def _names(layout: ImageLayout, names: dict[tuple[int, ...], str], vocabulary: i
 
 
 def lumina_window(case: Case, *_: object) -> str | None:
-    """Nothing is constrained outside of an image; the two grid tokens are fixed, which the port leaves open.
+    """Outside of an image nothing is constrained; the two grid tokens are fixed, which the port leaves open.
 
     After the end of an image the port continues with rows: there its token-by-token rule, `grammar`, is right.
     """
@@ -83,7 +83,7 @@ def anole_grammar(case: Case, *_: object) -> str | None:
 
 
 def anole_window(case: Case, *_: object) -> str | None:
-    """The rule of a window's first position, which the port wrongly applies to the others as well."""
+    """The rule of a window's first position, which the port wrongly applies to the other positions as well."""
     p = case["params"]
     if p["boi"] not in case["history"]:
         return None if case["allowed"][0] == "boi" else "the image is to be begun"  # it is, by the prompt
@@ -117,7 +117,7 @@ def cfg_window(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | No
 
 
 def double_prompt(case: Case, *_: object) -> str | None:
-    """Rows are aligned on the left here, and each is its own prompt, without padding."""
+    """Rows are aligned on the left here, and each has its own prompt, without padding."""
     pad = case["params"]["pad_id"]
     own = []
     for row in case["rows"]:
@@ -128,7 +128,7 @@ def double_prompt(case: Case, *_: object) -> str | None:
 
 
 def window_init(case: Case, *_: object) -> str | None:
-    """Start tokens of a window's new places, as `init=random` and `init=left` make them."""
+    """The initial tokens of a window's new positions, as for `init=random` and `init=left`."""
     p, tokens = case["params"], list(case["drawn_random"])
     if p["scheme"] != "random":
         cell = len(case["input_ids"]) + len(case["kept_drafts"]) - p["prefill_num"] - 3
@@ -154,7 +154,7 @@ def _checkpoint(folder: Path) -> pardec.Model:
 
 
 class _Given(LuminaImaging):
-    """The image interface with a recorded prompt; without a condition its last token alone is left."""
+    """The image interface with a recorded prompt; the unconditional prompt is its last token."""
 
     def prompt(self, caption: str) -> list[int]:
         return [int(token) for token in caption.split()]

@@ -33,7 +33,7 @@ def _dkv_prefill(case: Case) -> Call:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Uniforms recorded in the order of drawing, one per masked position at each step."""
+    """Recorded uniforms in the order of sampling, one per masked position at each step."""
 
     of: Tensor  # [steps, positions] float64
 

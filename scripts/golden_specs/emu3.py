@@ -39,7 +39,7 @@ def _allowed(case: Case) -> list[str]:
 
 
 def grammar(case: Case, *_: object) -> str | None:
-    """The rule token by token, which asks for an end of row first, also after the image: a fault that is left out."""
+    """The rule token by token, which also asks for a row end after the image; that fault is left out."""
     own, rows = _allowed(case), case["params"]["height"] * (case["params"]["width"] + 1)
     for index, recorded in enumerate(case["allowed"]):
         expected = own[index] if index < len(own) else "pad"
@@ -49,14 +49,14 @@ def grammar(case: Case, *_: object) -> str | None:
 
 
 def window(case: Case, *_: object) -> str | None:
-    """The rule of a window, which is right where it differs from the token-by-token rule."""
+    """The rule of a window; where it differs from the token-by-token rule, the window's is right."""
     own, start = _allowed(case), case["params"]["generated"]
     expected = [own[index] if index < len(own) else "pad" for index in range(start, start + case["params"]["window"])]
     return None if expected == case["allowed"] else f"{expected}, expected {case['allowed']}"
 
 
 def _replay(compare: Any) -> Replay:
-    """A comparison that needs no checkpoint."""
+    """Makes a comparison that needs no checkpoint."""
 
     def replay(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
         difference: str | None = compare(case)

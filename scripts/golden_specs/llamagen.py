@@ -24,7 +24,7 @@ LOOSE = 1000 * _EPS  # of a probability: its logit, which guidance multiplies, i
 
 
 def apart(found: Tensor, expected: Tensor) -> float:
-    """The largest relative error of probabilities, less one rounding step at 1."""
+    """The largest relative error of probabilities, minus one rounding step at 1."""
     if found.shape != expected.shape:
         return float("inf")
     return float(
@@ -66,7 +66,7 @@ def model_of(folder: Path, kind: str) -> pardec.Model:
 
 
 def _features(case: Case, tensors: dict[str, Tensor]) -> list[Tensor]:
-    """The text encoder's features of each caption, without masked ones, which nothing sees."""
+    """The text encoder's features of each caption, without masked ones, which no query attends to."""
     rows, masks = tensors[case["cond_tensor"]], case.get("emb_masks")
     return list(rows) if masks is None else [row[torch.tensor(mask) > 0] for row, mask in zip(rows, masks, strict=True)]
 
@@ -84,7 +84,7 @@ def arguments(case: Case, tensors: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _forward_logits(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
-    """The whole sequence in one forward, condition included; the class after the last one is no condition."""
+    """The whole sequence in one forward, condition included; the class after the last one is the null class."""
     model = model_of(folder, case["params"]["kind"]).language_model
     imaging = model.imaging
     assert imaging is not None, "it is a model of pictures"
@@ -105,7 +105,7 @@ def _forward_logits(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str
 
 
 class _Heard:
-    """While open, keeps the last outputs of both halves of a guided forward; prompts may take several forwards."""
+    """Stores the last outputs of both halves of a guided forward while open; prompts may take several forwards."""
 
     def __init__(self, model: pardec.Model) -> None:
         self.stack: Any = model.language_model.decoder

@@ -1,4 +1,4 @@
-"""Recorded pools of LookaheadDecoding: the n-grams that it keeps of windows, prompts and texts."""
+"""Recorded pools of LookaheadDecoding: the n-grams it stores from windows, prompts and texts."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class _Differs(Exception):
 
 @dataclass
 class _Tape:
-    """A recorded run, and which round of it is next."""
+    """A recorded run, and the number of its next round."""
 
     case: Case
     tensors: dict[str, Tensor]
@@ -106,7 +106,7 @@ class _Taped(Drafter):
 
 @dataclass(frozen=True)
 class _Judged(Acceptance):
-    """The acceptance that goes with the window, on recorded numbers."""
+    """The acceptance for this window, on recorded numbers."""
 
     tape: _Tape
     follows: ClassVar[bool] = True

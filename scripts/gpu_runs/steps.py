@@ -33,7 +33,7 @@ WINDOW = 32
 
 
 def cases(dry: bool) -> list[tuple[str, str, int, int, int]]:
-    """(shape, sampler, batch, prompt, new tokens); without a cache a few steps tell as much as 32."""
+    """(shape, sampler, batch, prompt, new tokens); without a cache a few steps suffice."""
     prompt, few, window = (24, 2, 8) if dry else (448, 8, WINDOW)
     found = []
     for batch in BATCHES:
@@ -102,7 +102,7 @@ def _steps(loaded: pardec.Model, call: Call, seconds: list[float]) -> Any:
 
 
 def beside(report: Report, names: dict[str, Any], loaded: pardec.Model, call: Call) -> None:
-    """The plain loop of the papers' form, and transformers' generate, on the same weights."""
+    """The times of the plain loop in the papers' form, and of transformers' generate, on the same weights."""
     others = rivals(loaded.language_model, call)
     steps = call.lengths[0] - call.prompts[0]
     for loop, decode in others.runs.items():

@@ -243,7 +243,7 @@ def packed(texts: Texts, length: int, block: int, end: int, order: np.ndarray) -
 
 
 def views(tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """What the tokens of a view and the clean tokens see, bool [B, L, 2 L] and [B, L, L].
+    """The mask of the tokens of a view, and of the clean tokens, bool [B, L, 2 L] and [B, L, L].
 
     In a view a token sees its own block of that view, and the clean tokens of earlier blocks; a clean token sees the
     clean tokens up to its own block; all within one text.

@@ -1,4 +1,4 @@
-"""How the KL autoencoder is trained: steps, evaluation, card."""
+"""Training of the KL autoencoder: steps, evaluation, card."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class AutoencoderRun(Training):
         return to_pixels(data.batch(self.o.seed, step, self.o.batch)[1]).to(self.device)
 
     def remade(self, pixels: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Pixels as decoded from a sample of their latents, and the latents' means and deviations."""
+        """Images decoded from sampled latents, and the latents' means and deviations."""
         found = self.model.encode(pixels)
         return self.model.decode(found.sample(noise)), found.mean, found.deviation
 

@@ -1,4 +1,4 @@
-"""How the codebook learns: by k-means at first, then by moving averages; unused codes are restarted."""
+"""Learning the codebook: k-means at first, then moving averages; unused codes are restarted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EVERY = 25  # steps between looks for dead codes
 
 
 def kmeans(points: Tensor, count: int, rng: torch.Generator, rounds: int = 20) -> Tensor:
-    """`count` directions that the unit vectors `points` [n, C] gather around, [count, C]."""
+    """`count` directions around which the unit vectors `points` [n, C] cluster, [count, C]."""
     centres = points[torch.randperm(len(points), generator=rng)[:count]].clone()
     for _ in range(rounds):
         nearest = (points @ centres.T).argmax(1)
@@ -37,7 +37,7 @@ class Averages:
         self.count, self.total = state["count"].clone(), state["total"].clone()
 
     def update(self, features: Tensor, codes: Tensor) -> Tensor:
-        """Take in features [n, C] and their codes [n]; the rows [codes, C] of unit length."""
+        """Updates the averages from features [n, C] and their codes [n]; returns unit rows [codes, C]."""
         used = torch.bincount(codes, minlength=len(self.count)).float()
         share = used * (len(self.count) / len(codes))  # 1 on average
         self.count.lerp_(share, 1 - DECAY)

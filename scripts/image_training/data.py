@@ -22,7 +22,7 @@ def batch(seed: int, step: int, count: int) -> tuple[list[Scene], NDArray[np.uin
 
 
 def fresh(captions: list[str], seed: int = 7) -> NDArray[np.uint8]:
-    """One picture of each caption that no training step can have seen, [B, S, S, 3]."""
+    """One image of each caption that no training step can have seen, [B, S, S, 3]."""
     return draw([parse(caption) for caption in captions], [FRESH + seed * 1_000_003 + i for i in range(len(captions))])
 
 

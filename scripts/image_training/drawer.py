@@ -1,4 +1,4 @@
-"""How an image model is trained: captions and codes, captions dropped for guidance, evaluation, card."""
+"""Training of an image model: captions and codes, captions dropped for guidance, evaluation, card."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class DrawerRun(Descent):
         return drawer.output(states), self.model["namer"](states)
 
     def naming(self, named: Tensor, shown: Tensor, said: Tensor) -> Tensor:
-        """The loss of `named` [B, cells, *] for colour and kind of the things `shown`, here and a row below."""
+        """The loss of predicted colours and kinds `named` [B, cells, *] of the things `shown`, here and a row below."""
         ground = torch.zeros_like(said[:, :1])
         kind = torch.cat((said[:, :GROUND], ground), 1).gather(1, shown)
         side = math.isqrt(shown.shape[1])
@@ -115,7 +115,7 @@ class DrawerRun(Descent):
         return loss
 
     def telling(self, states: Tensor, places: Tensor, said: Tensor) -> Tensor:
-        """The loss of predicting captions' contents from the mean of their states [B, P, E]: summed cross entropy."""
+        """The loss of predicting a caption's words from the mean of its states [B, P, E]: summed cross entropy."""
         mean = (states.float() * places[..., None]).sum(1) / places.sum(1, keepdim=True)
         guesses = self.model["teller"](mean).split(words.KINDS, 1)
         losses = [F.cross_entropy(guess, true) for guess, true in zip(guesses, said.unbind(1), strict=True)]

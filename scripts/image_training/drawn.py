@@ -1,4 +1,4 @@
-"""How often an image model draws what captions say: images of held-out captions, recognized."""
+"""How often an image model draws its captions correctly: images of held-out captions, recognized."""
 
 from __future__ import annotations
 

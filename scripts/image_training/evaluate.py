@@ -1,4 +1,4 @@
-"""How well a tokenizer keeps what an image shows: reconstructions of fresh images, recognized."""
+"""How well a tokenizer preserves image contents: reconstructions of fresh images, recognized."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def reconstruction(model: VQ, count: int) -> dict[str, Any]:
 
 @torch.inference_mode()
 def kept(model: KL, count: int) -> dict[str, Any]:
-    """As `reconstruction`, of an autoencoder: from the means of the latents, and from samples of them."""
+    """Like `reconstruction`, for an autoencoder: from the means of the latents, and from samples of them."""
     wanted, pictures = _asked(count)
     rng = torch.Generator().manual_seed(SEED)
     from_mean, from_sample, deviations = [], [], []

@@ -1,4 +1,4 @@
-"""How a model whose tokens are vectors is trained: masks, the diffusion loss, evaluation, card.
+"""Training of a model whose tokens are vectors: masks, the diffusion loss, evaluation, card.
 
 Autoregressive Image Generation without Vector Quantization, https://arxiv.org/abs/2406.11838
 Improved Denoising Diffusion Probabilistic Models, https://arxiv.org/abs/2102.09672
@@ -113,7 +113,7 @@ class MARRun(Descent):
     def say(
         self, model: nn.Module, latents: Tensor, known: Tensor, labels: Tensor, points: Tensor, times: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Predicts the noise in points [N, d] of unknown tokens, and shares of the variance; float32 [N, d] each."""
+        """The predicted noise in points [N, d] of unknown tokens, and shares of the variance; float32 [N, d] each."""
         with torch.autocast(self.device.type, torch.bfloat16):
             z = model.backbone(latents, known, labels)
             read = model.head.cond_embed(z[~known]).repeat(len(points) // int((~known).sum()), 1)
@@ -121,7 +121,7 @@ class MARRun(Descent):
         return noise, share
 
     def bound(self, said: Tensor, share: Tensor, clean: Tensor, points: Tensor, times: Tensor) -> Tensor:
-        """The variational bound, from which only the variance learns; bits per number.
+        """The variational bound, which trains only the variance; bits per number.
 
         Each transition's distribution is compared with the true one, the last one's with the token.
         """
@@ -194,7 +194,7 @@ def initialise(model: nn.Module) -> None:
 
 @torch.no_grad()
 def guess_the_point(head: nn.Module) -> None:
-    """Makes the head initially predict that a point is all noise, which is nearly right at most levels.
+    """Makes the head initially predict that a point is pure noise, which is nearly right at most levels.
 
     Sampling multiplies errors in nearly pure noise by hundreds, and a norm lies between point and answer: the point is
     the input twice, once negated, next to constants of LOUD times its size, with which the norm is nearly constant.

@@ -1,4 +1,4 @@
-"""How the tokenizer of several scales is trained: steps, evaluation, card."""
+"""Training of the tokenizer of several scales: steps, evaluation, card."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class MultiScaleRun(Training):
 
     @torch.no_grad()
     def first_codebook(self) -> None:
-        """Put the codebook where pooled residuals gather; three times, as residuals follow from a codebook."""
+        """Initializes the codebook at clusters of pooled residuals, three times, since residuals depend on it."""
         weight = self.model.codebook.weight
         goal = torch.cat([self.features(self.images(self.step + i)) for i in range(GATHER)])
         pools = [self.model.map_of(goal, scale) for scale in range(len(self.model.scales))]
@@ -102,7 +102,7 @@ class MultiScaleRun(Training):
 
     @torch.no_grad()
     def watch(self, codes: list[Tensor], pools: list[Tensor], rng: torch.Generator) -> None:
-        """Counts codes, and moves rarely used ones to randomly drawn residuals."""
+        """Counts the use of codes, and moves rarely used ones to randomly drawn residuals."""
         flat = torch.cat(codes, 1).flatten()
         share = torch.bincount(flat, minlength=len(self.count)).float().cpu() * (len(self.count) / len(flat))
         self.count.lerp_(share, 1 - KEPT)

@@ -134,7 +134,7 @@ class Drawer(nn.Module):
 
 
 def turned(x: Tensor, rope: Tensor) -> Tensor:
-    """x [B, H, L, D] with each pair of neighbours rotated by rope [L, D/2, 2]."""
+    """x [B, H, L, D] with each pair of neighbouring dimensions rotated by rope [L, D/2, 2]."""
     first, second = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = rope.unbind(-1)
     return torch.stack((first * cos - second * sin, first * sin + second * cos), -1).flatten(-2).to(x.dtype)

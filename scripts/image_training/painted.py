@@ -1,4 +1,4 @@
-"""How often a class-conditional model draws its class: images of each class in turn, recognized."""
+"""How often a class-conditional model draws the requested class: images of each class in turn, recognized."""
 
 from __future__ import annotations
 

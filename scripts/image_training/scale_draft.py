@@ -1,4 +1,4 @@
-"""How a draft model of several scales is trained: on images that the large model drew, towards its distributions.
+"""Training of a draft model of several scales on images of the large model, towards its distributions.
 
 Collaborative Decoding Makes Visual Auto-Regressive Modeling Efficient, https://arxiv.org/abs/2411.17787
 """

@@ -1,4 +1,4 @@
-"""How the image tokenizer is trained: steps, evaluation, card."""
+"""Training of the image tokenizer: steps, evaluation, card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a model of codes of several scales is trained: codes replaced, loss, evaluation, card.
+"""Training of a model of codes of several scales: replaced codes, loss, evaluation, card.
 
 Visual Autoregressive Modeling: Scalable Image Generation via Next-Scale Prediction, https://arxiv.org/abs/2404.02905
 Infinity: Scaling Bitwise AutoRegressive Modeling for High-Resolution Image Synthesis, https://arxiv.org/abs/2412.04431

@@ -58,7 +58,7 @@ def read(rows: Tensor) -> list[str]:
 
 
 def said(captions: list[str]) -> Tensor:
-    """[B, 8] int64: the shape of each colour (0: none; else size, shape and which of two), place, background."""
+    """[B, 8] int64: each colour's shape (0: none; else size, shape and which of two), position, background."""
     rows = torch.zeros(len(captions), len(COLOURS) + 2, dtype=torch.int64)
     places = (*POSITIONS, *RELATIONS)
     for row, caption in enumerate(captions):

@@ -1,4 +1,4 @@
-"""Tasks for training only: small parts of other tasks, which are then learned in fewer steps."""
+"""Tasks for training only: parts of other tasks, which are then learned in fewer steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Names(Generator):
 
 
 class Words(Names):
-    """Lists of jobs, cities and things: what a story copies from its notes."""
+    """Lists of jobs, cities and things, like the words that a story copies from its notes."""
 
     name = "words"
     summary = "copy or reverse a list of jobs, cities and things"

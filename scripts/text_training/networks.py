@@ -64,7 +64,7 @@ def build(name: str, vocab_size: int, **changes: Any) -> nn.Module:
 
 
 def adopt(model: nn.Module, source: dict[str, Tensor]) -> None:
-    """Start from another network's weights: biases it lacks are zero, its k/v heads repeat as grouped queries use them.
+    """Starts from another network's weights: missing biases are zero, k/v heads repeat for grouped queries.
 
     Raises ValueError naming the tensors that do not fit.
     """
@@ -111,7 +111,7 @@ def logits_at(model: nn.Module, ids: Tensor, exits: Iterable[int]) -> list[Tenso
 
 
 def logits_from_cache(model: nn.Module, ids: Tensor, prompt: Tensor, mask_id: int, shift: int) -> Tensor:
-    """Logits [B, L, V] of `ids` as a cached decode has them; meaningless before the row that predicts generation.
+    """Logits [B, L, V] of `ids` as in a cached decode; meaningless before the row that predicts the first new token.
 
     The prompt's keys and values come from a pass over the row with everything generated still masked, and do not know
     what was committed since. Both passes are one: each row is laid twice side by side, positions and all.
@@ -135,7 +135,7 @@ def logits_from_cache(model: nn.Module, ids: Tensor, prompt: Tensor, mask_id: in
 
 
 def _everything(ids: Tensor) -> Tensor:
-    """An attention mask [1, 1, L, L] that hides nothing, added or boolean; transformers takes 4-D ones as is."""
+    """An attention mask [1, 1, L, L] that hides nothing, added or boolean; transformers takes 4-D masks unchanged."""
     return torch.ones(1, 1, ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device)
 
 

@@ -79,7 +79,7 @@ def _digest(header: Header) -> str:
 
 
 def _name_source(folder: Path, file: Path) -> None:
-    """Notes where the file lies now, if it was elsewhere when it was converted: `pardec list models` shows it."""
+    """Records where the file is now, if it was elsewhere when it was converted: `pardec list models` shows it."""
     source = json.loads((folder / SOURCE).read_bytes())
     if source["file"] != os.path.abspath(file):
         handle, part = tempfile.mkstemp(dir=folder, prefix=_PART)

@@ -1,4 +1,4 @@
-"""The GGUF files that were converted before and are still there; no torch."""
+"""The GGUF files that were converted before and still exist; needs no torch."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class PackedWeight(Tensor):
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """The arguments that make the same weight again; its tensors hold the numbers."""
+        """The arguments from which the same weight can be rebuilt; the tensors among them hold the numbers."""
         raise NotImplementedError
 
     def matmul(self, x: Tensor, base: Tensor | None = None) -> Tensor:

@@ -171,7 +171,7 @@ class Space:
                 return
 
     def _shortest(self, spec: Spec, full: str, block: int | None) -> str:
-        """`spec` without parts and parameters that are defaults; the method of the main stage remains."""
+        """`spec` without default parts and default parameters; the method of the main stage remains."""
 
         def is_same(shorter: Spec) -> bool:
             return bool(shorter.parts) and self.resolve(Candidate(str(shorter), block)) == full

@@ -1,4 +1,4 @@
-"""The forms of `response_format=`, and the keywords of JSON schemas that are read."""
+"""The forms of `response_format=`, and the JSON schema keywords that are supported."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class Prefixes(States):
         return cost
 
     def reserve(self) -> float:
-        """An upper bound of the tokens that the shortest end needs anywhere in an answer; infinite if values recur."""
+        """An upper bound of `cost` at any point of an answer; infinite for recursive values."""
         rules = self.grammar.rules
         most = dict.fromkeys(rules, 0.0)
         for _ in range(_PASSES):

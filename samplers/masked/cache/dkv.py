@@ -86,7 +86,7 @@ class DelayedCache(Cache):
         return QuerySpec(np.zeros_like(canvas.end), canvas.end, mask)
 
     def _unsettled(self, canvas: Canvas, changed: np.ndarray) -> np.ndarray:
-        """[B, L] bool."""
+        """[B, L] bool: positions to compute: those that predict open ones, and changed ones by the rule `settle`."""
         open_ = canvas.open_host & (np.arange(canvas.length + 1) < canvas.end[:, None])
         queried: np.ndarray = rows_predicting(open_, canvas.shift) | changed
         if self.settle != "self":
@@ -96,7 +96,7 @@ class DelayedCache(Cache):
         return queried[:, :-1]
 
     def _published(self, canvas: Canvas, at: np.ndarray) -> np.ndarray:
-        """[B, L] bool: the positions Dream's loops reuse. `un` wraps round, `un_right` repeats its last."""
+        """[B, L] bool: positions that Dream's published loops reuse. `un` wraps round, `un_right` repeats its last."""
         when = canvas.commit_step.cpu().numpy()[:, :-1]
         old = ~canvas.open_host[:, :-1] & (when < canvas.nfe[:, None] - 1)
         positions, last = np.arange(canvas.length), canvas.total[:, None] - 1
@@ -111,5 +111,5 @@ class DelayedCache(Cache):
 
 
 def _full(shift: int) -> int:
-    """The published number of leading full steps: the shifted family is Dream's."""
+    """The published number of full steps at the start: 1 for shifted families (Dream), 2 for others (LLaDA)."""
     return 1 if shift else 2

@@ -87,7 +87,7 @@ def preference(attention: Tensor, tau1: float, tau2: float) -> Tensor:
 
 
 def layer_budgets(preferences: np.ndarray, average: int, most: int) -> np.ndarray:
-    """[L] int64: `average` L slots in proportion to `preferences` [L], at most `most` a layer; the excess goes round.
+    """[L] int64: `average` L slots divided by `preferences` [L], at most `most` per layer; excess is redistributed.
 
     >>> layer_budgets(np.array([8.0, 1.0, 1.0]), 10, 20).tolist()
     [20, 5, 5]

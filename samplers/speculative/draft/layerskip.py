@@ -134,7 +134,7 @@ def inner(layers: int) -> list[tuple[int, str]]:
 
 
 def uniform(layers: int, ratio: float) -> Skip:
-    """A share `ratio` of the inner sub-blocks: whole layers evenly spread, and of an odd number one attention more.
+    """A share `ratio` of the inner sub-blocks: whole layers, evenly spread, plus one attention if the number is odd.
 
     >>> sorted(uniform(8, 0.5))
     [(2, 'attn'), (2, 'mlp'), (4, 'attn'), (4, 'mlp'), (6, 'attn'), (6, 'mlp')]

@@ -129,7 +129,7 @@ class Processing(RowState):
         )
 
     def _by_length(self, raw: Tensor, draft: Draft, nodes: Tensor | None, change: _Change) -> Tensor:
-        """Applies `change` to the nodes, those with equally long histories together, since it knows no padding."""
+        """Applies `change` to nodes grouped by the length of their histories, since it cannot handle padding."""
         row, column, texts, lengths = self._real_nodes(raw, draft, nodes)
         scores = raw[row, column]
         for length in sorted(set(lengths.tolist())):

@@ -126,7 +126,7 @@ def decode(model: LanguageModel, texts: Texts, request: Request, *, steps: bool 
 
 
 def _passes(texts: Texts, request: Request) -> list[PromptDecode]:
-    """One pass per group of rows with the same prompt and the same room."""
+    """One pass per group of rows with the same prompt and the same maximum length."""
     rows: dict[tuple[tuple[int, ...], int], list[int]] = {}
     for row, (canvas, size) in enumerate(zip(request.canvases, request.prompts, strict=True)):
         rows.setdefault((tuple(canvas[:size].tolist()), len(canvas)), []).append(row)
