@@ -46,7 +46,7 @@ REQUIRED_BY: Mapping[Trait, Reasons] = {
         )
     },
 }
-_BY_POSITION = Why("{does} position by position, and {me} moves tokens", "leave one of them out")
+_BY_POSITION = Why("{does} for fixed positions, and {me} moves tokens", "leave one of them out")
 EXCLUDED_BY: Mapping[Trait, Reasons] = {
     Trait.MOVES_TOKENS: {
         Trait.GOES_BY_POSITION: Why(

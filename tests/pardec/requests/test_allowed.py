@@ -73,7 +73,7 @@ def test_every_method_keeps_to_what_is_allowed(model: pardec.Model, spec: str) -
     each = [sets(NEW, seed=row) for row in range(3)]
     fixed: dict[str, Any] = {"sampler": spec, "max_new_tokens": NEW, "block_length": 4, "stop_ids": [], **distribution}
     if "levenshtein" in spec:
-        with pytest.raises(SpecError, match="position by position, and levenshtein moves tokens"):
+        with pytest.raises(SpecError, match="for fixed positions, and levenshtein moves tokens"):
             model.generate(TEXTS, allowed=each, seed=[1, 2, 3], **fixed)
         return
     free = model.generate(TEXTS, seed=[1, 2, 3], **fixed)

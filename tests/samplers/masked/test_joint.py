@@ -81,7 +81,7 @@ SELDOM = {f"{select}@{('dual', 'none')[at % 2]}" for at, select in enumerate(nam
 def test_every_method_keeps_gaps_to_their_words(spec: str) -> None:
     model = pardec.Model(toy("dream", sharp=1.2))
     if "levenshtein" in spec:
-        with pytest.raises(SpecError, match="position by position, and levenshtein moves tokens"):
+        with pytest.raises(SpecError, match="for fixed positions, and levenshtein moves tokens"):
             decoded(model, IDS, SEEDS, sampler=spec, block_length=4)
         return
     for temperature in (0.0, 1.5):
