@@ -12,8 +12,8 @@ from pardec.comparison import curve_table
 Section = dict[str, Any]
 SETTINGS = {
     "right": "answers that are exactly right, with the 95% interval",
-    "positions per token": "positions that a model's forward computes, for each token of the answer",
-    "share of the floor": "forwards of `oracle` without a cache over those of the setting",
+    "positions per token": "computed positions per token of the answer",
+    "share of the floor": "forwards of `oracle` without a cache, divided by those of the setting",
     "above reference": "accuracy in points above the reference's curve at equal forwards, with its 95% interval",
 }
 

@@ -47,7 +47,7 @@ def calibrate(model: LanguageModel, texts: Sequence[Sequence[int]]) -> list[Tens
     Raises ModelError for no text.
     """
     if not any(texts):
-        raise ModelError("there are no texts to calibrate by", "give some hundred tokens of ordinary text")
+        raise ModelError("calibration needs at least one text", "give some hundred tokens of ordinary text")
     sums: list[Tensor] = []
     for text in texts:
         if not text:

@@ -161,7 +161,9 @@ def _load(files: DraftFiles, target: LanguageModel) -> LongSpecModule:
         values_from_keys=False,
     )
     if config.heads % last.kv_heads:
-        raise ModelError(f"{files.name} has {config.heads} heads, and {target.name} {last.kv_heads} heads of keys")
+        raise ModelError(
+            f"{files.name} has {config.heads} heads, no multiple of {target.name}'s {last.kv_heads} KV heads"
+        )
     with torch.device("meta"):
         module = LongSpecModule(files, target, config, query_bias=f"{prefix}cross_attn.q_proj.bias" in published)
     names = {f"layer.{name}": tuple(prefix + stem for stem in stems) for name, stems in _NAMES.items()}

@@ -46,7 +46,7 @@ def find_vocabulary(files: DraftFiles, target: LanguageModel, count: int | None,
         )
     offsets = files.read_ids("d2t")
     if offsets.shape != (count,):
-        raise ModelError(f"d2t of {files.name} has {len(offsets)} entries and its head {count} rows")
+        raise ModelError(f"d2t of {files.name} has {len(offsets)} entries, but its head has {count} rows")
     ids = torch.arange(count) + offsets
     outside = int(((ids < 0) | (ids >= target.vocab_size)).sum())
     if whole and not bool(offsets.any()):

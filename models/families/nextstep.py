@@ -116,7 +116,8 @@ class NextStepImaging:
         self.channels, self.patch, side = sizes(config)
         if vae is not None and vae.channels != self.channels:
             raise ModelError(
-                f"the autoencoder in {vae.folder} has {vae.channels} channels, and latents of {name} {self.channels}",
+                f"the autoencoder in {vae.folder} has {vae.channels} channels, "
+                f"but latents of {name} have {self.channels}",
                 "name the autoencoder that the model was trained with",
             )
         self.layout = ImageLayout(side // self.patch, side // self.patch)

@@ -162,7 +162,7 @@ class VARImaging(OneSize):
             ):
                 if ours != theirs:
                     raise ModelError(
-                        f"the image tokenizer {self._source} has {ours} {what}, and {self.name} {theirs}",
+                        f"the image tokenizer {self._source} has {ours} {what}, but {self.name} has {theirs}",
                         "name the image tokenizer that the model was trained with",
                     )
             self._tokenizer = tokenizer

@@ -89,8 +89,8 @@ class ChameleonImaging(OneSize):
             vqgan = load_vqgan(self._source, device=self._device)
             if vqgan.shape.codes != len(self.words.ids):
                 raise ModelError(
-                    f"the image tokenizer {self._source} has {vqgan.shape.codes} codes, and {self.name} "
-                    f"{len(self.words.ids)}",
+                    f"the image tokenizer {self._source} has {vqgan.shape.codes} codes, but {self.name} "
+                    f"has {len(self.words.ids)}",
                     "name the image tokenizer that the model was trained with",
                 )
             self._vqgan = vqgan

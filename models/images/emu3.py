@@ -127,8 +127,8 @@ def build(parts: ImagingParts) -> Emu3Imaging:
     vq = Emu3VQ.of(parts)
     if vq is not None and vq.config.codebook_size != len(words.ids):
         raise ModelError(
-            f"the vocabulary of {name} has {len(words.ids)} codes of images, and its image tokenizer "
-            f"{vq.config.codebook_size}",
+            f"the vocabulary of {name} has {len(words.ids)} codes of images, but its image tokenizer "
+            f"has {vq.config.codebook_size}",
             "name the image tokenizer that it was trained with",
         )
     area = parts.config.get("image_area") or _area(parts) or _AREA

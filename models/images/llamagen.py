@@ -143,7 +143,7 @@ class LlamaGenImaging(OneSize):
                 raise ModelError(f"row {row} has no class, and {self.name} takes classes", "pass label=")
             if not 0 <= condition.label < self.classes:
                 raise ModelError(
-                    f"class {condition.label} of row {row} is none of the {self.classes} classes",
+                    f"class {condition.label} of row {row} is not one of the {self.classes} classes",
                     "classes are counted from 0",
                 )
             labels.append(condition.label)

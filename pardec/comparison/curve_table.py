@@ -141,17 +141,17 @@ def legend(task: Mapping[str, Any]) -> dict[str, str]:
     """The meanings of the columns of `cells`, by heading."""
     level = f"{100 * task['accuracy']:.1f}%"
     return {
-        "curve": "the sampler as written; threshold and fixed are always there",
-        "swept": "the parameter that has another value at each setting",
+        "curve": "the sampler as written; threshold and fixed are always included",
+        "swept": "the parameter that varies between the settings",
         "AUP": "area under accuracy (percent) against tokens per forward, losses weighted down (arXiv:2601.07568)",
-        f"forwards at {level}": "a problem, where the curve reaches this accuracy (1 point below sequential decoding); "
-        "in brackets the 95% interval of a paired bootstrap over problems",
-        "to reference": "the same over that of the curve that it is judged against; below 1 it needs fewer forwards",
-        "fed": "positions fed, over the reference's, at the same accuracy",
-        "seconds": "seconds, over the reference's, at the same accuracy",
-        "off": "settings with an accuracy above (+) or below (-) the reference's curve at equal forwards, beyond the "
-        "95% interval, of those within its range",
-        "dominated": "settings that another one beats: no worse in accuracy and forwards, and better in one",
+        f"forwards at {level}": "forwards per problem at which the curve reaches this accuracy (1 point below "
+        "sequential decoding); in brackets the 95% interval of a paired bootstrap over problems",
+        "to reference": "forwards at this accuracy, divided by those of the reference curve; below 1 it needs fewer",
+        "fed": "positions fed, divided by the reference's, at the same accuracy",
+        "seconds": "seconds, divided by the reference's, at the same accuracy",
+        "off": "number of settings with an accuracy above (+) or below (-) the reference's curve at equal "
+        "forwards, beyond the 95% interval, of those within its range",
+        "dominated": "number of settings that another one beats: no worse in accuracy and forwards, and better in one",
     }
 
 

@@ -113,7 +113,7 @@ def _read_table(content: str, where: str, delimiter: str, takes: Collection[str]
         line = f"{where}, line {number}"
         if len(cells) != len(header):
             raise SpecError(
-                f"{line} has {len(cells)} cells, and the header {len(header)}",
+                f"{line} has {len(cells)} cells, but the header has {len(header)}",
                 hint="quote cells that hold the separator",
             )
         fields = {name: _value(name, cell, line) for name, cell in zip(header, cells, strict=True) if cell.strip()}

@@ -63,7 +63,7 @@ class _Tape:
 
 @dataclass(frozen=True)
 class _Taped(Drafter):
-    """One of pardec's windows, whose own randomly drawn tokens are replaced by the recorded ones.
+    """A window drafter of pardec, whose own randomly drawn tokens are replaced by the recorded ones.
 
     Checks how many tokens of a round are drawn from which distribution, and for `jacobi` the tokens too.
     """

@@ -229,7 +229,7 @@ def test_image_tokenizers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "a")
     write_vqgan(tmp_path / "vqgan_other.ckpt", **{"quantize.embedding.weight": torch.zeros(CODES + 1, 4)})
     model = pardec.load(tmp_path / "a", decoder=tmp_path / "vqgan_other.ckpt")
-    with pytest.raises(ModelError, match=f"has {CODES + 1} codes, and a {CODES}"):
+    with pytest.raises(ModelError, match=f"has {CODES + 1} codes, but a has {CODES}"):
         model.generate("it")
     with pytest.raises(ModelError, match="no VQGAN"):
         pardec.load(tmp_path / "a", decoder=tmp_path / "absent.ckpt")

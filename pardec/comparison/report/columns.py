@@ -109,8 +109,14 @@ COLUMNS = (
         "batches, with quartiles",
     ),
     Column("speed_up", "Speed\u2011up", "tokens per second relative to the first row", times),
-    Column("seconds_per_forward", "Time per\u00a0forward", "milliseconds, of a batch", milliseconds, better="low"),
-    Column("seconds", "Seconds", "mean share of an image in the seconds of its batch", better="low"),
+    Column(
+        "seconds_per_forward",
+        "Time per\u00a0forward",
+        "median milliseconds of a batch's forward",
+        milliseconds,
+        better="low",
+    ),
+    Column("seconds", "Seconds", "mean seconds per image: those of its batch, divided by its images", better="low"),
     Column("backbone_seconds", "In the backbone", "mean seconds per image in the backbone", better="low"),
     Column("head_seconds", "In the head", "mean seconds per image in the head", better="low"),
     Column("draft_backbone_seconds", "In the drafter's backbone", "mean seconds per image", better="low"),
@@ -120,7 +126,7 @@ COLUMNS = (
     Column(
         "weighted_forwards",
         "Weighted forwards",
-        "mean forwards of both models, those of the small one times its share of the parameters",
+        "mean forwards of both models; the small one's are weighted by its share of the parameters",
         better="low",
         only=lambda row: bool(row["draft_forwards"]),
     ),
@@ -187,7 +193,7 @@ COLUMNS = (
     Column(
         "ties",
         "At ties",
-        "those of them that first differ where the likeliest tokens are tied",
+        "such decodes whose first difference is at a tie of the likeliest tokens",
         better="low",
         only=lambda row: row["exact"] == "greedy" and bool(row["mismatches"]),
     ),
@@ -203,7 +209,7 @@ COLUMNS = (
 
 # The meaning of each field of a table's rows.
 MEANINGS = {column.key: column.meaning for column in COLUMNS} | {
-    "sampler": "as requested",
+    "sampler": "the sampler as requested",
     "exact": "greedy: the tokens equal those of sequential decoding; distribution: they have the same distribution; "
     "relaxed: neither is promised",
     "failed": "problems that ended in an error",

@@ -50,7 +50,7 @@ class Grammar:
             raise refusal("#", f"an answer can continue in more than {_MOST_WAYS} ways at one point", hint)
         if self._depth() > _MOST_DEPTH:
             hint = "ask for fewer items, optional properties or levels in one answer"
-            raise refusal("#", f"more than {_MOST_DEPTH} rules of its grammar lead to each other", hint)
+            raise refusal("#", f"more than {_MOST_DEPTH} rules of its grammar are nested in each other", hint)
 
     def _most_ways(self) -> int:
         """An upper bound of the terminals that can begin a rule; above `_MOST_WAYS` if that is not found soon."""

@@ -161,7 +161,7 @@ class LinearSpec(Drafter):
         mask = self.mask if self.mask is not None or own is None else own.mask_id
         assert mask is not None, "one of both"
         if mask >= model.vocab_size:
-            raise SpecError(f"linearspec: mask={mask} is none of the {model.vocab_size} ids of {model.name}")
+            raise SpecError(f"linearspec: mask={mask} is not one of the {model.vocab_size} ids of {model.name}")
         shift = self.shift if self.shift is not None else 0 if own is None else own.shift
         return BlockDenoising(mask, 1 if shift else 0)
 

@@ -245,7 +245,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "d2t of another length": (
         "eagle3",
         {"draft": 15, "change": with_values("d2t", lambda t: t["d2t"][:9])},
-        "d2t of .* has 9 entries and its head 15 rows",
+        "d2t of .* has 9 entries, but its head has 15 rows",
     ),
     "a head of another length": (
         "eagle3",

@@ -203,7 +203,7 @@ def test_a_map_of_another_tokenizer(copied: tuple[Path, Any]) -> None:
 
 def test_fewer_codes_than_the_image_tokenizer_has(copied: tuple[Path, Any]) -> None:
     change_config(copied[0], lambda config: config["vocabulary_map"].pop(f"<|visual token {CODES - 1:06d}|>"))
-    refused(copied[0], f"has {CODES - 1} codes of images, and its image tokenizer {CODES}")
+    refused(copied[0], f"has {CODES - 1} codes of images, but its image tokenizer has {CODES}")
 
 
 def test_an_image_tokenizer_of_another_shape(copied: tuple[Path, Any]) -> None:

@@ -172,7 +172,7 @@ def test_conditions_of_classes(tmp_path: Path) -> None:
     assert made.uncond is not None
     assert torch.equal(torch.cat(made.cond), table[[2, 0]])
     assert torch.equal(torch.cat(made.uncond), table[[4, 4]])
-    for label, said in ((4, "class 4 of row 0 is none of the 4"), (-1, "class -1"), (None, "row 0 has no class")):
+    for label, said in ((4, "class 4 of row 0 is not one of the 4"), (-1, "class -1"), (None, "row 0 has no class")):
         with pytest.raises(ModelError, match=said):
             imaging.prefix([Condition(label=label)])
     with pytest.raises(ModelError, match="no image tokenizer"):

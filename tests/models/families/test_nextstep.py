@@ -110,7 +110,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, edit: Any, message: s
         ({"latent_size": 7}, "7 latents per side cannot be divided into tokens of 2"),
         ({"latent_channels": None}, "latent_channels=None"),
         ({"boi": None}, "names no token that begins an image"),
-        ({"latent_channels": 3}, "has 4 channels, and latents of model 3"),
+        ({"latent_channels": 3}, "has 4 channels, but latents of model have 3"),
     ],
 )
 def test_configs_that_cannot_be_run_are_refused(tmp_path: Path, config: dict[str, Any], message: str) -> None:

@@ -273,7 +273,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     other = MultiScaleVQ(replace(SHAPE, vocab_size=25), Scales(SIDES))
     save_tokenizer(other, tmp_path / "vae_other.safetensors")
     model = load_scales(target, device="cpu", decoder=tmp_path / "vae_other.safetensors")
-    with pytest.raises(ModelError, match="has 25 codes, and .* 24"):
+    with pytest.raises(ModelError, match="has 25 codes, but .* has 24"):
         _ = model.quantizer
     for wrong, match in ((target, "VAR's transformer"), (tmp_path / "absent.pth", "no multi-scale image tokenizer")):
         with pytest.raises(ModelError, match=match):

@@ -123,7 +123,7 @@ def test_a_table_is_read_by_its_header(tmp_path: Path) -> None:
     [
         ("question,answer\nhow many?,3", "has no column prompt; its header is question, answer"),
         ("prompt,note\na,b", "unknown field 'note'"),
-        ("prompt,answer\na,b,c", "line 2 has 3 cells, and the header 2"),
+        ("prompt,answer\na,b,c", "line 2 has 3 cells, but the header has 2"),
         ("prompt,prompt\na,b", "two columns 'prompt'"),
         ("prompt,max_new_tokens\na,many", "line 2: max_new_tokens is not JSON"),
         ("prompt,answer\n", "has no prompt"),

@@ -326,7 +326,7 @@ def test_the_checkpoint_says_its_mask_and_the_spec_wins(checkpoint: tuple[Path, 
 def test_what_is_refused(checkpoint: tuple[Path, Any]) -> None:
     with pytest.raises(SpecError, match="linearspec: toy is loaded as a causal model without a mask token"):
         run(target(), "linearspec", RAGGED, NEW)
-    with pytest.raises(SpecError, match="linearspec: mask=5 is none of the 5 ids of toy"):
+    with pytest.raises(SpecError, match="linearspec: mask=5 is not one of the 5 ids of toy"):
         run(target(), "linearspec:mask=5", RAGGED, NEW)
     with pytest.raises(SpecError, match="shift must be 0 or 1, got 2"):
         registry.resolve("linearspec:shift=2", "ar")
