@@ -66,11 +66,7 @@ def preview(
     return {
         "model": config["model"],
         "family": config["family"],
-        "loading": {name: value for name in _LOADING if (value := getattr(loading, name))},
-            name: getattr(loading, name)
-            for name in ("device", "dtype", "quantize", "activations")
-            if getattr(loading, name)
-        },
+        "loading": {name: value for name in _LOADING if (value := getattr(loading, name)) is not None},
         "tasks": config["tasks"],
         "seeds": list(grid.seeds),
         "batch_size": grid.batch_size,
