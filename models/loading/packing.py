@@ -13,7 +13,7 @@ from ..errors import ArgumentError
 from ..files.gguf.tensors import FileTensor
 from ..files.sources import Source
 from ..files.weights import Published
-from ..kernels.cpu import blocks
+from ..kernels.cpu import blocks, library
 from .assemble import Target
 
 
@@ -110,6 +110,6 @@ def reason_against(
         return f"{given}={others[given]} needs plain weights", f"leave {given} out"
     if packed is None and activations is None and dtype != "auto":
         return f"dtype={dtype}", "leave it out"
-    if packed is None and (not blocks.library.allowed() or blocks.kernel() is None):
+    if packed is None and (not library.allowed() or blocks.kernel() is None):
         return "there is no kernel for packed weights here", "install a C compiler, or leave it out"
     return None

@@ -43,7 +43,7 @@ class FileTensor:
         content = np.empty(self.size, np.uint8)
         with self.file.open("rb", buffering=0) as handle:
             handle.seek(self.start)
-            view, read = memoryview(content), 0
+            view, read = content.data, 0
             while read < self.size:  # one call reads 2 GiB at most
                 more = handle.readinto(view[read:])
                 if not more:

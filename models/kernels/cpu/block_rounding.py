@@ -27,7 +27,7 @@ def rounded(kind: str, weight: Tensor, dtype: torch.dtype, activations: Activati
     raw = torch.empty(count, columns // GROUP * TYPES[kind].size, dtype=torch.uint8)
     step = max(1, _CHUNK // columns)
     for start in range(0, count, step):
-        rows = weight[start : start + step].float().unflatten(1, (-1, GROUP))
+        rows = torch.unflatten(weight[start : start + step].float(), 1, (-1, GROUP))
         raw[start : start + step] = _ROUND[kind](rows).flatten(1)
     return BlockWeight((kind,), (count,), columns, dtype, activations, pack(kind, raw))
 

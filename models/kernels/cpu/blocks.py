@@ -128,7 +128,7 @@ class BlockWeight(PackedWeight):
             here = slice(None) if len(self.types) == 1 else ((flat >= start) & (flat < start + count)).nonzero()[:, 0]
             own = flat[here] - start
             step = max(1, _CHUNK // self.shape[1])
-            values = [_dequantized(kind, packed, part, self.shape[1]) for part in own.split(step)]
+            values = [_dequantized(kind, packed, part, self.shape[1]) for part in torch.split(own, step)]
             out[here] = torch.cat(values).to(self.dtype) if values else out[here]
             start += count
         return out.view(*index.shape, self.shape[1])
@@ -182,7 +182,7 @@ def joined(
 
 def _rounded(x: Tensor) -> Tensor:
     """x [..., K] with each group of 32 rounded to int8 and multiplied back, as the kernel multiplies it."""
-    groups = x.float().unflatten(-1, (-1, GROUP))
+    groups = torch.unflatten(x.float(), -1, (-1, GROUP))
     most = groups.abs().amax(-1, keepdim=True)
     whole = (groups * torch.where(most > 0, 127 / most, 0)).round_()
     return (whole * (most / 127)).flatten(-2).to(x.dtype)
@@ -210,7 +210,7 @@ def pack(kind: str, raw: Tensor) -> Tensor:
         if short := -len(part) % WIDTH:
             part = torch.cat((part, part.new_zeros(short, raw.shape[1])))
         out[start // WIDTH : (start + len(part)) // WIDTH] = _pack(
-            own, _READERS[kind](part.unflatten(1, (-1, own.size)))
+            own, _READERS[kind](torch.unflatten(part, 1, (-1, own.size)))
         )
     return out
 
@@ -264,7 +264,7 @@ def _groups_of_k(scales: Tensor) -> Tensor:
 
 def _by_32(x: Tensor) -> Tensor:
     """[n, 8 S, 32] codes of bytes [n, S, 128]: of each 32 bytes the lower bits, then the upper ones."""
-    chunks = x.unflatten(-1, (4, 32))
+    chunks = torch.unflatten(x, -1, (4, 32))
     return torch.stack((chunks & 15, chunks >> 4), -2).flatten(1, 3)
 
 
@@ -278,11 +278,13 @@ def _read_q5_k(x: Tensor) -> Parts:
 
 
 def _read_q6_k(x: Tensor) -> Parts:
-    low = x[..., :128].unflatten(-1, (2, 2, 32))  # [n, S, half, 2, 32]
+    low = torch.unflatten(x[..., :128], -1, (2, 2, 32))  # [n, S, half, 2, 32]
     low = torch.stack((low & 15, low >> 4), -3).flatten(-3, -2)  # [n, S, half, 4, 32]
-    high = x[..., 128:192].unflatten(-1, (2, 1, 32)) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None] & 3
+    high = (
+        torch.unflatten(x[..., 128:192], -1, (2, 1, 32)) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None] & 3
+    )
     codes = (low | high << 4).flatten(1, 3)
-    return x[..., 208:], x[..., 192:208].unflatten(-1, (8, 2)).flatten(1, 2), codes
+    return x[..., 208:], torch.unflatten(x[..., 192:208], -1, (8, 2)).flatten(1, 2), codes
 
 
 _READERS: dict[str, Callable[[Tensor], Parts]] = {
@@ -322,7 +324,7 @@ def _pack(own: BlockType, parts: Parts) -> Tensor:
     groups = torch.cat((_by_number(scales, 1 if head is not None else min(2, own.scales)), *packed), -1)
     if head is None:
         return groups.flatten(1)
-    return torch.cat((_by_number(head, 2), groups.unflatten(1, (-1, _SUPER)).flatten(2)), -1).flatten(1)
+    return torch.cat((_by_number(head, 2), torch.unflatten(groups, 1, (-1, _SUPER)).flatten(2)), -1).flatten(1)
 
 
 def _dequantized(kind: str, packed: Tensor, index: Tensor, columns: int) -> Tensor:
@@ -331,10 +333,10 @@ def _dequantized(kind: str, packed: Tensor, index: Tensor, columns: int) -> Tens
     panel = packed[index // WIDTH]
     d: Tensor | None = None
     if own.head:
-        blocks = panel.unflatten(1, (columns // (GROUP * _SUPER), -1))
+        blocks = torch.unflatten(panel, 1, (columns // (GROUP * _SUPER), -1))
         d = _of_row(blocks[..., : own.head * WIDTH], lane, 2).repeat_interleave(_SUPER, 1)
         panel = blocks[..., own.head * WIDTH :].flatten(1)
-    groups = panel.unflatten(1, (columns // GROUP, -1))  # [n, G, bytes]
+    groups = torch.unflatten(panel, 1, (columns // GROUP, -1))  # [n, G, bytes]
     q = _codes(own, groups[..., own.scales * WIDTH :], lane).double()
     if own.table:
         q = torch.tensor(own.table, dtype=torch.float64)[q.long()]
@@ -350,7 +352,7 @@ def _dequantized(kind: str, packed: Tensor, index: Tensor, columns: int) -> Tens
         own_scales = _of_row(stored, lane, 1).view(torch.int8).double()
         s, m = (own_scales * d.double()).repeat_interleave(GROUP // 2, -1), None
     else:
-        scale, least = _of_row(stored, lane, 1).double().split(1, -1)
+        scale, least = _of_row(stored, lane, 1).double().chunk(2, -1)
         s, m = scale * d[..., :1].double(), -least * d[..., 1:].double()
     values = (q - own.offset) * s
     return (values if m is None else values + m).float().flatten(1)
@@ -358,7 +360,7 @@ def _dequantized(kind: str, packed: Tensor, index: Tensor, columns: int) -> Tens
 
 def _of_row(x: Tensor, lane: Tensor, size: int) -> Tensor:
     """[n, G, numbers] the numbers of row `lane` [n] in bytes [n, G, b]; float16 where they have 2 bytes."""
-    each = x.unflatten(-1, (-1, WIDTH, size))
+    each = torch.unflatten(x, -1, (-1, WIDTH, size))
     own = each[torch.arange(len(lane)), :, :, lane]  # [n, G, numbers, size]
     return own.contiguous().view(torch.float16)[..., 0] if size == 2 else own[..., 0]
 
@@ -369,7 +371,7 @@ def _split(x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def _codes(own: BlockType, x: Tensor, lane: Tensor) -> Tensor:
     """[n, G, 32] the codes of row `lane` [n] in bytes [n, G, b]."""
-    rows = x.unflatten(-1, (-1, WIDTH, 4))[torch.arange(len(lane)), :, :, lane]  # [n, G, b / 128, 4]
+    rows = torch.unflatten(x, -1, (-1, WIDTH, 4))[torch.arange(len(lane)), :, :, lane]  # [n, G, b / 128, 4]
     if own.bits == 8:
         return rows.flatten(2)
     low = rows[:, :, :4]
