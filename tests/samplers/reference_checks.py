@@ -10,7 +10,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -68,19 +68,25 @@ class Page:
         return [self.use(node) for name, node in self.parts.items() if name.startswith("test_")]
 
     def use(self, node: ast.AST) -> Use:
-        names, code = set[str](), [node]
+        names, strings, code = set[str](), set[str](), [node]
         for part in code:  # which grows on the way
-            for name in _names(part):
+            own, said = _read(part)
+            strings |= said
+            for name in own:
                 first, _, rest = name.partition(".")
                 if first in self.imports:
                     names.add(f"{self.imports[first]}.{rest}".rstrip("."))
                 elif (full := f"tests.{self.module}.{name}") not in names:
                     names.add(full)
                     code += [self.parts[name]] if name in self.parts else []
-        every = (each for part in code for each in ast.walk(part))
-        return Use(
-            names, {each.value for each in every if isinstance(each, ast.Constant) and isinstance(each.value, str)}
-        )
+        return Use(names, strings)
+
+
+@cache  # many tests use one helper
+def _read(node: ast.AST) -> tuple[set[str], set[str]]:
+    """The names and the strings in a piece of code."""
+    every = (each.value for each in ast.walk(node) if isinstance(each, ast.Constant))
+    return set(_names(node)), {value for value in every if isinstance(value, str)}
 
 
 def _names(node: ast.AST) -> Iterator[str]:
