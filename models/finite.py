@@ -19,7 +19,9 @@ from torch import Tensor
 from .caches.kv_cache import KVCache
 from .errors import ModelError, PardecError, SpecError
 from .hidden import Hidden
-from .kernels.layout import stored
+from .kernels.cpu import blocks
+from .kernels.cpu.blocks import BlockWeight
+from .kernels.layout import dense, stored
 from .plan import Plan
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ def damaged(weights: Iterable[tuple[str, Tensor]]) -> str | None:
     for name, weight in weights:
         if weight.is_meta or not weight.numel():
             continue
-        values: Any = weight.detach()
+        values: Any = dense(weight).detach()
         if hasattr(values, "dequantize") and type(values) not in (Tensor, torch.nn.Parameter):
             values = values.dequantize()
         wrong = values.numel() - int(values.isfinite().sum())
@@ -72,17 +74,20 @@ def demand_head(model: LanguageModel) -> None:
     """Raises ModelError where a matrix of the model's head holds NaN or infinity; looks once, with one sum per matrix.
 
     Infinity there gives its token a logit of +inf in some places and of -inf in others, and a capped logit is finite
-    again. Quantized matrices are left out, whose scales would make the whole row NaN, and so are those that accelerate
-    keeps elsewhere.
+    again. Of block-quantized matrices the scales are read. Those of torchao are left out, whose scales would make the
+    whole row NaN, and so are those that accelerate keeps elsewhere.
     """
     if model.head_read:
         return
     head = getattr(model.decoder, "head", None)
     for weight in getattr(head, "parameters", tuple)():
         plain = stored(weight)
-        if weight.ndim < 2 or weight.is_meta or type(plain) not in (Tensor, torch.nn.Parameter):
+        if weight.ndim < 2 or weight.is_meta:
             continue
-        if bool(plain.detach().sum().isfinite()):
+        if isinstance(weight, BlockWeight):
+            if blocks.is_finite(weight):
+                continue
+        elif type(plain) not in (Tensor, torch.nn.Parameter) or bool(plain.detach().sum().isfinite()):
             continue
         if (error := by_weights(model.name, "logits", model.decoder, head)) is not None:  # else an overflow
             raise error

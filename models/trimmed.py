@@ -26,7 +26,9 @@ from .decoder import Decoder
 from .errors import ModelError, listed, one_line
 from .hidden import Hidden, IdSubset
 from .kernels import layout
+from .kernels.cpu.packed import PackedWeight
 from .kernels.matmul import Linear
+from .layers.quantize import weight_bytes
 from .model import LanguageModel
 from .plan import Plan
 from .stack import WrapperStack
@@ -55,7 +57,7 @@ class Trimmed(WrapperStack):
 
     def _fill(self) -> None:
         """Copies the kept rows from the present weights of the base's head."""
-        rows = layout.dense(self.base.head.weight.detach())[self.subset.ids]
+        rows = layout.rows_of(self.base.head.weight, self.subset.ids)
         layout.fill(self.head.weight, rows)
         if self.head.again is not None:
             layout.fill(self.head.again, rows)
@@ -116,8 +118,11 @@ def bytes_read(model: LanguageModel) -> int:
     """
     stack: Any = model.decoder.base if isinstance(model.decoder, Trimmed) else model.decoder
     table, head = stack.embedding, stack.head.weight
-    looked_up = 0 if table.data_ptr() == head.data_ptr() else table.numel()
-    return int((parameters_read(model) - looked_up) * table.element_size())
+    is_tied = table is head if isinstance(head, PackedWeight) else table.data_ptr() == head.data_ptr()
+    count = weight_bytes(stack.parameters()) - (0 if is_tied else weight_bytes([table]))
+    if isinstance(model.decoder, Trimmed):
+        count += weight_bytes([model.decoder.head.weight]) - weight_bytes([head])
+    return count
 
 
 def read_ids(source: str, folder: Path | None) -> list[int]:

@@ -14,6 +14,7 @@ from ..files.weights import read, tensors_of
 from ..finite import damaged
 from ..kernels import layout
 from ..kernels.cpu import int8
+from ..kernels.cpu.packed import PackedWeight
 from ..loading.unread import other_frequencies
 from ..model import LanguageModel
 from .contracts import DraftFiles
@@ -128,10 +129,10 @@ def multiplied(files: DraftFiles, weight: Tensor) -> Tensor:
 
 def target_rows(files: DraftFiles, target: LanguageModel, ids: Tensor) -> nn.Parameter:
     """[Vd, E] a copy of the rows `ids` of the target's head; for bfloat16 files it may be bfloat16."""
-    weight = layout.dense(target.decoder.head.weight)  # type: ignore[attr-defined]
-    if type(weight) not in (Tensor, nn.Parameter):
+    weight: Tensor = target.decoder.head.weight  # type: ignore[attr-defined]
+    if type(weight) not in (Tensor, nn.Parameter) and not isinstance(weight, PackedWeight):
         raise ModelError(f"{files.name} drafts with rows of the head of {target.name}, which is quantized")
-    rows = weight.detach().index_select(0, ids.to(weight.device))
+    rows = layout.rows_of(weight, ids.to(weight.device)).detach()
     kinds = {tensor.dtype for tensor in files.published.values() if tensor.dtype is not None}
     source = torch.bfloat16 if torch.bfloat16 in kinds else None
     room = layout.empty(rows.shape, dtype=target.dtype, device=target.device, source=source)

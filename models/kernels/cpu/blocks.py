@@ -47,6 +47,8 @@ _ARGUMENTS = (COUNT, COUNT, COUNT, POINTER, STEP, POINTER, POINTER, STEP, COUNT,
 _IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the numbers of 4-bit floats
 
+_MXFP4_MOST = 252  # exponents above it make 12 * 2^(e - 128) infinite
+
 
 @dataclass(frozen=True, slots=True)
 class BlockType:
@@ -178,6 +180,20 @@ def joined(
     packed = [pack(kind, raws[0] if len(raws) == 1 else torch.cat(raws)) for kind, raws in parts]
     counts = tuple(sum(map(len, raws)) for _, raws in parts)
     return BlockWeight(tuple(kind for kind, _ in parts), counts, columns, dtype, activations, *packed)
+
+
+def is_finite(weight: BlockWeight) -> bool:
+    """Whether no weight is NaN or infinity, which only their scales can make them."""
+    for kind, packed in zip(weight.types, weight.packed, strict=True):
+        own, groups = TYPES[kind], weight.shape[1] // GROUP
+        count = groups if not own.head else groups // _SUPER
+        scales = packed.unflatten(1, (count, -1))[..., : (own.head or own.scales) * WIDTH]
+        if kind == "MXFP4":
+            if bool((scales > _MXFP4_MOST).any()):
+                return False
+        elif not bool(scales.contiguous().view(torch.float16).isfinite().all()):
+            return False
+    return True
 
 
 def _rounded(x: Tensor) -> Tensor:

@@ -46,7 +46,8 @@ class PackedWeight(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
-            return type(args[0])(*args[0].parts)
+            with torch.inference_mode(False):  # a weight made in that mode could be no parameter
+                return type(args[0])(*args[0].parts)
         if func is torch.ops.aten.embedding.default and isinstance(args[0], PackedWeight):
             return args[0].rows(args[1])
         if func is torch.ops.aten.linear.default and isinstance(args[1], PackedWeight):  # in inference mode
