@@ -90,6 +90,7 @@ class BlockWeight(PackedWeight):
     types: tuple[str, ...]
     counts: tuple[int, ...]  # n of each
     activations: Activations
+    sections: tuple[tuple[int, int, int], ...]  # of each type: its number in blocks.c, n, and the memory address
 
     @staticmethod
     def __new__(
@@ -105,6 +106,8 @@ class BlockWeight(PackedWeight):
             cls, (sum(counts), columns), dtype=dtype, device=packed[0].device
         )
         weight.packed, weight.types, weight.counts, weight.activations = packed, types, counts, activations
+        numbers = [TYPES[kind].number for kind in types]
+        weight.sections = tuple(zip(numbers, counts, [part.data_ptr() for part in packed], strict=True))
         return weight
 
     def __init__(self, *parts: object) -> None: ...
@@ -136,40 +139,47 @@ class BlockWeight(PackedWeight):
         return out.view(*index.shape, self.shape[1])
 
     def matmul(self, x: Tensor, base: Tensor | None = None) -> Tensor:
-        if not self._takes(x):
+        run = self._kernel_for(x)
+        if run is None:
             out = torch.nn.functional.linear(_rounded(x) if self.activations == "int8" else x, self.dense.to(x.dtype))
             return out if base is None else out + base
-        flat = x.reshape(-1, self.shape[1])
+        rows, columns = self.shape
+        flat = x if x.dim() == 2 else x.reshape(-1, columns)
         if base is not None:
             base = base.contiguous().to(x.dtype)
-        out = torch.empty((*x.shape[:-1], self.shape[0]), dtype=x.dtype)
-        self._run(flat, out.view(-1, self.shape[0]), base)
+        out = torch.empty((*x.shape[:-1], rows), dtype=x.dtype)
+        self._run(run, flat, library.TYPES[x.dtype], out, rows, base)
         return out
 
     def matmul_into(self, out: Tensor, x: Tensor) -> None:
-        if not self._takes(x) or out.dtype not in library.TYPES or out.stride(1) != 1:
+        run = self._kernel_for(x)
+        if run is None or out.dtype not in library.TYPES or out.stride(1) != 1:
             super().matmul_into(out, x)
         else:
-            self._run(x, out, None)
+            self._run(run, x, library.TYPES[out.dtype], out, out.stride(0), None)
 
-    def _takes(self, x: Tensor) -> bool:
+    def _kernel_for(self, x: Tensor) -> Any:
+        """The kernel, where it takes x."""
         fits = x.dtype in library.TYPES and x.is_cpu and not x.requires_grad and not library.is_traced()
-        return fits and library.allowed() and kernel() is not None
+        return kernel() if fits and library.allowed() else None
 
-    def _run(self, x: Tensor, out: Tensor, base: Tensor | None) -> None:
-        x = x if x.stride(1) == 1 else x.contiguous()
-        run, columns, start = kernel(), self.shape[1], 0
-        kind, to, size = library.TYPES[x.dtype], library.TYPES[out.dtype], out.element_size()
-        rounded, each = self.activations == "int8", x.element_size()
-        apart = 0 if base is None or base.dim() == 1 else self.shape[0]
-        for name, count, packed in zip(self.types, self.counts, self.packed, strict=True):
-            onto = None if base is None else base.data_ptr() + start * each
-            sizes = len(x), count, columns, library.threads(len(x) * count * columns)
-            into = to, out.data_ptr() + start * size, out.stride(0)
-            number = TYPES[name].number
-            if run(number, rounded, kind, x.data_ptr(), x.stride(0), packed.data_ptr(), onto, apart, *into, *sizes):
-                raise MemoryError(f"no memory for a matmul of {len(x)} rows of {columns}")
-            start += count
+    def _run(self, run: Any, x: Tensor, to: int, out: Tensor, out_step: int, base: Tensor | None) -> None:
+        """Writes x [M, K] @ self.T + base to rows of type `to`, which begin `out_step` numbers apart in `out`."""
+        step, last = x.stride()
+        if last != 1:
+            x = x.contiguous()
+            step = x.stride(0)
+        (count, columns), kind, rounded = x.shape, library.TYPES[x.dtype], self.activations == "int8"
+        apart, each, size = 0, x.element_size(), out.element_size()
+        start, onto, into = x.data_ptr(), None, out.data_ptr()
+        if base is not None:
+            apart, onto = 0 if base.dim() == 1 else self.shape[0], base.data_ptr()
+        for number, rows, packed in self.sections:
+            sizes = count, rows, columns, library.threads(count * rows * columns)
+            if run(number, rounded, kind, start, step, packed, onto, apart, to, into, out_step, *sizes):
+                raise MemoryError(f"no memory for a matmul of {count} rows of {columns}")
+            into += rows * size
+            onto = None if onto is None else onto + rows * each
 
 
 def joined(
