@@ -23,7 +23,9 @@ ARM = "aarch64-linux-gnu-gcc", "qemu-aarch64", "-cpu", "max"
     ("compiler", "emulator", "processor"),
     [("gcc", (), "native"), (ARM[0], ARM[1:], "armv8-a"), (ARM[0], ARM[1:], "armv8.2-a+dotprod")],
 )
-def test_kernels_agree_with_their_definitions(tmp_path, compiler, emulator, processor):
+def test_kernels_agree_with_their_definitions(
+    tmp_path: Path, compiler: str, emulator: tuple[str, ...], processor: str
+) -> None:
     missing = [name for name in (compiler, *emulator[:1]) if shutil.which(name) is None]
     if missing or (processor == "native" and not library.supported()):
         pytest.skip(f"no {missing or 'AVX2'}")
