@@ -42,6 +42,7 @@ WIDTH, GROUP = 32, 32  # rows of a panel and columns of a group, as in blocks.c
 _SUPER = 8  # groups that share the scale of their scales
 _CHUNK = 2**22  # weights packed or dequantized at a time
 _FILE = Path(__file__).with_suffix(".c")
+_PACKING = Path(__file__).with_name("block_packing.c")
 _ARGUMENTS = (COUNT, COUNT, COUNT, POINTER, STEP, POINTER, POINTER, STEP, COUNT, POINTER, STEP, *[COUNT] * 4)
 
 _IQ4_NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -230,14 +231,18 @@ def pack(kind: str, raw: Tensor) -> Tensor:
     own, count = TYPES[kind], len(raw)
     columns = raw.shape[1] // own.size * own.block
     out = torch.zeros(-(-count // WIDTH), panel_bytes(kind, columns), dtype=torch.uint8)
+    run = library.kernel_on(supported(), _PACKING, "pardec_pack", (COUNT, POINTER, COUNT, COUNT, POINTER, COUNT))
+    if run is not None and library.allowed():
+        raw = raw.contiguous()
+        run(own.number, raw.data_ptr(), count, columns, out.data_ptr(), torch.get_num_threads())
+        return out
     step = max(1, _CHUNK // columns // WIDTH) * WIDTH
     for start in range(0, count, step):
         part = raw[start : start + step]
         if short := -len(part) % WIDTH:
             part = torch.cat((part, part.new_zeros(short, raw.shape[1])))
-        out[start // WIDTH : (start + len(part)) // WIDTH] = _pack(
-            own, _READERS[kind](torch.unflatten(part, 1, (-1, own.size)))
-        )
+        to = slice(start // WIDTH, (start + len(part)) // WIDTH)
+        out[to] = _pack(own, _READERS[kind](torch.unflatten(part, 1, (-1, own.size))))
     return out
 
 

@@ -63,6 +63,14 @@ def test_they_take_the_bytes_of_the_file(kind: str) -> None:
 
 @kernel
 @pytest.mark.parametrize("kind", blocks.TYPES)
+def test_packing_in_c_is_that_of_the_definition(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = blocks.pack(kind, stored(kind))
+    monkeypatch.setattr(blocks.library, "allowed", lambda: False)
+    assert torch.equal(packed, blocks.pack(kind, stored(kind)))
+
+
+@kernel
+@pytest.mark.parametrize("kind", blocks.TYPES)
 @pytest.mark.parametrize("count", [1, 3, 9])
 def test_matmuls_of_float32_are_those_of_the_dequantized_matrix(kind: str, count: int) -> None:
     torch.manual_seed(count)
