@@ -146,6 +146,8 @@ def prompt_ids(model: pardec.Model, context: int, *, chat: bool = False) -> Tens
 
 
 def _weight_bytes(model: pardec.Model) -> int:
+    if isinstance(model.network, LanguageModel):
+        return model.network.weight_bytes
     return model.network.parameters * torch.empty((), dtype=model.network.dtype).element_size()
 
 

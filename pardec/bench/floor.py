@@ -18,6 +18,7 @@ from torch import nn
 
 from pardec.models.decoder import Decoder, DecoderConfig
 from pardec.models.kernels.matmul import matmul
+from pardec.models.layers.quantize import weight_bytes
 
 from .clock import settle, timer
 from .parts import Fed
@@ -91,8 +92,9 @@ def bandwidth(device: torch.device, size: int) -> float:
 def floor(decoder: Decoder, fed: Sequence[Fed], heads: int, measured: Rates) -> Floor:
     """The floor of the forwards `fed`, with `heads` rows fed to the head in total."""
     size = decoder.embed.weight.element_size()
+    each = weight_bytes(decoder.parameters()) / sum(weight.numel() for weight in decoder.parameters())
     share = heads / max(len(fed), 1)
-    traffic = [_bytes(decoder.config, forward, size) for forward in fed]
+    traffic = [_bytes(decoder.config, forward, size, each) for forward in fed]
     operations = [_operations(decoder.config, forward, share) for forward in fed]
     pairs = zip(traffic, operations, strict=True)
     seconds = sum(max(b / measured.bandwidth, o / measured.operations) for b, o in pairs)
@@ -106,11 +108,11 @@ def _layer(config: DecoderConfig) -> tuple[int, int]:
     return first, heads * config.width + 3 * config.mlp_width * config.width
 
 
-def _bytes(config: DecoderConfig, fed: Fed, size: int) -> float:
+def _bytes(config: DecoderConfig, fed: Fed, size: int, each: float) -> float:
     weights = config.layers * sum(_layer(config)) + config.vocab * config.width
     embedding = 0 if config.tied else fed.rows * fed.width * config.width
     kv = 2 * config.kv_heads * config.head_dim * fed.extent * fed.rows * config.layers if fed.cached else 0
-    return size * (weights + embedding + kv)
+    return each * weights + size * (embedding + kv)
 
 
 def _operations(config: DecoderConfig, fed: Fed, heads: float) -> float:

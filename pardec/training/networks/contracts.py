@@ -85,7 +85,8 @@ class Target:
     def layer(self, index: int) -> dict[str, Tensor]:
         """The matrices of one of its layers in float32, under the published names."""
         decoder: Any = self.model.decoder
-        weights = {name: value.detach().float() for name, value in decoder.layers[index].named_parameters()}
+        own = decoder.layers[index].named_parameters()
+        weights = {name: layout.dense(value.detach()).float() for name, value in own}
         shape = self.shape.of(index % self.model.layers)
         rows = (shape.heads * shape.head_dim, *[shape.kv_heads * shape.head_dim] * 2)
         q, k, v = weights["qkv_weight"].split(rows)

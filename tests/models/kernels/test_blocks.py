@@ -147,6 +147,19 @@ def test_rows_are_looked_up_without_the_whole_matrix(monkeypatch: pytest.MonkeyP
     assert torch.equal(own.rows(index[0]), whole[index[0]])
 
 
+@pytest.mark.parametrize("kind", blocks.TYPES)
+def test_scales_that_are_no_numbers_are_found(kind: str) -> None:
+    assert blocks.is_finite(weight(kind))
+    raw, own = stored(kind), blocks.TYPES[kind]
+    at = 208 if kind == "Q6_K" else 0
+    last = raw.view(ROWS, -1, own.size)[-1, -1, at:]
+    last[:2] = torch.tensor([255, 255] if kind == "MXFP4" else [0, 0x7C], dtype=torch.uint8)
+    last[2:] |= 1
+    found = blocks.joined([("Q8_0", stored("Q8_0", 5)), (kind, raw)], COLUMNS, torch.float32, "float32")
+    assert not found.dense.isfinite().all()
+    assert not blocks.is_finite(found)
+
+
 def test_copies_hold_the_same_numbers() -> None:
     own = torch.nn.Parameter(weight("Q5_1", "int8"), requires_grad=False)
     for again in (copy.deepcopy(own), pickle.loads(pickle.dumps(own))):

@@ -9,13 +9,16 @@ import pytest
 import torch
 
 import pardec
-from pardec.models.errors import ArgumentError
+from pardec.models.errors import ArgumentError, ModelError
+from pardec.models.files.gguf.header import read_header
 from pardec.models.kernels.cpu import blocks
 from pardec.models.kernels.cpu.blocks import BlockWeight
 from pardec.models.loading.outline import memory_described, outline
+from pardec.models.plan import Plan
+from pardec.models.trimmed import bytes_read, trimmed
 from tests.models.loading.gguf_files import write_embedded_gguf, write_gguf
 from tests.models.loading.mixed_gguf import Q4_K_M, write_mixed
-from tests.models.loading.test_gguf import logits
+from tests.models.loading.test_gguf import IDS, logits
 
 pytestmark = pytest.mark.skipif(blocks.kernel() is None, reason="no kernel for packed weights here")
 
@@ -152,6 +155,36 @@ def test_what_shows_of_a_file(tmp_path: Path) -> None:
     assert shown["activations"].startswith("float32")
     assert shown["keys and values"] == "float32, 2.05 MB per 1,000 positions"
     assert memory_described("tiny-llama") == {}
+
+
+@pytest.mark.parametrize("bits", [0x7C00, 0x7E00], ids=["inf", "nan"])
+def test_a_damaged_head_is_named(tmp_path: Path, bits: int) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", "Q8_0")
+    content = bytearray(file.read_bytes())
+    start = read_header(file).tensors["token_embd.weight"].start
+    content[start : start + 2] = bits.to_bytes(2, "little")
+    (tmp_path / "bad.gguf").write_bytes(content)
+    with pytest.raises(ModelError, match=r"its weight embed.weight holds NaN or infinity \(32 of"):
+        pardec.load(tmp_path / "bad.gguf", device="cpu").generate("the 12", max_new_tokens=4)
+
+
+def test_a_model_is_loaded_in_inference_mode(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", "Q8_0")
+    with torch.inference_mode():
+        model = pardec.load(file, device="cpu")
+    assert torch.equal(logits(model), logits(pardec.load(file, device="cpu")))
+
+
+def test_heads_are_cut_without_the_whole_matrix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = pardec.load(write_gguf(tmp_path / "toy.gguf", "Q8_0"), device="cpu").language_model
+    whole = logits(pardec.Model(model))
+    monkeypatch.setattr(BlockWeight, "dense", None)
+    less = trimmed(model, [1, 7, 60])
+    found = less.forward(Plan.full(IDS, less.visible())).logits()  # of the kept ids alone, or of all
+    found = found if found.shape[-1] == 3 else found[..., [1, 7, 60]]
+    assert torch.allclose(found, whole[..., [1, 7, 60]], rtol=1e-4, atol=1e-4)
+    rows = model.width * 4 * 3
+    assert bytes_read(less) == bytes_read(model) - model.decoder.head.weight.stored_bytes + rows  # type: ignore[union-attr]
 
 
 def test_other_files_cannot_stay_packed() -> None:
