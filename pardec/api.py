@@ -76,15 +76,16 @@ def load(
         decoder: for image models, the image tokenizer or autoencoder, a file or a folder, if the folder of
             the weights has none.
         text_encoder: the encoder of an image model's captions, a folder or a hub id.
-        quantize: "int8", "int4" or "fp8" (on GPUs that support it) quantizes the linear layers, which changes the
-            output; needs torchao (extra `quant`). `Model.network.describe()` names the layers that are not quantized.
-            With int4, dtype="auto" is bfloat16.
+        quantize: "int8", "int4" or "fp8" (on GPUs that support it) quantizes the matrices, which changes the
+            output. On a CPU they become blocks of 32 weights, which pardec's own kernel multiplies; a GPU, or a CPU
+            without a C compiler, needs torchao (extra `quant`), where int4 makes dtype="auto" bfloat16.
+            `Model.network.describe()` names the matrices that are not quantized.
         packed: True keeps the block-quantized matrices of a GGUF file packed, in the file's own bytes, on a CPU; False
             dequantizes them to `dtype`. By default they stay packed where there is a kernel for them and `dtype` is
             "auto".
-        activations: what packed matrices multiply. "float32" (the default) gives the dequantized model's outputs, to
-            float32 rounding; "int8" rounds states to 8 bits in groups of 32, as llama.cpp does, which is faster and
-            changes the output of a matmul by about 0.5%.
+        activations: what packed matrices, and those that are quantized on a CPU, multiply. "float32" (the default)
+            gives the dequantized model's outputs, to float32 rounding; "int8" rounds states to 8 bits in groups of 32,
+            as llama.cpp does, which is faster and changes the output of a matmul by about 0.5%.
         tp: under torchrun, each process holds a share of every layer, for models beyond one GPU. All of them have to
             make the same calls, and all get the same tokens.
         cuda_graphs: on a CUDA device, capture forwards of few queries whose shapes recur as CUDA graphs, so that small

@@ -72,7 +72,7 @@ Workers = Annotated[int | None, _option(RUN, "Copies of the model, by default as
 Device = Annotated[str, _option(RUN, "The device: auto, cpu, cuda, cuda:1 or mps.")]
 Dtype = Annotated[str, _option(RUN, "The type of the weights: auto, float32, bfloat16 or float16.")]
 DeviceMap = Annotated[str | None, _option(RUN, "auto distributes the layers over devices.")]
-Quantize = Annotated[str | None, _option(RUN, "int8, int4 or fp8: quantize the linear layers, with the extra quant.")]
+Quantize = Annotated[str | None, _option(RUN, "int8, int4 or fp8: quantize the matrices; GPUs need the extra quant.")]
 Packed = Annotated[
     bool | None,
     _option(RUN, "Keep the blocks of a GGUF file packed in memory, or dequantize them.", "--packed/--dense"),
