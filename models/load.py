@@ -132,7 +132,7 @@ def load_any(
     with configs.reading(source.name):
         config, published = read_description(source)
     with suppress(ModelError):  # errors of the files themselves are raised when they are needed
-        published = published or inspect(files_of(source))
+        published = published or inspect(files_of(source.folder, source.gguf))
     configs.check_config(config, f"{source.name}: config.json", published)
     if attention not in (None, "causal"):  # the caller chose it
         config = {key: value for key, value in config.items() if key != "is_causal"}
@@ -206,7 +206,7 @@ def load_any(
     )
     if attention is None and source.folder.parent != EMBEDDED:
         check_tokenizer(source.name, spec, config, tokenizer, shape.vocab)
-    published = published or inspect(files_of(source))
+    published = published or inspect(files_of(source.folder, source.gguf))
     shape = assemble.as_published(spec, shape, published)
     if lora is not None:
         names = assemble.names_of(spec, shape, published)

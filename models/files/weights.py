@@ -18,7 +18,6 @@ from .gguf import is_gguf
 from .gguf.listing import source_of
 from .gguf.tensors import FileTensor, file_tensors
 from .json_text import parse
-from .sources import Source
 
 # Keys that may hold the tensors in a pickle, averaged ones first; without one the pickle is the tensors.
 CONTAINERS = ("model_ema", "model", "module", "state_dict")
@@ -41,9 +40,9 @@ class Published:
     blocks: FileTensor | None = None  # the tensor of a GGUF file
 
 
-def files_of(source: Source) -> list[Path]:
-    """The weight files of a model. Raises ModelError if there are none or a shard is missing."""
-    return weight_files(source.folder) if source.gguf is None else [source.gguf]
+def files_of(folder: Path, gguf: Path | None) -> list[Path]:
+    """The weight files of a model: those in its folder, or the GGUF file. Raises ModelError for missing ones."""
+    return weight_files(folder) if gguf is None else [gguf]
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -98,7 +98,7 @@ def outline(
     with configs.reading(source.name):
         config, published = read_description(source)
     with suppress(ModelError):  # raised again below, where weights are missing
-        published = published or inspect(files_of(source))
+        published = published or inspect(files_of(source.folder, source.gguf))
     configs.check_config(config, f"{source.name}: config.json", published)
     with configs.reading(source.name):
         spec, why = recognise(config, published)
@@ -106,7 +106,7 @@ def outline(
         raise ModelError(f"{source.name} runs through transformers ({why}): its memory is known once it is loaded")
     with configs.reading(source.name):
         shape, positions = spec.decoder(config), spec.positions(config)
-    published = published or inspect(files_of(source))
+    published = published or inspect(files_of(source.folder, source.gguf))
     shape = assemble.as_published(spec, shape, published)
     stored = stored_dtype(published)
     kind, _ = preferred_dtype(quantize, dtype, target) or choose_dtype(dtype, target, stored)

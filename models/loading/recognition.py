@@ -78,7 +78,7 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
     with configs.reading(source.name):
         config, published = read_description(source)
     with suppress(ModelError):
-        published = published or inspect(files_of(source))
+        published = published or inspect(files_of(source.folder, source.gguf))
     configs.check_config(config, f"{source.name}: config.json", published)
     description: dict[str, Any] = {"name": source.name, "path": str(source.file or source.folder)}
     if config.get("model_type") in ("mar", "var", *NEXTSTEP):

@@ -89,7 +89,7 @@ class Target:
         weights = {name: layout.dense(value.detach()).float() for name, value in own}
         shape = self.shape.of(index % self.model.layers)
         rows = (shape.heads * shape.head_dim, *[shape.kv_heads * shape.head_dim] * 2)
-        q, k, v = weights["qkv_weight"].split(rows)
+        q, k, v = torch.split(weights["qkv_weight"], rows)
         gate, up = weights["gate_up_weight"].chunk(2)
         return {
             "input_layernorm": weights["attn_norm"],
