@@ -1,8 +1,8 @@
 """Decodes on a CPU with pardec and with other engines, which take turns in one run: speed, memory, equality of tokens.
 
     python benchmarks/cpu_engines.py --model FILE.gguf --prompts QUESTIONS.jsonl [--count 10] [--max-new-tokens 64]
-        [--threads 1] [--rounds 1] [--clock wall|process] [--rows NAME ...] [--text] [--masked] [--memory]
-        [--diffusion-cli FILE] [--venv FOLDER] [--json FILE] [--markdown]
+        [--threads 1] [--rounds 1] [--minutes N] [--clock wall|process] [--rows NAME ...] [--text] [--masked]
+        [--memory] [--diffusion-cli FILE] [--venv FOLDER] [--json FILE] [--markdown]
 
 `--text` (what runs if nothing is asked for) decodes the first turns of Spec-Bench's questions greedily, from a GGUF
 file of SmolLM2 (`scripts/get_smollm2` fetches it). Each engine is a process that lives for the whole run; for each
@@ -42,6 +42,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import venv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -400,8 +401,12 @@ def measure_text(options: argparse.Namespace, peers: Peers) -> Row:
             versions |= {f"{arm.row}: {name}": value for name, value in reply["result"].items()}
             arm.resident = {name: reply[name] for name in ("resident_before", "resident", "seconds")}
             started.append(arm)
+        began = time.monotonic()
         for round_ in range(options.rounds):
             for number, (prompt, _) in enumerate(prompts):
+                if round_ == 0 and time.monotonic() - began > 60 * options.minutes:
+                    prompts = prompts[:number]
+                    break
                 take_turns(started, left, turns, ids[number], prompt, round_, number, stop, options.max_new_tokens)
                 print(f"round {round_ + 1}: {number + 1} of {len(prompts)} prompts", flush=True)
     finally:
@@ -411,7 +416,7 @@ def measure_text(options: argparse.Namespace, peers: Peers) -> Row:
     loaded = [{"engine": arm.row, "modes": list(arm.modes), **arm.resident} for arm in started]
     return {
         **conditions(options), "model": options.model.name, "model_bytes": options.model.stat().st_size,
-        "prompts": [prompt for prompt, _ in prompts], "prompt_tokens": [len(own) for own in ids],
+        "prompts": [prompt for prompt, _ in prompts], "prompt_tokens": [len(own) for own in ids[: len(prompts)]],
         "max_new_tokens": options.max_new_tokens, "rounds": options.rounds, "versions": versions,
         "loaded": loaded, "left": left, "turns": turns,
     }  # fmt: skip
@@ -796,6 +801,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no further prompt after this time")
     parser.add_argument("--clock", choices=("wall", "process"), default="wall", help="what the tables call time")
     parser.add_argument("--rows", nargs="+", default=[], help="parts of names: only engines that have one")
     for name in MEASURES:
