@@ -293,14 +293,18 @@ class Arm:
     resident: Row = field(default_factory=dict)
 
 
-def arms(peers: Peers, model: Path, stop: list[int]) -> Iterator[Arm | Row]:
+def arms(wanted: argparse.Namespace, peers: Peers, stop: list[int]) -> Iterator[Arm | Row]:
     """The engines, converted to their own formats; for one that cannot be, a row that says why."""
 
     def peer(row: str, environment: str, script: str, modes: dict[str, str], options: Any) -> Iterator[Arm | Row]:
+        if not chosen(wanted, row):
+            return
         try:
             yield Arm(row, modes, environment, script, {**options(), "threads": peers.threads})
         except Left as reason:
             yield {"engine": row, "reason": str(reason)}
+
+    model = wanted.model
 
     def plain_weights() -> str:
         return str(peers.converted(f"{model.stem}-float32", "transformers", "huggingface", file=str(model)))
@@ -345,6 +349,11 @@ def arms(peers: Peers, model: Path, stop: list[int]) -> Iterator[Arm | Row]:
         yield from peer(f"transformers {kind}", "transformers", "huggingface", both, options)
 
 
+def chosen(options: argparse.Namespace, name: str) -> bool:
+    """Whether the row of this name is asked for."""
+    return not options.rows or any(part in name for part in options.rows)
+
+
 def chosen_prompts(file: Path, count: int) -> list[tuple[int, str]]:
     """Ids and first turns of questions, of each kind in turn."""
     sys.path.insert(0, str(HERE))
@@ -383,11 +392,9 @@ def measure_text(options: argparse.Namespace, peers: Peers) -> Row:
     started: list[Arm] = []
     turns: list[Row] = []
     try:
-        for arm in arms(peers, options.model, stop):
+        for arm in arms(options, peers, stop):
             if isinstance(arm, dict):
                 left.append(arm)
-                continue
-            if options.rows and not any(name in arm.row for name in options.rows):
                 continue
             print(f"loading {arm.row}: {', '.join(arm.modes)}", flush=True)
             try:
@@ -614,8 +621,8 @@ def measure_masked(options: argparse.Namespace, peers: Peers) -> Row:
     try:
         for kind, file in files.items():
             for name, arguments in {**PACKED, **DENSE}.items():
-                if name in DENSE and kind != kinds[0]:
-                    continue  # the same computation
+                if not chosen(options, f"pardec {name}") or (name in DENSE and kind != kinds[0]):
+                    continue  # a dense one computes the same for both types
                 worker = peers.worker("", "pardec_engine", f"masked {name}")
                 try:
                     worker.ask("load", file=str(file), threads=options.threads, **arguments)
@@ -625,7 +632,8 @@ def measure_masked(options: argparse.Namespace, peers: Peers) -> Row:
                     left.append({"engine": f"pardec {name}", "type": kind, "reason": str(reason)})
         program = None
         try:
-            program = cli(options, peers)
+            if chosen(options, "llama-diffusion-cli"):
+                program = cli(options, peers)
         except Left as reason:
             left.append({"engine": "llama-diffusion-cli", "type": "", "reason": str(reason)})
         ids = [2 + i % 64 for i in range(PROMPT)]
