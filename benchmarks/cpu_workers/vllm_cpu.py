@@ -12,7 +12,7 @@ class VllmCpu:
     def load(self, folder: str, dtype: str, threads: int, stop: list[int], lookup: bool = False) -> Values:
         cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
         os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
-        os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_USAGE_STATS_ENABLED": "0"}
+        os.environ |= {"VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_NO_USAGE_STATS": "1"}
         import vllm
 
         more: dict[str, Any] = {}
