@@ -621,6 +621,7 @@ def measure_masked(options: argparse.Namespace, peers: Peers) -> Row:
     left: list[Row] = []
     workers: dict[tuple[str, str], Worker] = {}
     kinds = ("Q4_0", "Q8_0")
+    ids = [2 + i % 64 for i in range(PROMPT)]
     files = {kind: peers.random_model("llada-100m", kind) for kind in kinds}
     try:
         for kind, file in files.items():
@@ -630,6 +631,8 @@ def measure_masked(options: argparse.Namespace, peers: Peers) -> Row:
                 worker = peers.worker("", "pardec_engine", f"masked {name}")
                 try:
                     worker.ask("load", file=str(file), threads=options.threads, **arguments)
+                    few = {"sampler": "fixed:steps=2", "new": NEW, "block": NEW}
+                    worker.ask("canvas", ids=ids, **few)  # to warm up
                     workers[kind, f"pardec {name}"] = worker
                 except Left as reason:
                     worker.stop()
@@ -640,10 +643,9 @@ def measure_masked(options: argparse.Namespace, peers: Peers) -> Row:
                 program = cli(options, peers)
         except Left as reason:
             left.append({"engine": "llama-diffusion-cli", "type": "", "reason": str(reason)})
-        ids = [2 + i % 64 for i in range(PROMPT)]
         places: list[tuple[str, str, str]] = [(kind, "llama-diffusion-cli", "") for kind in kinds if program]
         places += [(*key, mode) for key in workers for mode in ("", "@dual")]
-        for round_ in range(max(3, options.rounds) + 1):
+        for round_ in range(options.rounds):
             for kind, engine, mode in places[round_ % len(places) :] + places[: round_ % len(places)]:
                 if any(row["engine"] == engine and row["type"] == kind for row in left):
                     continue
@@ -659,9 +661,8 @@ def measure_masked(options: argparse.Namespace, peers: Peers) -> Row:
                 except Left as reason:
                     left.append({"engine": engine, "type": kind, "reason": str(reason)})
                     continue
-                if round_:  # the first one warms up
-                    turns.append({"engine": engine, "type": kind, "cache": mode, **turn})
-            print(f"masked: round {round_} of {max(3, options.rounds)}", flush=True)
+                turns.append({"engine": engine, "type": kind, "cache": mode, **turn})
+            print(f"masked: round {round_ + 1} of {options.rounds}", flush=True)
     finally:
         for worker in workers.values():
             worker.stop()
