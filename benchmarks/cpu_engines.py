@@ -87,6 +87,7 @@ FEATURES = {  # by the name in /proc/cpuinfo
     "avx2": "AVX2", "avx_vnni": "AVX-VNNI", "avx512f": "AVX-512", "avx512_vnni": "AVX-512 VNNI",
     "avx512_bf16": "AVX-512 BF16", "amx_int8": "AMX int8", "amx_bf16": "AMX BF16", "asimddp": "dotprod", "i8mm": "i8mm",
 }  # fmt: skip
+ATTEMPTS = 3  # llama-diffusion-cli sometimes ends before its last lines are written
 PROMPT, NEW, BLOCK = 32, 64, 32  # positions of the masked table
 LETTERS = "abcdefgh" * (PROMPT // 8)  # a token each in random GGUF files
 
@@ -598,17 +599,25 @@ def one_diffusion(program: Path, file: Path, positions: int, per_block: int, thr
     sizes = ["-ub", positions, "-b", positions, "-c", positions, "-n", positions]
     blocks = ["--diffusion-block-length", BLOCK, "--diffusion-steps", steps, "--diffusion-algorithm", 4]
     command = [program, "-m", file, "-p", LETTERS, "-t", threads, "-tb", threads, *sizes, *blocks, "--temp", 0]
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        output.seek(0)
-        text = output.read().decode(errors="replace")
+    for _ in range(ATTEMPTS):
+        text, usage = with_usage(list(map(str, command)))
+        if "total time" in text:
+            break
     expected = per_block * (positions - PROMPT) // BLOCK + PROMPT // BLOCK
     measured = parse_diffusion(text, steps)
     if measured["forwards"] != expected:
         raise Left(f"llama-diffusion-cli made {measured['forwards']} forwards, not {expected}: other prompt or blocks")
     return {**measured, "peak": 1024 * usage.ru_maxrss, "cpu_seconds": usage.ru_utime + usage.ru_stime}
+
+
+def with_usage(command: list[str]) -> tuple[str, Any]:
+    """What a program prints, and the resources that it used."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        output.seek(0)
+        return output.read().decode(errors="replace"), usage
 
 
 def cli(options: argparse.Namespace, peers: Peers) -> Path:
