@@ -545,11 +545,12 @@ def text_tables(document: Row) -> str:
 
 def ratios(rows: list[Row]) -> list[str]:
     """How pardec's best rows compare with those of the peers, as a list."""
+    most = max((row["prompts"] for row in rows), default=0)  # rows that lack prompts are not compared
 
     def best(figure: str, *, own: bool, named: str = "", plain: bool = True) -> Row | None:
         fit = [
             row for row in rows
-            if row["engine"].startswith("pardec") == own and named in row["engine"] and row[figure] is not None
+            if row["prompts"] == most and row["engine"].startswith("pardec") == own and named in row["engine"] and row[figure] is not None
             and (row["mode"] == PLAIN) >= plain and (not own or row["lossless"] == row["prompts"])
         ]  # fmt: skip
         return max(fit, key=lambda row: row[figure], default=None)
@@ -766,7 +767,8 @@ MASKED = """
 ## Masked models
 
 A LLaDA of 100M random parameters ({shape}), {prompt} prompt and {new} new positions, blocks of {block}, a token per
-forward. {conditions} Milliseconds are all time over the forwards made, sampling included, the median of the rounds.
+forward. {conditions}
+Milliseconds are all time over the forwards made, sampling included, the median of the rounds.
 llama-diffusion-cli comes from `{source}`.
 
 """

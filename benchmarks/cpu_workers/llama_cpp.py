@@ -22,15 +22,16 @@ class LlamaCpp:
             kind = f"COMMON_SPECULATIVE_TYPE_{speculation}"
             wanted.speculative.types = [getattr(xllamacpp.common_speculative_type, kind)]
         self.server = xllamacpp.Server(wanted)
-        address = urlsplit(self.server.listening_address)
-        self.connection = HTTPConnection(str(address.hostname), address.port)
+        self.address = urlsplit(self.server.listening_address)
         return {"xllamacpp": xllamacpp.__version__, "features": xllamacpp.get_system_info()}
 
     def decode(self, mode: str, ids: list[int], new: int) -> list[int]:
         greedy = {"samplers": ["top_k"], "top_k": 1}
         body = {"prompt": ids, "n_predict": new, "return_tokens": True, "cache_prompt": False, **greedy}
-        self.connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
-        answer: dict[str, Any] = json.loads(self.connection.getresponse().read())
+        connection = HTTPConnection(str(self.address.hostname), self.address.port)  # idle ones are closed by the server
+        connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+        answer: dict[str, Any] = json.loads(connection.getresponse().read())
+        connection.close()
         if "tokens" not in answer:
             raise RuntimeError(json.dumps(answer)[:300])
         return list(answer["tokens"])
