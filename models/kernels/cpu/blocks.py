@@ -198,7 +198,7 @@ def is_finite(weight: BlockWeight) -> bool:
     for kind, packed in zip(weight.types, weight.packed, strict=True):
         own, groups = TYPES[kind], weight.shape[1] // GROUP
         count = groups if not own.head else groups // _SUPER
-        scales = packed.unflatten(1, (count, -1))[..., : (own.head or own.scales) * WIDTH]
+        scales = torch.unflatten(packed, 1, (count, -1))[..., : (own.head or own.scales) * WIDTH]
         if kind == "MXFP4":
             if bool((scales > _MXFP4_MOST).any()):
                 return False

@@ -88,7 +88,7 @@ class Target:
         own = decoder.layers[index].named_parameters()
         weights = {name: layout.dense(value.detach()).float() for name, value in own}
         shape = self.shape.of(index % self.model.layers)
-        rows = (shape.heads * shape.head_dim, *[shape.kv_heads * shape.head_dim] * 2)
+        rows = [shape.heads * shape.head_dim, *[shape.kv_heads * shape.head_dim] * 2]
         q, k, v = torch.split(weights["qkv_weight"], rows)
         gate, up = weights["gate_up_weight"].chunk(2)
         return {
