@@ -1,15 +1,21 @@
-"""Kernels in C on 64-bit ARM, by a cross compiler and an emulator, and here, against sums in double precision."""
+"""Kernels in C on 64-bit ARM, by a cross compiler and an emulator, and here, against sums in double precision.
+
+Matmuls with packed weights also as they are on AVX-512, by SIMDe, which computes its instructions without it.
+"""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 
-from pardec.models.kernels.cpu import library
+from pardec.models.kernels.cpu import blocks, library
 from pardec.samplers.ops import confidence_c
+from tests.models.kernels.test_blocks import COLUMNS, ROWS, rounded, weight
 
 HERE = Path(__file__).parent
 FOLDER = Path(library.__file__).parent
@@ -33,3 +39,34 @@ def test_kernels_agree_with_their_definitions(
     subprocess.run([compiler, *options, "-o", str(tmp_path / "check")], check=True)
     run = subprocess.run([*emulator, str(tmp_path / "check")], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout
+
+
+SIMDE = Path("/usr/include/simde/x86/avx512.h")
+AVX512 = "-mavx2", "-mfma", "-mf16c", "-flax-vector-conversions", "-include", str(HERE / "avx512_by_simde.h")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("compiler", "emulator", "options"),
+    [("gcc", (), AVX512), (ARM[0], ARM[1:], ("-march=armv8-a",)), (ARM[0], ARM[1:], ("-march=armv8.2-a+dotprod",))],
+)
+def test_packed_weights_are_multiplied_alike(
+    tmp_path: Path, compiler: str, emulator: tuple[str, ...], options: tuple[str, ...]
+) -> None:
+    missing = [name for name in (compiler, *emulator[:1]) if shutil.which(name) is None]
+    if missing or (options == AVX512 and not (SIMDE.is_file() and library.supported())):
+        pytest.skip(f"no {missing or 'SIMDe'}")
+    sources = [str(HERE / "run_blocks.c"), str(FOLDER / "blocks.c"), "-lm"]
+    subprocess.run(
+        [compiler, "-O2", "-fopenmp", "-static", *options, *sources, "-o", str(tmp_path / "run")], check=True
+    )
+    x, files = torch.randn(9, COLUMNS), [tmp_path / name for name in ("panels", "x", "out")]
+    files[1].write_bytes(x.numpy().tobytes())
+    for kind, eight in product(blocks.TYPES, (False, True)):
+        own = weight(kind, "int8" if eight else "float32")
+        files[0].write_bytes(own.packed[0].numpy().tobytes())
+        numbers = blocks.TYPES[kind].number, int(eight), len(x), ROWS, COLUMNS
+        subprocess.run([*emulator, str(tmp_path / "run"), *map(str, (*numbers, *files))], check=True)
+        out = torch.frombuffer(bytearray(files[2].read_bytes()), dtype=torch.float32).view(len(x), ROWS)
+        exact = (rounded(x) if eight else x.double()) @ own.dense.double().T
+        assert (out - exact).norm() < 1e-5 * exact.norm(), kind
