@@ -548,10 +548,12 @@ def ratios(rows: list[Row]) -> list[str]:
     most = max((row["prompts"] for row in rows), default=0)  # rows that lack prompts are not compared
 
     def best(figure: str, *, own: bool, named: str = "", plain: bool = True) -> Row | None:
-        of = [row for row in rows if row["engine"].startswith("pardec") == own and named in row["engine"]]
-        done = [row for row in of if row["prompts"] == most and row[figure] is not None]
-        exact = [row for row in done if not own or row["lossless"] == row["prompts"]]
-        fit = [row for row in exact if row["mode"] == PLAIN or not plain]
+        fit = [
+            row for row in rows
+            if row["prompts"] == most
+            and row["engine"].startswith("pardec") == own and named in row["engine"] and row[figure] is not None
+            and (row["mode"] == PLAIN) >= plain and (not own or row["lossless"] == row["prompts"])
+        ]  # fmt: skip
         return max(fit, key=lambda row: row[figure], default=None)
 
     plain, fastest = best("rate", own=True), best("rate", own=True, plain=False)
