@@ -36,6 +36,7 @@ import transformers
 import pardec
 from pardec.environment import processor
 from pardec.models.draft_modules.load import KINDS as KINDS_OF_MODULES
+from pardec.models.files.weights import inspect, read, weight_files
 from pardec.samplers import registry
 from pardec.training.texts import chat_ids
 
@@ -96,9 +97,20 @@ class Decoders:
     def assistant(self) -> Any:
         return self._published(pardec.load(self.options.assistant, device="cpu").network.path)
 
-    def _published(self, folder: Any) -> Any:
-        kind = getattr(torch, self.dtype)
-        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=kind).eval()
+    def _published(self, folder: Path) -> Any:
+        """The model in transformers; of a GGUF file, with its dequantized weights under the published names."""
+        kind, state = getattr(torch, self.dtype), {}
+        if (files := weight_files(folder))[0].suffix != ".gguf":
+            return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=kind).eval()
+        read(inspect(files), lambda name, tensor: state.__setitem__(name, tensor.to(kind)))
+        network = transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.from_pretrained(folder), dtype=kind
+        )
+        missing = network.load_state_dict(state, strict=False)
+        tied = {"lm_head.weight"} if network.config.tie_word_embeddings else set()
+        assert not missing.unexpected_keys and set(missing.missing_keys) <= tied, missing
+        network.generation_config = transformers.GenerationConfig.from_pretrained(folder)
+        return network.eval()
 
     def decode(self, arm: str, prompts: list[list[int]], new: int) -> tuple[list[list[int]], Row]:
         """The tokens of each prompt, up to and including the first end token, and counts."""

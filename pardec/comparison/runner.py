@@ -101,8 +101,8 @@ def compare(
         retry_failed: decode failed rows again.
         executor, workers: "local", "torchrun" or "ray", and the number of copies of the model.
         progress: True shows it, False does not, None shows it on a terminal.
-        device, dtype, device_map, revision, offline, mask_id, decoder, text_encoder, quantize, packed, activations,
-            cuda_graphs, adapter: as in `load`, if `model` is a name.
+        device, dtype, device_map, revision, offline, mask_id, decoder: as in `load`, if `model` is a name.
+        text_encoder, quantize, packed, activations, cuda_graphs, adapter: the same.
         generate_arguments: as in `generate`: max_new_tokens, block_length, temperature, top_k, top_p, cfg,
             cfg_interval, stop_ids, block_align. Without max_new_tokens an answer gets the length that its task
             declares, 64 tokens for prompts. Image models default to the sampling settings of their authors.

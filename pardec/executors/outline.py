@@ -32,8 +32,8 @@ def load_without_weights(
     from ..api import load
 
     options.pop("device_map", None)
-    for name in ("cuda_graphs", "packed", "activations"):
-        options.pop(name, None)
+    for unused in ("cuda_graphs", "packed", "activations"):
+        options.pop(unused, None)
     on_cpu = not (on_gpu if device == "auto" else device.startswith("cuda"))
     quantize = options.pop("quantize", None)
     if quantize == "int4" and dtype == "auto" and not (on_cpu and in_blocks(quantize, torch.device("cpu"))):

@@ -405,7 +405,7 @@ def test_what_goes_by_positions_is_refused() -> None:
             registry.resolve(f"{EDITS}@{cache}")
     assert {cache for cache in names("cache") if accepted(f"{EDITS}@{cache}")} >= {"none", "block", "dual", "prefix"}
     assert str(registry.resolve(EDITS).select).startswith("Threshold(tau=0.5")
-    with pytest.raises(SpecError, match="log-probabilities are recorded position by position"):
+    with pytest.raises(SpecError, match="log-probabilities are recorded for fixed positions"):
         fill(toy(), EDITS, prompts((3,)), 4, logprobs=1)
 
 

@@ -51,7 +51,7 @@ def test_pairs_are_ranked_by_the_products_of_queries_and_keys() -> None:
         for layer in range(2):
             sums[layer] += naive(queries[layer][0], cache.k[layer][0, : len(text)]) * len(text)
     assert [each.tolist() for each in calibrate(model, texts)] == [each.argsort(-1, True).tolist() for each in sums]
-    with pytest.raises(ModelError, match="no texts"):
+    with pytest.raises(ModelError, match="at least one text"):
         calibrate(model, [[]])
 
 
