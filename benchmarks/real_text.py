@@ -108,7 +108,8 @@ class Decoders:
         )
         missing = network.load_state_dict(state, strict=False)
         tied = {"lm_head.weight"} if network.config.tie_word_embeddings else set()
-        assert not missing.unexpected_keys and set(missing.missing_keys) <= tied, missing
+        assert not missing.unexpected_keys, missing
+        assert set(missing.missing_keys) <= tied, missing
         network.generation_config = transformers.GenerationConfig.from_pretrained(folder)
         return network.eval()
 
