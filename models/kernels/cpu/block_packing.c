@@ -4,12 +4,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define WIDTH 32                /* rows of a panel */
-#define GROUP 32                /* columns of a group */
-#define SUPER 8                 /* groups of a block of 256 */
-
-/* By their numbers in blocks.py. */
-enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, Q4_K, Q5_K, Q6_K };
+#include "block_types.h"
 
 /* Bytes of a block; of the codes, the scales and the head of a row in a panel; where the codes begin in a block. */
 static const struct { int size, codes, scales, head, at; } TYPES[] = {

@@ -19,21 +19,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__ARM_NEON)
-#include <arm_neon.h>
+#if defined(__AVX512F__) && !defined(__AVX512VNNI__) && !defined(LANES)
+#define LANES 8                 /* AVX-512 alone does not multiply bytes */
 #endif
 
-#ifndef LANES                   /* float32 numbers of a vector */
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
-#define LANES 16
-#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
-#endif
+#include "block_types.h"
+#include "vectors.h"
 
 #if LANES == 16                 /* rows of x in a tile: its sums stay in registers */
 #define FLOAT_ROWS 8
@@ -43,57 +34,15 @@
 #define INT_ROWS 4
 #endif
 
-#define WIDTH 32                /* rows of a panel */
 #define VECTORS (WIDTH / LANES)
-#define GROUP 32                /* k of a group */
 #define QUADS (GROUP / 4)       /* fours of k: the bytes that a dot product of int8 adds */
 #define CODES (GROUP * WIDTH)   /* bytes of a panel's codes of a group, one each */
 #define MOST 4                  /* groups that are summed before their sum is added to the total */
 #define PARTS 6                 /* such sums at least: one long sum would lose more of float32's digits */
 #define ROWS 64                 /* rows of x that go over a panel together */
+#define AHEAD 4096              /* bytes from the codes that are read to those that are prefetched */
 
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 32")
-
-enum { FLOAT32, BFLOAT16 };
-
-/* The types of GGUF files, by their numbers in blocks.py. */
-enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4, Q4_K, Q5_K, Q6_K };
-
-#define SUPER 8                 /* groups that share a scale of their scales, in the types called K */
-
-INLINE int least(int a, int b) { return a < b ? a : b; }
-
-INLINE vec every(float x) { return (vec){0} + x; }
-
-INLINE vec fused(vec a, vec b, vec c)
-{
-#if LANES == 16
-    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif LANES == 8
-    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
-#elif defined(__ARM_NEON)
-    return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
-#else
-    for (int i = 0; i < LANES; i++) c[i] = fmaf(a[i], b[i], c[i]);
-    return c;
-#endif
-}
-
-INLINE vec floats(ints x)
-{
-#if LANES == 16
-    return (vec)_mm512_cvtepi32_ps((__m512i)x);
-#elif LANES == 8
-    return (vec)_mm256_cvtepi32_ps((__m256i)x);
-#else
-    return __builtin_convertvector(x, vec);
-#endif
-}
 
 /* WIDTH float16 numbers as float32. */
 INLINE void from_half(const uint8_t *x, float *out)
@@ -251,7 +200,6 @@ INLINE void scales_of(const int kind, const uint8_t *panel, int g, float *s, flo
             scales_of(kind, panel, first + g, s + g * 2 * WIDTH, m + g * 2 * WIDTH);                               \
         }                                                                                                          \
     }
-#define AHEAD 4096
 
 UNPACK(Q4_0) UNPACK(Q4_1) UNPACK(Q5_0) UNPACK(Q5_1) UNPACK(Q8_0) UNPACK(IQ4_NL) UNPACK(MXFP4)
 UNPACK(Q4_K) UNPACK(Q5_K) UNPACK(Q6_K)
@@ -264,7 +212,7 @@ static const Unpack UNPACKS[] = {unpack_Q4_0, unpack_Q4_1, unpack_Q5_0, unpack_Q
 /* Byte i of each lane, a code, as float32. */
 INLINE vec code(const int wide, words x, const int i)
 {
-    return floats(wide ? (ints)(x << (24 - 8 * i)) >> 24 : (ints)((x >> (8 * i)) & 255));
+    return floats_of(wide ? (ints)(x << (24 - 8 * i)) >> 24 : (ints)((x >> (8 * i)) & 255));
 }
 
 /* `rows` rows of x [rows, step] times `groups` groups: added to total [rows][WIDTH], at the end. */
@@ -283,12 +231,12 @@ INLINE void float_tile(const int rows, const int wide, const int halves, const u
             UNROLL for (int i = 0; i < 4; i++) {
                 vec w[VECTORS];
                 UNROLL for (int j = 0; j < VECTORS; j++)
-                    w[j] = fused(code(wide, *(const words *)(from + j * 4 * LANES), i),
+                    w[j] = fused_add(code(wide, *(const words *)(from + j * 4 * LANES), i),
                                  *(const vec *)(scale + j * LANES), *(const vec *)(minimum + j * LANES));
                 UNROLL for (int r = 0; r < rows; r++) {
                     vec one = every(x[r * step + g * GROUP + quad * 4 + i]);
                     UNROLL for (int j = 0; j < VECTORS; j++)
-                        sum[r][j] = fused(w[j], one, sum[r][j]);
+                        sum[r][j] = fused_add(w[j], one, sum[r][j]);
                 }
             }
         }
@@ -308,7 +256,7 @@ INLINE void dense_tile(const int rows, const float *w, int length, const float *
         UNROLL for (int r = 0; r < rows; r++) {
             vec one = every(x[r * step + k]);
             UNROLL for (int j = 0; j < VECTORS; j++)
-                sum[r][j] = fused(*(const vec *)(w + k * WIDTH + j * LANES), one, sum[r][j]);
+                sum[r][j] = fused_add(*(const vec *)(w + k * WIDTH + j * LANES), one, sum[r][j]);
         }
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < VECTORS; j++)
@@ -324,7 +272,7 @@ INLINE void dequantize(const int wide, const int halves, const uint8_t *codes, c
             ptrdiff_t scale = g * 2 * WIDTH + (halves == 2 && quad >= QUADS / 2 ? WIDTH : 0);
             UNROLL for (int i = 0; i < 4; i++)
                 UNROLL for (int j = 0; j < VECTORS; j++)
-                    *(vec *)(w + (g * GROUP + quad * 4 + i) * WIDTH + j * LANES) = fused(
+                    *(vec *)(w + (g * GROUP + quad * 4 + i) * WIDTH + j * LANES) = fused_add(
                         code(wide, *(const words *)(codes + g * CODES + quad * WIDTH * 4 + j * 4 * LANES), i),
                         *(const vec *)(s + scale + j * LANES), *(const vec *)(m + scale + j * LANES));
         }
@@ -336,21 +284,22 @@ INLINE void dequantize(const int wide, const int halves, const uint8_t *codes, c
 #define DIRECT 0
 #endif
 
+#if LANES != 8
+/* sum + the products of each four bytes of w with those of a. */
 INLINE ints dot(const int wide, ints sum, words w, words a)
 {
 #if LANES == 16
     if (wide) w ^= 0x80808080;  /* unsigned: 128 more */
     return (ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)a);
-#elif defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
+#elif DIRECT
     return (ints)vdotq_s32((int32x4_t)sum, (int8x16_t)w, (int8x16_t)a);
-#elif LANES == 4
+#else
     for (int i = 0; i < 4; i++)
         sum += ((ints)(w << (24 - 8 * i)) >> 24) * ((ints)(a << (24 - 8 * i)) >> 24);
     return sum;
-#else
-    return sum;
 #endif
 }
+#endif
 
 /* Rows of x in int8: for each group d, and the sum of a over the group and over each of its halves. */
 struct rows { int8_t *a; float *d; int32_t *sum; ptrdiff_t step; int groups; };
@@ -359,8 +308,8 @@ struct rows { int8_t *a; float *d; int32_t *sum; ptrdiff_t step; int groups; };
 INLINE void add_group(const int wide, const float *s, const float *m, ptrdiff_t n, ints whole, float d, int32_t added,
                       float *total)
 {
-    vec value = fused(*(const vec *)(s + n) * d, floats(whole), *(const vec *)(total + n));
-    *(vec *)(total + n) = wide ? value : fused(*(const vec *)(m + n), every(d * added), value);
+    vec value = fused_add(*(const vec *)(s + n) * d, floats_of(whole), *(const vec *)(total + n));
+    *(vec *)(total + n) = wide ? value : fused_add(*(const vec *)(m + n), every(d * added), value);
 }
 
 #define COLUMNS (VECTORS < 2 ? 1 : 2) /* vectors of a tile */
@@ -580,7 +529,7 @@ static void round_row(const float *x, const struct rows *rows, ptrdiff_t i)
         int32_t sum[2] = {0, 0};
         int32_t whole[GROUP];
         for (int k = 0; k < GROUP; k++) {
-            float moved = x[k] * by + 12582912.0f;      /* 1.5 * 2^23: rounds to a whole number, half to even */
+            float moved = x[k] * by + MANY; /* rounds to a whole number, half to even */
             int32_t bits;
             memcpy(&bits, &moved, 4);
             whole[k] = bits - 0x4b400000;
@@ -594,27 +543,6 @@ static void round_row(const float *x, const struct rows *rows, ptrdiff_t i)
         rows->sum[at * 3 + 1] = sum[0];
         rows->sum[at * 3 + 2] = sum[1];
     }
-}
-
-INLINE float number(int type, const void *x, ptrdiff_t n)
-{
-    if (type == FLOAT32) return ((const float *)x)[n];
-    uint32_t bits = (uint32_t)((const uint16_t *)x)[n] << 16;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
-INLINE void put(int type, void *x, ptrdiff_t n, float value)
-{
-    if (type == FLOAT32) {
-        ((float *)x)[n] = value;
-        return;
-    }
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    bits = value != value ? 0x7fc00000 : bits + 0x7fff + ((bits >> 16) & 1);
-    ((uint16_t *)x)[n] = (uint16_t)(bits >> 16);
 }
 
 /* x [count, length] of rows `step` apart times panels of `columns` rows, plus `base` (NULL: none; its rows lie
@@ -635,7 +563,8 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
         copy = malloc(sizeof(float) * count * length + 1);
         failed = !copy;
         for (ptrdiff_t i = 0; i < count && !failed; i++)
-            for (int k = 0; k < length; k++) copy[i * length + k] = number(type, x, i * step + k);
+            for (int k = 0; k < length; k += LANES)
+                store(FLOAT32, copy, i * length + k, LANES, load(type, x, i * step + k, LANES));
         numbers = copy, step = length;
     }
     if (rounded && !failed) {
@@ -672,10 +601,11 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
             }
             int last = least(WIDTH, columns - p * WIDTH);
             for (int i = 0; i < together; i++)
-                for (int n = 0; n < last; n++) {
-                    float value = total[i * WIDTH + n];
-                    if (base) value += number(type, base, (from + i) * base_step + p * WIDTH + n);
-                    put(out_type, out, (from + i) * out_step + p * WIDTH + n, value);
+                for (int n = 0; n < last; n += LANES) {
+                    vec value = *(const vec *)(total + i * WIDTH + n);
+                    ptrdiff_t at = (ptrdiff_t)p * WIDTH + n;
+                    if (base) value += load(type, base, (from + i) * base_step + at, last - n);
+                    store(out_type, out, (from + i) * out_step + at, last - n, value);
                 }
         }
     }

@@ -5,7 +5,8 @@
 
 /* Numbers of a vector: 16 by AVX-512, 8 by AVX2 with FMA, 4 by NEON. Reductions over the lanes of a vector add them in
  * an order that differs with their number, so that processors of different kinds round differently. */
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+#if defined(LANES)              /* chosen by the file that includes this */
+#elif defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #define LANES 16
 #elif defined(__AVX2__) && defined(__FMA__)
 #define LANES 8
