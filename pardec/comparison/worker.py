@@ -213,8 +213,8 @@ class Worker:
 
     def _origin(self, error: str | None = None) -> Row:
         dtype = str(self.model.network.dtype).removeprefix("torch.")
-        kept = {name: value for name, value in self.model.weight_settings.items() if name != "quantize"}
-        return {"device": self.device, "dtype": dtype, "quantize": self.model.quantized, **kept, "error": error}
+        kept = {"quantize": self.model.quantized, **self.model.weight_settings}
+        return {"device": self.device, "dtype": dtype, **kept, "error": error}
 
 
 def _image_figures(result: Result) -> Row:

@@ -27,7 +27,8 @@ def load_without_weights(
     """
     import torch
 
-    from pardec.models.layers.quantize import in_blocks
+    from pardec.models.layers.quantize import preferred_dtype
+    from pardec.models.parallel.placement import short
 
     from ..api import load
 
@@ -36,8 +37,8 @@ def load_without_weights(
         options.pop(unused, None)
     on_cpu = not (on_gpu if device == "auto" else device.startswith("cuda"))
     quantize = options.pop("quantize", None)
-    if quantize == "int4" and dtype == "auto" and not (on_cpu and in_blocks(quantize, torch.device("cpu"))):
-        dtype = "bfloat16"  # the meaning of "auto" for int4 of torchao
+    if preferred := preferred_dtype(quantize, dtype, torch.device("cpu" if on_cpu else "cuda")):
+        dtype = short(preferred[0])
     if dtype == "auto" and on_cpu:
         dtype = "float32"  # the meaning of "auto" on a CPU
     try:
