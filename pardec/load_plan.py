@@ -176,7 +176,7 @@ Rate = Callable[[Matrix], float]
 
 
 def _rates(made: Outline) -> tuple[Rate, Rate]:
-    """Bytes per second of matmuls of one row, and operations per second of those of many, by a matrix's type."""
+    """Measures matmuls for each type of matrix: bytes per second with one row, operations per second with many."""
     largest: dict[str, Matrix] = {}
     for matrix in made.matrices:
         if matrix.types not in largest or prod(matrix.shape) > prod(largest[matrix.types].shape):

@@ -210,7 +210,7 @@ def _loading(
 
 
 def memory_described(name_or_path: str | os.PathLike[str]) -> dict[str, str]:
-    """What `load` keeps packed of a GGUF file, what it dequantizes and why, as values to show; nothing of others."""
+    """What `pardec show` prints of a GGUF file's matrices: packed, dequantized and why. Empty for other files."""
     source = local(name_or_path)
     if source is None or source.gguf is None:
         return {}

@@ -172,7 +172,7 @@ def _chat(model: Model | str, chat: bool | None) -> dict[str, str]:
 
 
 def _weights(loading: Loading) -> dict[str, Any]:
-    """How weights are kept; empty where nothing is said, so that row keys of such runs do not change."""
+    """The given arguments of `load` that change the weights' format; they are part of a row's key."""
     given = {name: getattr(loading, name) for name in ("quantize", "packed", "activations")}
     return {name: value for name, value in given.items() if value is not None}
 

@@ -21,7 +21,7 @@ _CHUNK = 2**22  # weights rounded at a time
 def rounded(kind: str, weight: Tensor, dtype: torch.dtype, activations: Activations) -> BlockWeight:
     """The matrix `weight` [N, K] as blocks of `kind`, "Q8_0" or "Q4_1". K is a multiple of 32.
 
-    A block that holds NaN or infinity has a scale that is none of the numbers either.
+    A block that holds NaN or infinity gets NaN or infinity as its scale.
     """
     count, columns = weight.shape
     raw = torch.empty(count, columns // GROUP * TYPES[kind].size, dtype=torch.uint8)
@@ -60,7 +60,7 @@ def _inverse(d: Tensor) -> Tensor:
 
 
 def _whole(x: Tensor, kind: torch.dtype) -> Tensor:
-    """x rounded towards zero; 0 for what is no number, whose block has no finite scale."""
+    """Truncates x to whole numbers, NaN and infinity to 0: the scale of their block is not finite either way."""
     return x.nan_to_num_(0, 0, 0).to(kind)
 
 

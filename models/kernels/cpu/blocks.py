@@ -186,7 +186,7 @@ class BlockWeight(PackedWeight):
 def joined(
     tensors: Sequence[tuple[str, Tensor]], columns: int, dtype: torch.dtype, activations: Activations
 ) -> BlockWeight:
-    """The matrix whose rows are those of `tensors`, types and blocks as `pack` takes them, one after the other."""
+    """Packs several tensors, each a type and its blocks in the file's layout, into one matrix, one below the other."""
     parts = [(kind, [raw for _, raw in own]) for kind, own in groupby(tensors, lambda each: each[0])]
     packed = [pack(kind, raws[0] if len(raws) == 1 else torch.cat(raws)) for kind, raws in parts]
     counts = tuple(sum(map(len, raws)) for _, raws in parts)
@@ -222,8 +222,8 @@ def kernel() -> Any:
 
 @cache
 def supported() -> bool:
-    """Whether the processor is one that blocks.c is written for: x86 with AVX2 or AVX-512, or ARM."""
-    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") or library.is_arm()
+    """Whether the processor is one that blocks.c is written for: that of the other kernels, or ARM."""
+    return library.supported() or library.is_arm()
 
 
 def pack(kind: str, raw: Tensor) -> Tensor:
@@ -333,7 +333,7 @@ _READERS: dict[str, Callable[[Tensor], Parts]] = {
 
 
 def _by_number(x: Tensor, size: int) -> Tensor:
-    """[P, G, bytes] of [32 P, G, b]: for each number of `size` bytes those of the 32 rows."""
+    """Interleaves the 32 rows of each panel, number by number of `size` bytes: [32 P, G, b] -> [P, G, 32 b]."""
     panels = x.view(-1, WIDTH, x.shape[1], x.shape[2] // size, size)
     return panels.permute(0, 2, 3, 1, 4).flatten(2)
 

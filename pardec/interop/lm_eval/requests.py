@@ -1,4 +1,4 @@
-"""Parses lm-eval's arguments: those of the model, and those of one generation request."""
+"""Parses lm-eval's `model_args` and the arguments of each of its generation requests."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def split_arguments(text: str) -> dict[str, str]:
 
 
 def separate_defaults(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of `pardec.load`, and those of `Model.generate`; SpecError for any other."""
+    """Splits arguments into those of `pardec.load` and those of `Model.generate`. Raises SpecError for any other."""
     for name in arguments:
         if name not in _LOAD + _GENERATE:
             raise SpecError(

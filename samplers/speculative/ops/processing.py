@@ -154,7 +154,7 @@ class Processing(RowState):
         return row, column, texts, lengths
 
     def _histories(self, draft: Draft, row: Tensor, node: Tensor) -> Tensor:
-        """[N, C] int64: the committed tokens of the live rows `row` [N], then those of the path to `node` [N]."""
+        """The text [N, C] int64 that ends in each drafted `node` [N]: its row's committed tokens, then its path's."""
         past, depth = torch.from_numpy(self.text.length).to(row.device)[row], draft.depth[row, node]
         deepest = int(depth.max())  # nodes that are never tested may stand after the row's limit
         texts = torch.nn.functional.pad(self.text.tokens[row], (0, deepest))

@@ -175,7 +175,7 @@ class Trial:
 
     @staticmethod
     def of(draft: Draft, row: Tensor, node: Tensor, parent: Tensor, bars: Tensor) -> Trial:
-        """The trial of `node` [N] in `row` [N], children of `parent` [N]; `bars` [B, T] are those of all nodes."""
+        """Makes the trial of `node` [N], a child of `parent` [N] in `row` [N], from the draft and its `bars` [B, T]."""
         point = None if draft.is_point_mass is None else draft.is_point_mass[row, node]
         q = None if draft.q is None else draft.q[row, node]
         return Trial(row, parent, draft.ids[row, node], bars[row, node], q, point)
