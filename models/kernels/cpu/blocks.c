@@ -42,6 +42,7 @@
 #define ROWS 64                 /* rows of x that go over a panel together */
 #define AHEAD 4096              /* bytes from the codes that are read to those that are prefetched */
 
+typedef int8_t bytes_of_ints __attribute__((vector_size(LANES), aligned(1), may_alias));
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 /* WIDTH float16 numbers as float32. */
@@ -301,92 +302,114 @@ INLINE ints dot(const int wide, ints sum, words w, words a)
 }
 #endif
 
-/* Rows of x in int8: for each group d, and the sum of a over the group and over each of its halves. */
-struct rows { int8_t *a; float *d; int32_t *sum; ptrdiff_t step; int groups; };
+/* Rows of x in int8, INT_ROWS by INT_ROWS: of each group the numbers of all rows four by four, then for each row d, and
+ * d times the sum of a over the group and over each of its halves. */
+struct rows { int8_t *a; float *d, *added; int groups; };
+
+/* The numbers of the i-th row: the next four lie 4 INT_ROWS bytes on. */
+INLINE int8_t *row_of(const struct rows *x, int i, int g)
+{
+    return x->a + ((ptrdiff_t)(i / INT_ROWS) * x->groups + g) * INT_ROWS * GROUP + i % INT_ROWS * 4;
+}
+
+/* The place of the i-th row in d; its sums lie 3 times as far. */
+INLINE ptrdiff_t place_of(const struct rows *x, int i, int g)
+{
+    return ((ptrdiff_t)(i / INT_ROWS) * x->groups + g) * INT_ROWS + i % INT_ROWS;
+}
 
 /* A vector of a group's sums, times the scales, added to the total of a row. */
-INLINE void add_group(const int wide, const float *s, const float *m, ptrdiff_t n, ints whole, float d, int32_t added,
+INLINE void add_group(const int wide, const float *s, const float *m, ptrdiff_t n, ints whole, vec d, vec added,
                       float *total)
 {
     vec value = fused_add(*(const vec *)(s + n) * d, floats_of(whole), *(const vec *)(total + n));
-    *(vec *)(total + n) = wide ? value : fused_add(*(const vec *)(m + n), every(d * added), value);
+    *(vec *)(total + n) = wide ? value : fused_add(*(const vec *)(m + n), added, value);
+}
+
+/* AVX-512 multiplies unsigned bytes: codes with a sign are 128 larger there, and a group's sum starts at this. */
+INLINE int start_of_sum(const int wide, const int8_t *a)
+{
+    int sum = 0;
+    if (LANES != 16 || !wide) return 0;
+    for (int quad = 0; quad < QUADS; quad++)
+        UNROLL for (int i = 0; i < 4; i++) sum += a[quad * 4 * INT_ROWS + i];
+    return -128 * sum;
 }
 
 #define COLUMNS (VECTORS < 2 ? 1 : 2) /* vectors of a tile */
 
-/* `rows` rows from the i-th on, times one group: added to total [rows][WIDTH]. */
+#if LANES == 8
+/* Sums of two products of bytes, in 16 bits. */
+INLINE __m256i pairs_of(const int wide, words w, __m256i one)
+{
+    __m256i own = (__m256i)w;
+    return wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(own), _mm256_sign_epi8(one, own)) : _mm256_maddubs_epi16(own, one);
+}
+
+INLINE ints whole_of_pairs(__m256i x) { return (ints)_mm256_madd_epi16(x, _mm256_set1_epi16(1)); }
+#endif
+
+/* The first `rows` rows of INT_ROWS, times one group: added to total [rows][WIDTH]. */
 INLINE void int_tile(const int rows, const int run, const int halves, const uint8_t *codes, const float *s,
-                     const float *m, const struct rows *x, int i, int g, float *total)
+                     const float *m, const int8_t *a, const float *d, const float *added, float *total)
 {
     const int wide = run == 1, each = QUADS / halves;
-    const int8_t *a = x->a + i * x->step + g * GROUP;
+    int start[INT_ROWS];
+    UNROLL for (int r = 0; r < rows; r++) start[r] = start_of_sum(wide, a + 4 * r);
     UNROLL for (int first = 0; first < VECTORS; first += COLUMNS)
         UNROLL for (int half = 0; half < halves; half++) {
-            ints sum[rows][COLUMNS];
-            UNROLL for (int r = 0; r < rows; r++) {
-                int start = LANES == 16 && wide ? -128 * x->sum[((i + r) * x->groups + g) * 3] : 0;
+            ints sum[INT_ROWS][COLUMNS];
+            UNROLL for (int r = 0; r < rows; r++)
                 UNROLL for (int j = 0; j < COLUMNS; j++)
-                    sum[r][j] = (ints){0} + start;
-            }
-            UNROLL for (int quad = half * each; quad < (half + 1) * each; quad += DIRECT || LANES == 4 ? 1 : run) {
+                    sum[r][j] = (ints){0} + start[r];
 #if LANES == 8
-                __m256i part[rows][COLUMNS];
-                UNROLL for (int more = 0; more < run; more++) {
-                    __m256i w[COLUMNS];
-                    UNROLL for (int j = 0; j < COLUMNS; j++)
-                        w[j] = _mm256_loadu_si256(
-                            (const __m256i *)(codes + (quad + more) * WIDTH * 4 + (first + j) * 4 * LANES));
-                    UNROLL for (int r = 0; r < rows; r++) {
-                        int four;
-                        memcpy(&four, a + r * x->step + (quad + more) * 4, 4);
-                        __m256i one = _mm256_set1_epi32(four);
-                        UNROLL for (int j = 0; j < COLUMNS; j++) {
-                            __m256i pairs = wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(w[j]), _mm256_sign_epi8(one, w[j]))
-                                                 : _mm256_maddubs_epi16(w[j], one);
-                            part[r][j] = more ? _mm256_add_epi16(part[r][j], pairs) : pairs;
-                        }
-                    }
-                }
-                UNROLL for (int r = 0; r < rows; r++)
-                    UNROLL for (int j = 0; j < COLUMNS; j++)
-                        sum[r][j] += (ints)_mm256_madd_epi16(part[r][j], _mm256_set1_epi16(1));
-#else
+            __m256i part[INT_ROWS][COLUMNS];
+#endif
+            UNROLL for (int quad = half * each; quad < (half + 1) * each; quad++) {
                 words w[COLUMNS];
                 UNROLL for (int j = 0; j < COLUMNS; j++)
                     w[j] = *(const words *)(codes + quad * WIDTH * 4 + (first + j) * 4 * LANES);
+                UNROLL for (int j = 0; j < COLUMNS; j++)
+                    KEPT(w[j]);
                 UNROLL for (int r = 0; r < rows; r++) {
                     uint32_t four;
-                    memcpy(&four, a + r * x->step + quad * 4, 4);
+                    memcpy(&four, a + (quad * INT_ROWS + r) * 4, 4);
                     words one = (words){0} + four;
-                    UNROLL for (int j = 0; j < COLUMNS; j++)
+                    KEPT(one);
+                    UNROLL for (int j = 0; j < COLUMNS; j++) {
+#if LANES == 8
+                        __m256i pairs = pairs_of(wide, w[j], (__m256i)one);
+                        part[r][j] = quad % run ? _mm256_add_epi16(part[r][j], pairs) : pairs;
+                        KEPT(part[r][j]); /* all sums of a group at once would not fit the registers */
+                        if (quad % run == run - 1) sum[r][j] += whole_of_pairs(part[r][j]);
+#else
                         sum[r][j] = dot(wide, sum[r][j], w[j], one);
-                }
 #endif
+                    }
+                }
             }
-            UNROLL for (int r = 0; r < rows; r++) {
-                ptrdiff_t at = (i + r) * x->groups + g;
+            UNROLL for (int r = 0; r < rows; r++)
                 UNROLL for (int j = 0; j < COLUMNS; j++)
-                    add_group(wide, s + half * WIDTH, m + half * WIDTH, (first + j) * LANES, sum[r][j], x->d[at],
-                              x->sum[at * 3 + (halves == 2) + half], total + r * WIDTH);
-            }
+                    add_group(wide, s + half * WIDTH, m + half * WIDTH, (first + j) * LANES, sum[r][j], spread(d[r]),
+                              spread(added[r * 3 + (halves == 2) + half]), total + r * WIDTH);
         }
 }
 
-/* The same for one row and all groups, from the packed codes. */
+/* One row and all groups, from the packed codes. */
 INLINE void one_row(const int kind, const uint8_t *panel, int groups, const struct rows *x, int i, float *total)
 {
     const int wide = is_wide(kind), halves = kind == Q6_K ? 2 : 1;
     for (int g = 0; g < groups; g++) {
         const uint8_t *codes = panel + start_of(kind, g) + bytes_of_scales(kind);
-        const int8_t *a = x->a + i * x->step + g * GROUP;
-        ptrdiff_t at = (ptrdiff_t)i * x->groups + g;
+        const int8_t *a = row_of(x, i, g);
+        ptrdiff_t at = place_of(x, i, g);
         float s[2 * WIDTH] __attribute__((aligned(64))), m[2 * WIDTH] __attribute__((aligned(64)));
         for (int line = 0; line < bytes_of_codes(kind) + bytes_of_scales(kind); line += 64)
             __builtin_prefetch(codes + AHEAD + line, 0, 2);
         scales_of(kind, panel, g, s, m);
+        int start = start_of_sum(wide, a);
         UNROLL for (int from = 0; from < VECTORS; from += COLUMNS) {
             ints sum[2][COLUMNS];
-            int start = LANES == 16 && wide ? -128 * x->sum[at * 3] : 0;
             UNROLL for (int j = 0; j < COLUMNS; j++)
                 sum[0][j] = (ints){0} + start, sum[1][j] = (ints){0};
 #if LANES == 8
@@ -399,20 +422,18 @@ INLINE void one_row(const int kind, const uint8_t *panel, int groups, const stru
                     pair_of(kind, codes, quad, from + j, &w[0][j], &w[1][j]);
                 UNROLL for (int half = 0; half < 2; half++) {
                     uint32_t four;
-                    memcpy(&four, a + (half * QUADS / 2 + quad) * 4, 4);
+                    memcpy(&four, a + (half * QUADS / 2 + quad) * 4 * INT_ROWS, 4);
+                    words one = (words){0} + four;
 #if LANES == 8
                     const int h = merged ? 0 : half, begin = quad % run == 0 && (!merged || half == 0);
                     const int end = quad % run == run - 1 && (!merged || half == 1);
-                    __m256i one = _mm256_set1_epi32((int)four);
                     UNROLL for (int j = 0; j < COLUMNS; j++) {
-                        __m256i own = (__m256i)w[half][j];
-                        __m256i pairs = wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(own), _mm256_sign_epi8(one, own))
-                                             : _mm256_maddubs_epi16(own, one);
+                        __m256i pairs = pairs_of(wide, w[half][j], (__m256i)one);
                         part[h][j] = begin ? pairs : _mm256_add_epi16(part[h][j], pairs);
-                        if (end) sum[h][j] += (ints)_mm256_madd_epi16(part[h][j], _mm256_set1_epi16(1));
+                        KEPT(part[h][j]);
+                        if (end) sum[h][j] += whole_of_pairs(part[h][j]);
                     }
 #else
-                    words one = (words){0} + four;
                     UNROLL for (int j = 0; j < COLUMNS; j++)
                         sum[half][j] = dot(wide, sum[half][j], w[half][j], one);
 #endif
@@ -422,8 +443,8 @@ INLINE void one_row(const int kind, const uint8_t *panel, int groups, const stru
                 UNROLL for (int j = 0; j < COLUMNS; j++) {
                     ints whole = sum[half][j];
                     if (halves == 1) whole += sum[1][j];
-                    add_group(wide, s + half * WIDTH, m + half * WIDTH, (from + j) * LANES, whole, x->d[at],
-                              x->sum[at * 3 + (halves == 2) + half], total);
+                    add_group(wide, s + half * WIDTH, m + half * WIDTH, (from + j) * LANES, whole, spread(x->d[at]),
+                              spread(x->added[at * 3 + (halves == 2) + half]), total);
                 }
         }
     }
@@ -436,8 +457,9 @@ INLINE void one_row(const int kind, const uint8_t *panel, int groups, const stru
     static void int_tile_##rows##_##run(ARGUMENTS)                                                                 \
     {                                                                                                              \
         for (int g = 0; g < groups; g++)                                                                           \
-            int_tile(rows, run, halves, codes + g * CODES, s + g * 2 * WIDTH, m + g * 2 * WIDTH, x, i, first + g,  \
-                     total);                                                                                       \
+            int_tile(rows, run, halves, codes + g * CODES, s + g * 2 * WIDTH, m + g * 2 * WIDTH,                   \
+                     row_of(x, i, first + g), x->d + place_of(x, i, first + g),                                    \
+                     x->added + 3 * place_of(x, i, first + g), total);                                             \
     }
 #define INT_TILES(run, halves)                                                                                     \
     INT_TILE(1, run, halves) INT_TILE(2, run, halves) INT_TILE(3, run, halves) INT_TILE(4, run, halves)
@@ -515,33 +537,35 @@ static void float_part(int kind, int count, const uint8_t *codes, const float *s
 }
 
 /* The i-th of `rows` from x [length]; d is no number where one of x is none, or infinite. */
-static void round_row(const float *x, const struct rows *rows, ptrdiff_t i)
+static void round_row(const float *x, const struct rows *rows, int i)
 {
     for (int g = 0; g < rows->groups; g++, x += GROUP) {
-        int8_t *a = rows->a + i * rows->step + g * GROUP;
-        float most = 0, none = 0;
-        for (int k = 0; k < GROUP; k++) {
-            float size = fabsf(x[k]);
-            most = size > most ? size : most;
+        int8_t *a = row_of(rows, i, g), bytes[GROUP];
+        vec most = {0}, none = {0};
+        UNROLL for (int k = 0; k < GROUP; k += LANES) {
+            vec own = *(const vec *)(x + k);
+            most = larger(larger(own, -own), most);
+            none += own * 0.0f;
         }
-        for (int k = 0; k < GROUP; k++) none += x[k] * 0.0f;
-        float d = most / 127, by = most > 0 && none == 0 ? 127 / most : 0;
-        int32_t sum[2] = {0, 0};
-        int32_t whole[GROUP];
-        for (int k = 0; k < GROUP; k++) {
-            float moved = x[k] * by + MANY; /* rounds to a whole number, half to even */
-            int32_t bits;
-            memcpy(&bits, &moved, 4);
-            whole[k] = bits - 0x4b400000;
+        float top = largest_of(most), d = top / 127, by = top > 0 ? 127 / top : 0, zero = sum_of(none);
+        if (zero != 0) by = 0;
+        int sum[2] = {0, 0};
+        UNROLL for (int half = 0; half < 2; half++) {
+            ints all = {0};
+            UNROLL for (int k = half * GROUP / 2; k < (half + 1) * GROUP / 2; k += LANES) {
+                ints whole = whole_of(*(const vec *)(x + k) * by);
+                *(bytes_of_ints *)(bytes + k) = __builtin_convertvector(whole, bytes_of_ints);
+                all += whole;
+            }
+            sum[half] = whole_sum_of(all);
         }
-        for (int k = 0; k < GROUP / 2; k++) sum[0] += whole[k];
-        for (int k = GROUP / 2; k < GROUP; k++) sum[1] += whole[k];
-        for (int k = 0; k < GROUP; k++) a[k] = (int8_t)whole[k];
-        ptrdiff_t at = i * rows->groups + g;
-        rows->d[at] = d + none;
-        rows->sum[at * 3] = sum[0] + sum[1];
-        rows->sum[at * 3 + 1] = sum[0];
-        rows->sum[at * 3 + 2] = sum[1];
+        UNROLL for (int quad = 0; quad < QUADS; quad++) memcpy(a + quad * 4 * INT_ROWS, bytes + 4 * quad, 4);
+        ptrdiff_t at = place_of(rows, i, g);
+        d += zero;
+        rows->d[at] = d;
+        rows->added[at * 3] = d * (sum[0] + sum[1]);
+        rows->added[at * 3 + 1] = d * sum[0];
+        rows->added[at * 3 + 2] = d * sum[1];
     }
 }
 
@@ -557,7 +581,7 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
     ptrdiff_t panel = start_of(kind, groups) - (is_super(kind) ? bytes_of_head(kind) : 0);
     float *copy = NULL;
     const float *numbers = (const float *)x;
-    struct rows rows = {NULL, NULL, NULL, length, groups};
+    struct rows rows = {NULL, NULL, NULL, groups};
     int failed = 0;
     if (type != FLOAT32) {
         copy = malloc(sizeof(float) * count * length + 1);
@@ -568,9 +592,9 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
         numbers = copy, step = length;
     }
     if (rounded && !failed) {
-        ptrdiff_t all = (ptrdiff_t)count * groups;
-        rows.a = malloc((size_t)count * length + 1), rows.d = malloc(4 * all + 1), rows.sum = malloc(12 * all + 1);
-        failed = !rows.a || !rows.d || !rows.sum;
+        size_t all = (size_t)((count + INT_ROWS - 1) / INT_ROWS) * INT_ROWS * groups;
+        rows.a = malloc(all * GROUP + 1), rows.d = malloc(4 * all + 1), rows.added = malloc(12 * all + 1);
+        failed = !rows.a || !rows.d || !rows.added;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && count > 7)
         for (int i = 0; i < (failed ? 0 : count); i++) round_row(numbers + i * step, &rows, i);
     }
@@ -609,6 +633,6 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
                 }
         }
     }
-    free(copy), free(rows.a), free(rows.d), free(rows.sum);
+    free(copy), free(rows.a), free(rows.d), free(rows.added);
     return failed;
 }
