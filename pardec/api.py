@@ -85,9 +85,7 @@ def load(
             "auto".
         activations: what packed matrices, and those that are quantized on a CPU, multiply. "float32" (the default)
             gives the dequantized model's outputs, to float32 rounding; "int8" rounds states to 8 bits in groups of 32,
-            as llama.cpp does, which is faster and changes the output of a matmul by about 0.5%. Drafters that give the
-            tokens of `sequential` do so with "float32" only: attention rounds one query and several differently, and
-            int8 enlarges the difference.
+            as llama.cpp does, which is faster and changes the output of a matmul by about 0.5%.
         tp: under torchrun, each process holds a share of every layer, for models beyond one GPU. All of them have to
             make the same calls, and all get the same tokens.
         cuda_graphs: on a CUDA device, capture forwards of few queries whose shapes recur as CUDA graphs, so that small

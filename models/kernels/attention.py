@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..plan import Plan, Visible
 from .choice import Backend, backend
-from .cpu.attention import attend_c, causal_c, faster
+from .cpu.attention import attend_c, causal_c, kernel
 from .variable import forced
 
 if TYPE_CHECKING:
@@ -108,13 +108,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: floa
 
 
 def _attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern) -> Tensor | None:
-    """`attend` by the pattern's kernel; None where the definition is faster for these queries."""
+    """`attend` by the pattern's kernel; None where there is none."""
     if pattern.backend == "triton":
         from .attention_triton import attend_triton
 
         return attend_triton(q, k, v, pattern)
     if pattern.in_c:
-        if faster(q):
+        if kernel() is not None:
             return attend_c(q, read_rows(k, pattern), read_rows(v, pattern), pattern.last, pattern.ends)
     elif pattern.causal and pattern.backend == "c":
         return causal_c(q, read_rows(k, pattern), read_rows(v, pattern))

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..plan import Plan
 from .attention import AttentionPattern, additive_mask, attention_pattern, read_rows, visible_rows
 from .choice import backend
-from .cpu.attention import attend_c, faster
+from .cpu.attention import attend_c, kernel
 
 Part = tuple[Tensor, Tensor, AttentionPattern]  # K and V [R or 1, >= S, K, D]; a single row serves all
 
@@ -59,7 +59,7 @@ def attend_part(
     batch, queries, heads, dim = q.shape
     rows = k.shape[0] if pattern.rows is None else batch
     by_row = q.reshape(rows, -1, heads, dim)
-    if cap is None and pattern.in_c and faster(by_row):
+    if cap is None and pattern.in_c and kernel() is not None:
         sums = torch.empty(by_row.shape[:3])
         k, v = read_rows(k, pattern), read_rows(v, pattern)
         out = attend_c(by_row, k, v, pattern.last, pattern.ends, sums)

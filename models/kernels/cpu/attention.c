@@ -7,13 +7,18 @@
  * rounded when they are stored. If the processor multiplies pairs of bfloat16, weights are rounded too, as PyTorch
  * rounds them, and the values of two slots are added in one instruction.
  *
- * A vector holds 16 queries: one number of a key is multiplied with all of them. Scores are then stored slot by slot,
- * and maxima, exponentials and sums need no operation across a vector. The few remaining queries are computed
- * separately, with vectors that hold dimensions. A score is the sum of partial sums over PART dimensions each, and is
- * scaled after the highest score was subtracted: the rounding error of a sum grows with the sum, and the exponential
- * turns it into a relative error of the weight. Slots are processed in blocks of BLOCK, so that data that is read
- * repeatedly stays in a cache. Each block's sums are computed separately and then added to the sums so far, which are
- * rescaled when a higher score occurs. During a block, the next block's keys and values are prefetched.
+ * A vector holds LANES queries: one number of a key is multiplied with all of them. Scores are then stored slot by slot,
+ * and maxima and exponentials need no operation across a vector. The few remaining queries are computed separately: a
+ * vector holds their scores for LANES slots, and then their values for LANES dimensions. A score is the sum of partial
+ * sums over PART dimensions each, and is scaled after the highest score was subtracted: the rounding error of a sum
+ * grows with the sum, and the exponential turns it into a relative error of the weight. Slots are processed in blocks of
+ * BLOCK, so that data that is read repeatedly stays in a cache. Each block's sums are computed separately and then added
+ * to the sums so far, which are rescaled when a higher score occurs. During a block, the next block's keys and values
+ * are prefetched.
+ *
+ * A query gives the same bits alone and beside others, and whichever slots hide between those that it sees: all sums are
+ * made in one order, which counts only slots that are seen. Decoding that verifies drafts then gives the same tokens as
+ * decoding without them, even where a later step rounds to fewer bits.
  */
 
 #include <math.h>
@@ -24,12 +29,14 @@
 
 #define BLOCK 48                /* slots: a multiple of what SLOTS and vectors take at once */
 #if LANES == 8                  /* registers hold half as many sums */
-#define ALONE 2                 /* queries without a vector of their own that go over a block together */
+#define ALONE 3                 /* queries without a vector of their own that go over a block together */
 #define MOST_ALONE 4            /* of these, in all: a vector that holds more of them is faster */
 #else
 #define ALONE 4
 #define MOST_ALONE 8
 #endif
+#define WIDE 8                  /* vectors of values that are summed at once for a query, and for each of several */
+#define WIDE_OF(count) ((count) == 1 ? 8 : 4)
 #define LOWEST -1e30f
 #define LINE 64                 /* bytes of a cache line */
 
@@ -46,8 +53,9 @@ INLINE vec paired(vec a, vec b)
 #endif
 }
 
-/* The sums of pairs. */
-INLINE vec unpaired(vec pairs) { return (vec)((ints)pairs << 16) + (vec)((ints)pairs & (int)0xffff0000); }
+/* The first and the second numbers of pairs. */
+INLINE vec first_of(vec pairs) { return (vec)((ints)pairs << 16); }
+INLINE vec second_of(vec pairs) { return (vec)((ints)pairs & (int)0xffff0000); }
 
 /* Turns the scores of `slots` slots into weights, of pairs of slots for PAIRS. Earlier sums have to be multiplied by
  * `share`. The weights are summed as rounded, so that they add up to 1. */
@@ -55,24 +63,29 @@ INLINE void weigh(const int kind, const int vectors, float *scores, int slots, f
                   vec *share)
 {
     UNROLL for (int j = 0; j < vectors; j++) {
-        vec top = highest[j], mass = {0};
+        vec top = highest[j], mass[LANES] = {0}; /* of slots s with the same s % LANES, as a vector of slots adds them */
         float *own = scores + j * LANES;
         for (int s = 0; s < slots; s++) top = larger(top, *(vec *)(own + s * vectors * LANES));
         share[j] = power((highest[j] - top) * scale);
-        for (int s = 0; s < slots; s += kind == PAIRS ? 2 : 1) {
-            vec weight = power((*(vec *)(own + s * vectors * LANES) - top) * scale);
-            if (kind == PAIRS) {
-                vec next = {0};
-                if (s + 1 < slots) next = power((*(vec *)(own + (s + 1) * vectors * LANES) - top) * scale);
-                weight = paired(weight, next);
-                *(vec *)(own + s / 2 * vectors * LANES) = weight;
-                mass += unpaired(weight);
-            } else {
-                *(vec *)(own + s * vectors * LANES) = weight;
-                mass += weight;
+        for (int from = 0; from < slots; from += LANES)
+            for (int i = 0; i < LANES && from + i < slots; i += kind == PAIRS ? 2 : 1) {
+                int s = from + i;
+                vec weight = power((*(vec *)(own + s * vectors * LANES) - top) * scale);
+                if (kind == PAIRS) {
+                    vec next = {0};
+                    if (s + 1 < slots) next = power((*(vec *)(own + (s + 1) * vectors * LANES) - top) * scale);
+                    weight = paired(weight, next);
+                    *(vec *)(own + s / 2 * vectors * LANES) = weight;
+                    mass[i] += first_of(weight);
+                    mass[i + 1] += second_of(weight);
+                } else {
+                    *(vec *)(own + s * vectors * LANES) = weight;
+                    mass[i] += weight;
+                }
             }
-        }
-        total[j] = total[j] * share[j] + mass;
+        UNROLL for (int half = LANES / 2; half; half /= 2)
+            UNROLL for (int i = 0; i < half; i++) mass[i] += mass[i + half];
+        total[j] = fused_add(total[j], share[j], mass[0]);
         highest[j] = top;
     }
 }
@@ -87,6 +100,8 @@ typedef struct {
     ptrdiff_t sums_query;
     int type, queries, dim, slots, from;
     float scale;
+    const int *listed;          /* NULL, or the slots that are read after the first `straight`, which are read in order */
+    int straight;
 } Head;
 
 /* Query `n` of the heads that share keys, counted head by head. */
@@ -172,34 +187,41 @@ INLINE void pair_slots(const void *x, ptrdiff_t step, int slots, int dim, float 
 #endif
 }
 
-#define LONE                                                                                                       \
-    const Head *one, const Block *block, const float *queries, const float *const *masks, float *tops,             \
-        float *masses, float *out
-
-/* Weighted sums of values for `count` queries, over `width` vectors of dimensions; even and odd slots, or pairs of
- * slots, are summed separately. */
-INLINE void lone_values(const int kind, const int count, const int width, const float *v, ptrdiff_t step,
-                        const float *weights, const vec *share, float *out, int slots, int dim)
+/* Copies keys or values of the slots from number `slot` on, in the order in which they are read. */
+INLINE const void *gathered(const Head *one, const void *x, ptrdiff_t step, int slot, int slots, float *rows)
 {
-    vec sum[2][ALONE][2] = {0};
-    for (int s = 0; s < slots; s += 2)
-        UNROLL for (int odd = 0; odd < 2; odd++) {
-            const float *row = v + least(s + odd, slots - 1) * step; /* the weight after the last is 0 */
-            UNROLL for (int e = 0; e < count; e++)
-                UNROLL for (int j = 0; j < width; j++) {
-                    const float *weight = weights + e * BLOCK + s + odd;
-                    sum[odd][e][j] = with_product(kind, sum[odd][e][j], *(const vec *)(row + j * LANES), weight);
-                }
+    for (int s = 0; s < slots; s++) {
+        int from = slot + s < one->straight ? slot + s : one->listed[slot + s - one->straight];
+        memcpy(past(one->type, rows, (ptrdiff_t)s * one->dim), past(one->type, x, from * step),
+               bytes_of(one->type) * one->dim);
+    }
+    return rows;
+}
+
+#define LONE                                                                                                       \
+    const Head *one, const Block *block, const float *queries, const float *const *masks, vec *tops, vec *masses,  \
+        float *out
+
+/* Weighted sums of values for `count` queries, over `width` vectors of dimensions. */
+INLINE void lone_values(const int kind, const int count, const int width, const float *v, ptrdiff_t step,
+                        const float *weights, const vec *share, float *out, int steps, int dim)
+{
+    vec sum[ALONE][WIDE] = {0};
+    for (int s = 0; s < steps; s++)
+        UNROLL for (int e = 0; e < count; e++) {
+            const float *weight = weights + e * BLOCK + s;
+            UNROLL for (int j = 0; j < width; j++)
+                sum[e][j] = with_product(kind, sum[e][j], *(const vec *)(v + s * step + j * LANES), weight);
         }
     UNROLL for (int e = 0; e < count; e++)
         UNROLL for (int j = 0; j < width; j++) {
             vec *to = (vec *)(out + e * dim + j * LANES);
-            *to = *to * share[e] + (sum[0][e][j] + sum[1][e][j]);
+            *to = fused_add(*to, share[e], sum[e][j]);
         }
 }
 
-/* Attention of `count` queries, [dim] numbers or pairs, over a block, with vectors along dimensions; `masks` cover the
- * slots after those that all queries see. */
+/* Attention of `count` queries, [dim] numbers or pairs, over a block; `masks` cover the slots after those that all
+ * queries see. */
 INLINE void lone(const int kind, const int count, LONE)
 {
     if (kind == PAIRS && !HAS_PAIRS) return;
@@ -208,23 +230,29 @@ INLINE void lone(const int kind, const int count, LONE)
     float weights[ALONE * BLOCK];
     vec share[ALONE];
     for (int s = 0; s < slots; s += LANES) {
-        vec part[ALONE][LANES / 4];
-        for (int g = 0; g < LANES / 4; g++) {
-            const float *row[4];
-            vec sum[ALONE][4] = {0};
-            UNROLL for (int i = 0; i < 4; i++) row[i] = block->k + least(s + 4 * g + i, slots - 1) * block->k_step;
-            fetch(one, block, block->next_k, one->k_slot, s / 4 + g, BLOCK / 4);
-            fetch(one, block, block->next_v, one->v_slot, s / 4 + g, BLOCK / 4);
-            for (int d = 0; d < length; d += LANES) /* the last vector of pairs may be half full */
-                UNROLL for (int e = 0; e < count; e++) {
-                    ptrdiff_t left = LANES == 16 ? length - d : LANES;
-                    vec query = load(FLOAT32, queries + e * dim, d, left);
-                    UNROLL for (int i = 0; i < 4; i++)
-                        sum[e][i] = with_products(kind, sum[e][i], query, load(FLOAT32, row[i], d, left));
-                }
-            UNROLL for (int e = 0; e < count; e++) part[e][g] = quarters(sum[e]);
+        vec whole[ALONE] = {0}, part[ALONE] = {0};
+        for (int i = 0; i < LANES; i += 4) {
+            fetch(one, block, block->next_k, one->k_slot, (s + i) / 4, BLOCK / 4);
+            fetch(one, block, block->next_v, one->v_slot, (s + i) / 4, BLOCK / 4);
         }
-        UNROLL for (int e = 0; e < count; e++) *(vec *)(weights + e * BLOCK + s) = sums_of(part[e]);
+        for (int d = 0; d < length; d += LANES) { /* the last vector of pairs may be half full */
+            vec keys[LANES];
+            UNROLL for (int i = 0; i < LANES; i++) {
+                const float *row = block->k + least(s + i, slots - 1) * block->k_step;
+                keys[i] = load(FLOAT32, row, d, LANES == 16 ? length - d : LANES);
+            }
+            transpose(keys);
+            UNROLL for (int i = 0; i < LANES; i++) {
+                if (LANES == 16 && d + i >= length) break;
+                UNROLL for (int e = 0; e < count; e++) {
+                    part[e] = with_product(kind, part[e], keys[i], queries + e * dim + d + i);
+                    if ((d + i) % PART < PART - 1 && d + i < length - 1) continue;
+                    whole[e] += part[e];
+                    part[e] = (vec){0};
+                }
+            }
+        }
+        UNROLL for (int e = 0; e < count; e++) *(vec *)(weights + e * BLOCK + s) = whole[e];
     }
     UNROLL for (int e = 0; e < count; e++) {
         float *own = weights + e * BLOCK;
@@ -233,35 +261,34 @@ INLINE void lone(const int kind, const int count, LONE)
         for (int s = slots; s < end; s++) own[s] = LOWEST;
         vec top = every(LOWEST), mass = {0};
         for (int s = 0; s < end; s += LANES) top = larger(top, *(vec *)(own + s));
-        float highest = largest_of(top);
-        if (highest < tops[e]) highest = tops[e];
-        share[e] = power(every((tops[e] - highest) * scale));
+        top = larger(tops[e], every(largest_of(top)));
+        share[e] = power((tops[e] - top) * scale);
         for (int s = 0; s < end; s += LANES) {
-            *(vec *)(own + s) = power((*(vec *)(own + s) - highest) * scale);
+            *(vec *)(own + s) = power((*(vec *)(own + s) - top) * scale);
             if (slots - s < LANES) *(vec *)(own + s) = load(FLOAT32, own, s, slots - s);
             if (kind == PAIRS) {
                 store(BFLOAT16, own, s, LANES, *(vec *)(own + s));
                 mass += load(BFLOAT16, own, s, LANES);
             } else mass += *(vec *)(own + s);
         }
-        masses[e] = masses[e] * share[e][0] + sum_of(mass);
-        tops[e] = highest;
+        masses[e] = fused_add(masses[e], share[e], every(sum_of(mass)));
+        tops[e] = top;
     }
-    for (int d = 0; d < dim; d += 2 * LANES) {
-        const float *v = block->v + d;
-        if (dim - d > LANES) lone_values(kind, count, 2, v, block->v_step, weights, share, out + d, block->steps, dim);
-        else lone_values(kind, count, 1, v, block->v_step, weights, share, out + d, block->steps, dim);
-    }
+    int d = 0;
+    for (; dim - d >= WIDE_OF(count) * LANES; d += WIDE_OF(count) * LANES)
+        lone_values(kind, count, WIDE_OF(count), block->v + d, block->v_step, weights, share, out + d, block->steps, dim);
+    for (; d < dim; d += LANES)
+        lone_values(kind, count, 1, block->v + d, block->v_step, weights, share, out + d, block->steps, dim);
 }
 
 #define LONE_OF(count)                                                                                             \
     static void lone_##count(LONE) { lone(SINGLE, count, one, block, queries, masks, tops, masses, out); }         \
     static void lone_pairs_##count(LONE) { lone(PAIRS, count, one, block, queries, masks, tops, masses, out); }
-LONE_OF(1) LONE_OF(2)
-#if ALONE == 2
-static void (*const LONE_BY[2][ALONE])(LONE) = {{lone_1, lone_2}, {lone_pairs_1, lone_pairs_2}};
+LONE_OF(1) LONE_OF(2) LONE_OF(3)
+#if ALONE == 3
+static void (*const LONE_BY[2][ALONE])(LONE) = {{lone_1, lone_2, lone_3}, {lone_pairs_1, lone_pairs_2, lone_pairs_3}};
 #else
-LONE_OF(3) LONE_OF(4)
+LONE_OF(4)
 static void (*const LONE_BY[2][ALONE])(LONE) = {
     {lone_1, lone_2, lone_3, lone_4}, {lone_pairs_1, lone_pairs_2, lone_pairs_3, lone_pairs_4}};
 #endif
@@ -269,7 +296,7 @@ static void (*const LONE_BY[2][ALONE])(LONE) = {
 /* Number of float32 values in the buffer of `few`. */
 static size_t room_for(int dim)
 {
-    return (size_t)VECTORS * LANES * (2 * dim + BLOCK) + (2 * MOST_ALONE + 2 * BLOCK) * dim;
+    return (size_t)VECTORS * LANES * (2 * dim + BLOCK) + (2 * MOST_ALONE + 4 * BLOCK) * dim;
 }
 
 /* Attention of the queries from `first` on of the heads that share keys, counted head by head: `count` queries in
@@ -281,7 +308,8 @@ INLINE void few(const int kind, const int vectors, const Head *one, int first, i
     int each = SLOTS(vectors), dimensions = DIMENSIONS(vectors), length = kind == PAIRS ? dim / 2 : dim; /* numbers or pairs of a key */
     float *turned = held, *out = turned + dim * width, *scores = out + dim * width, *queries = scores + BLOCK * width;
     float *others = queries + MOST_ALONE * dim, *keys = others + MOST_ALONE * dim, *values = keys + BLOCK * dim;
-    float tops[MOST_ALONE], masses[MOST_ALONE] = {0};
+    float *rows = values + BLOCK * dim;
+    vec tops[MOST_ALONE], masses[MOST_ALONE] = {0};
     const float *masks[MOST_ALONE];
     vec highest[VECTORS], total[VECTORS] = {0}, share[VECTORS];
     for (int n = 0; n < width; n++) { /* the last query fills up the vector; copies are not stored */
@@ -295,20 +323,27 @@ INLINE void few(const int kind, const int vectors, const Head *one, int first, i
         const void *query = query_of(one, first + count + e);
         if (kind == PAIRS) memcpy(queries + e * dim, query, sizeof(float) * length);
         else widen(type, query, dim, queries + e * dim);
-        tops[e] = LOWEST;
+        tops[e] = every(LOWEST);
     }
     UNROLL for (int j = 0; j < vectors; j++) highest[j] = every(LOWEST);
     for (int slot = 0; slot < one->slots; slot += BLOCK) {
         int slots = least(BLOCK, one->slots - slot), from = one->from - slot, gone = from < 0 ? -from : 0;
         const void *k = past(type, one->k, slot * one->k_slot), *v = past(type, one->v, slot * one->v_slot);
+        ptrdiff_t k_step = one->k_slot, v_step = one->v_slot;
+        int after = least(BLOCK, (one->listed ? one->straight : one->slots) - slot - slots);
         Block block = {
-            .k = k, .k_step = one->k_slot / 2, .v = values, .v_step = dim, .slots = slots, .steps = (slots + 1) / 2,
-            .seen = from < 0 ? 0 : least(from, slots), .next_k = past(type, k, slots * one->k_slot),
-            .next_v = past(type, v, slots * one->v_slot), .after = least(BLOCK, one->slots - slot - slots),
+            .slots = slots, .seen = from < 0 ? 0 : least(from, slots), .next_k = past(type, k, slots * k_step),
+            .next_v = past(type, v, slots * v_step), .after = after < 0 ? 0 : after,
         };
-        if (kind == PAIRS) pair_slots(v, one->v_slot, slots, dim, values);
+        if (one->listed && slot + slots > one->straight) {
+            k = gathered(one, one->k, k_step, slot, slots, rows);
+            v = gathered(one, one->v, v_step, slot, slots, rows + BLOCK * dim);
+            k_step = v_step = dim;
+        }
+        block.k = k, block.k_step = k_step / 2, block.v = values, block.v_step = dim, block.steps = (slots + 1) / 2;
+        if (kind == PAIRS) pair_slots(v, v_step, slots, dim, values);
         else {
-            block.k_step = one->k_slot, block.v_step = one->v_slot, block.steps = slots;
+            block.k_step = k_step, block.v_step = v_step, block.steps = slots;
             block.k = block_of(type, k, &block.k_step, slots, dim, keys);
             block.v = block_of(type, v, &block.v_step, slots, dim, values);
         }
@@ -344,9 +379,10 @@ INLINE void few(const int kind, const int vectors, const Head *one, int first, i
         put(type, keys, dim, out_of(one, first + n));
     }
     for (int e = 0; e < more; e++) {
-        for (int d = 0; d < dim; d++) others[e * dim + d] /= masses[e];
+        float part = 1.0f / masses[e][0];
+        for (int d = 0; d < dim; d++) others[e * dim + d] *= part;
         put(type, others + e * dim, dim, out_of(one, first + count + e));
-        put_sum(one, first + count + e, tops[e], masses[e]);
+        put_sum(one, first + count + e, tops[e][0], masses[e][0]);
     }
 }
 
@@ -377,6 +413,30 @@ static void many(const Head *one, int count, float *held)
     }
 }
 
+/* Whether a query sees a slot after one of the last `last` that it does not see. */
+static int has_gaps(const Head *one, int last)
+{
+    for (int i = 0; i < one->queries; i++)
+        for (int s = 1; s < last; s++)
+            if (mask_of(one, i)[s - 1] < 0 && mask_of(one, i)[s] == 0) return 1;
+    return 0;
+}
+
+/* Attention of the queries of `shared` heads one by one, each over the slots that it sees; `listed` has room for them. */
+static void one_by_one(const Head *one, int shared, int last, int *listed, float *held)
+{
+    for (int i = 0; i < one->queries; i++) {
+        Head own = *one;
+        int count = 0;
+        for (int s = 0; s < last; s++)
+            if (mask_of(one, i)[s] == 0) listed[count++] = one->from + s;
+        own.q = past(one->type, one->q, i * one->q_query), own.out = past(one->type, one->out, i * one->out_query);
+        own.sums = one->sums ? one->sums + i * one->sums_query : NULL;
+        own.queries = 1, own.slots = own.from = one->from + count, own.listed = listed, own.straight = one->from;
+        many(&own, shared, held);
+    }
+}
+
 /* q [batch, queries, heads, dim], k and v [batch, slots, kv_heads, dim], out like q, mask [batch, queries, last].
  * `steps` are the strides of the first three dimensions of q, k, v and out, then of the first two of the mask; last
  * dimensions are contiguous. A row reads its first `lengths` [batch] slots, or all if that is NULL; the mask covers the
@@ -399,11 +459,12 @@ int pardec_attend(int type, const void *q, const void *k, const void *v, void *o
             q_steps[1], q_steps[2], k_steps[1], v_steps[1], out_steps[1], out_steps[2],
             mask ? mask + row * steps[12] : NULL, steps[13],
             sums ? sums + (ptrdiff_t)row * queries * heads + head * shared : NULL, heads,
-            type, queries, dim, read, read - last, 1.44269504f / sqrtf((float)dim),
+            type, queries, dim, read, read - last, 1.44269504f / sqrtf((float)dim), NULL, 0,
         };
-        float *held = malloc(sizeof(float) * room_for(dim));
-        if (held) many(&one, count, held);
-        else failed = 1;
+        float *held = malloc(sizeof(float) * (room_for(dim) + last));
+        if (!held) failed = 1;
+        else if (has_gaps(&one, last)) one_by_one(&one, shared, last, (int *)(held + room_for(dim)), held);
+        else many(&one, count, held);
         free(held);
     }
     return failed;

@@ -13,16 +13,9 @@ from . import library
 from .library import COUNT, POINTER, TYPES
 
 _CHUNK = 64  # queries computed at once in a causal call, so that few of the slots read are hidden
-_WIDE = 64  # with more dimensions, PyTorch's attention is faster for a single query
 _FILE = Path(__file__).with_name("attention.c")
 _ARGUMENTS = (COUNT, *[POINTER] * 8, *[COUNT] * 8)
 _Steps = ctypes.c_ssize_t * 14
-
-
-def faster(q: Tensor) -> bool:
-    """Whether the kernel is compiled, and faster than PyTorch's attention for these queries [B, Q, H, D]."""
-    _, queries, _, dim = q.shape
-    return (queries > 1 or dim <= _WIDE) and kernel() is not None
 
 
 def causal_c(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

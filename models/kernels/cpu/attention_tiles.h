@@ -39,7 +39,7 @@ INLINE vec with_products(const int kind, vec sum, vec a, vec b)
 #if HAS_PAIRS
     if (kind == PAIRS) return (vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 #endif
-    return sum + a * b;
+    return fused_add(a, b, sum);
 }
 
 /* The same for a single number or pair b. */
@@ -91,7 +91,7 @@ INLINE void values_of(const int kind, const int rows, const int vectors, VALUES)
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int j = 0; j < vectors; j++) {
             vec *to = (vec *)(out + (i * vectors + j) * LANES);
-            *to = *to * share[j] + sum[i][j];
+            *to = fused_add(*to, share[j], sum[i][j]);
         }
 }
 

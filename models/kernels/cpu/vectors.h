@@ -80,12 +80,12 @@ INLINE void store(const int type, void *out, ptrdiff_t n, ptrdiff_t left, vec x)
 /* 2^(n + f) by a power series in f; `shifted` is MANY plus the whole number n. */
 INLINE vec power_of(vec shifted, vec f)
 {
-    vec sum = f * 1.5403530e-4f + 1.3333558e-3f;
-    sum = sum * f + 9.6181291e-3f;
-    sum = sum * f + 5.5504109e-2f;
-    sum = sum * f + 2.4022651e-1f;
-    sum = sum * f + 6.9314718e-1f;
-    sum = sum * f + 1.0f;
+    vec sum = fused_add(f, spread(1.5403530e-4f), spread(1.3333558e-3f));
+    sum = fused_add(sum, f, spread(9.6181291e-3f));
+    sum = fused_add(sum, f, spread(5.5504109e-2f));
+    sum = fused_add(sum, f, spread(2.4022651e-1f));
+    sum = fused_add(sum, f, spread(6.9314718e-1f));
+    sum = fused_add(sum, f, spread(1.0f));
     return (vec)((ints)sum + ((ints)shifted << 23));
 }
 

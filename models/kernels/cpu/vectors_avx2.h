@@ -84,18 +84,20 @@ INLINE void store_some_halves(void *to, ptrdiff_t left, vec x)
     for (ptrdiff_t n = 0; n < left; n++) ((half *)to)[n] = held[n];
 }
 
-/* Sums of the halves of each of four vectors: half i of what comes out has those of halves i. */
-INLINE vec quarters(const vec *x)
+INLINE void transpose(vec x[LANES])
 {
-    __m256 a = (__m256)x[0], b = (__m256)x[1], c = (__m256)x[2], d = (__m256)x[3];
-    __m256d ab = (__m256d)_mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
-    __m256d cd = (__m256d)_mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
-    return (vec)_mm256_unpacklo_pd(ab, cd) + (vec)_mm256_unpackhi_pd(ab, cd);
-}
-
-/* The sums of 8 vectors, in order, of what `quarters` made of each four. */
-INLINE vec sums_of(const vec *x)
-{
-    __m256 a = (__m256)x[0], b = (__m256)x[1];
-    return (vec)_mm256_permute2f128_ps(a, b, 0x20) + (vec)_mm256_permute2f128_ps(a, b, 0x31);
+    __m256 pairs[LANES], fours[LANES];
+    UNROLL for (int i = 0; i < LANES; i += 2) {
+        pairs[i] = _mm256_unpacklo_ps((__m256)x[i], (__m256)x[i + 1]);
+        pairs[i + 1] = _mm256_unpackhi_ps((__m256)x[i], (__m256)x[i + 1]);
+    }
+    UNROLL for (int i = 0; i < LANES; i += 4)
+        UNROLL for (int j = 0; j < 2; j++) {
+            fours[i + 2 * j] = _mm256_shuffle_ps(pairs[i + j], pairs[i + 2 + j], 0x44);
+            fours[i + 2 * j + 1] = _mm256_shuffle_ps(pairs[i + j], pairs[i + 2 + j], 0xee);
+        }
+    UNROLL for (int i = 0; i < 4; i++) {
+        x[i] = (vec)_mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
+        x[i + 4] = (vec)_mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
+    }
 }

@@ -12,6 +12,7 @@ INLINE vec larger(vec a, vec b) { return (vec)_mm512_max_ps((__m512)a, (__m512)b
 INLINE vec fused_add(vec a, vec b, vec c) { return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 INLINE vec fused_subtract(vec a, vec b, vec c) { return (vec)_mm512_fmsub_ps((__m512)a, (__m512)b, (__m512)c); }
 
+/* The sum of all lanes: of each half's with the other's, again and again. */
 INLINE float sum_of(vec x) { return _mm512_reduce_add_ps((__m512)x); }
 INLINE float largest_of(vec x) { return _mm512_reduce_max_ps((__m512)x); }
 INLINE int whole_sum_of(ints x) { return _mm512_reduce_add_epi32((__m512i)x); }
@@ -60,20 +61,26 @@ INLINE void store_some_halves(void *to, ptrdiff_t left, vec x)
     _mm256_mask_storeu_epi16(to, first_lanes(left), narrowed(x));
 }
 
-/* Sums of the four quarters of each of four vectors: quarter i of what comes out has those of quarters i. */
-INLINE vec quarters(const vec *x)
+/* Lane n of vector i becomes lane i of vector n. */
+INLINE void transpose(vec x[LANES])
 {
-    __m512 a = (__m512)x[0], b = (__m512)x[1], c = (__m512)x[2], d = (__m512)x[3];
-    __m512d ab = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-    __m512d cd = (__m512d)_mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-    return (vec)_mm512_unpacklo_pd(ab, cd) + (vec)_mm512_unpackhi_pd(ab, cd);
-}
-
-/* The sums of 16 vectors, in order, of what `quarters` made of each four. */
-INLINE vec sums_of(const vec *x)
-{
-    __m512 a = (__m512)x[0], b = (__m512)x[1], c = (__m512)x[2], d = (__m512)x[3];
-    __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
-    __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
-    return (vec)_mm512_shuffle_f32x4(ab, cd, 0x88) + (vec)_mm512_shuffle_f32x4(ab, cd, 0xdd);
+    __m512 pairs[LANES], fours[LANES], halves[LANES];
+    UNROLL for (int i = 0; i < LANES; i += 2) {
+        pairs[i] = _mm512_unpacklo_ps((__m512)x[i], (__m512)x[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_ps((__m512)x[i], (__m512)x[i + 1]);
+    }
+    UNROLL for (int i = 0; i < LANES; i += 4)
+        UNROLL for (int j = 0; j < 2; j++) {
+            fours[i + 2 * j] = _mm512_shuffle_ps(pairs[i + j], pairs[i + 2 + j], 0x44);
+            fours[i + 2 * j + 1] = _mm512_shuffle_ps(pairs[i + j], pairs[i + 2 + j], 0xee);
+        }
+    UNROLL for (int i = 0; i < LANES; i += 8)
+        UNROLL for (int j = 0; j < 4; j++) {
+            halves[i + j] = _mm512_shuffle_f32x4(fours[i + j], fours[i + 4 + j], 0x88);
+            halves[i + 4 + j] = _mm512_shuffle_f32x4(fours[i + j], fours[i + 4 + j], 0xdd);
+        }
+    UNROLL for (int j = 0; j < 8; j++) { /* quarters 0 and 2 of the columns j, and those of j + 4 */
+        x[j] = (vec)_mm512_shuffle_f32x4(halves[j], halves[8 + j], 0x88);
+        x[8 + j] = (vec)_mm512_shuffle_f32x4(halves[j], halves[8 + j], 0xdd);
+    }
 }

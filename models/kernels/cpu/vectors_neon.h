@@ -12,7 +12,11 @@ INLINE vec larger(vec a, vec b)
 INLINE vec fused_add(vec a, vec b, vec c) { return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
 INLINE vec fused_subtract(vec a, vec b, vec c) { return fused_add(a, b, -c); }
 
-INLINE float sum_of(vec x) { return vaddvq_f32((float32x4_t)x); }
+INLINE float sum_of(vec x)
+{
+    float32x2_t two = vadd_f32(vget_low_f32((float32x4_t)x), vget_high_f32((float32x4_t)x));
+    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
+}
 INLINE float largest_of(vec x) { return vmaxnmvq_f32((float32x4_t)x); }
 INLINE int whole_sum_of(ints x) { return vaddvq_s32((int32x4_t)x); }
 
@@ -64,10 +68,12 @@ INLINE void store_some_halves(void *to, ptrdiff_t left, vec x)
     for (ptrdiff_t n = 0; n < left; n++) ((half *)to)[n] = held[n];
 }
 
-/* The sums of four vectors, in order. */
-INLINE vec quarters(const vec *x)
+INLINE void transpose(vec x[LANES])
 {
-    float32x4_t ab = vpaddq_f32((float32x4_t)x[0], (float32x4_t)x[1]);
-    return (vec)vpaddq_f32(ab, vpaddq_f32((float32x4_t)x[2], (float32x4_t)x[3]));
+    float32x4x2_t first = vtrnq_f32((float32x4_t)x[0], (float32x4_t)x[1]);
+    float32x4x2_t second = vtrnq_f32((float32x4_t)x[2], (float32x4_t)x[3]);
+    UNROLL for (int i = 0; i < 2; i++) {
+        x[i] = (vec)vcombine_f32(vget_low_f32(first.val[i]), vget_low_f32(second.val[i]));
+        x[2 + i] = (vec)vcombine_f32(vget_high_f32(first.val[i]), vget_high_f32(second.val[i]));
+    }
 }
-INLINE vec sums_of(const vec *x) { return x[0]; }

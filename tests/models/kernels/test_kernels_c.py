@@ -207,3 +207,27 @@ def test_a_row_alone_is_the_row_in_any_batch_in_norm_gate_and_rotation(dtype):
         assert torch.equal(layer.swiglu_c(x[one]), layer.swiglu_c(x)[one])
         whole, alone = (layer.apply_rotary_c(part, cos, sin, 2, None) for part in (fused, fused[one]))
         assert all(torch.equal(own, of_all[one]) for own, of_all in zip(alone, whole, strict=True))
+
+
+@pytest.mark.parametrize(("heads", "kv"), [(9, 3), (4, 4), (8, 1)])
+@pytest.mark.parametrize("dim", [8, 24, 64, 128])
+@pytest.mark.parametrize("seen", [1, 47, 100])
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@DTYPES
+@pytest.mark.covers(2)
+def test_a_query_gives_the_same_bits_alone_and_beside_the_others_of_a_draft(tree, seen, dim, heads, kv, dtype):
+    """Query i of a chain sees all before it, node i of a tree its ancestors: alone, only those are in the cache."""
+    count = 13
+    q, k, v = operands(1, count, seen + count, heads, kv, dim, dtype)
+    parents = [-1, 0, 0, 1, 1, 2, 0, 3, 5, 5, 7, 8, 10] if tree else range(-1, count - 1)
+    paths: list[list[int]] = []
+    for node, parent in enumerate(parents):
+        paths.append([*(paths[parent] if parent >= 0 else []), node])
+    mask = torch.full((1, count, count), -torch.inf)
+    for node, path in enumerate(paths):
+        mask[0, node, path] = 0
+    together = attend_c(q, k, v, mask)
+    for node, path in enumerate(paths):
+        slots = [*range(seen), *(seen + each for each in path)]
+        alone = attend_c(q[:, node : node + 1], k[:, slots].contiguous(), v[:, slots].contiguous())
+        assert torch.equal(alone, together[:, node : node + 1])
