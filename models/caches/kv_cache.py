@@ -306,11 +306,18 @@ class Slots:
 
     stored = False  # whether K/V go to a store: only `write` stores them, and returns K/V to read
     straight = False  # whether every row's slots are one slice, although there are no `views`
+    start: int | None = None  # the first slot of each row, where all rows' slots are the same slice of the cache
 
     def __init__(self, cache: KVCache, plan: Plan) -> None:
         self.cache = cache
-        self.views = cache.views(plan)  # per layer, where slots are slices
         self._plan = plan
+        span = None if plan.rows is not None else plan.span or plan.slot_span
+        self.start = None if span is None else span[0] - cache.offset
+
+    @cached_property
+    def views(self) -> list[Views] | None:
+        """The views of each layer, where slots are slices."""
+        return self.cache.views(self._plan)
 
     @cached_property
     def flat(self) -> Tensor:

@@ -146,7 +146,7 @@ class _PromptSlots(Slots):
 
     def __init__(self, cache: KVCache, plan: Plan) -> None:
         super().__init__(cache, plan)
-        self.views = None
+        self.views = self.start = None
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         super().write(layer, k, v)

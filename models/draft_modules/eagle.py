@@ -35,7 +35,7 @@ from ..errors import ModelError
 from ..hidden import Hidden
 from ..kernels.attention import attention_pattern
 from ..kernels.cpu.int8 import Int8Weight
-from ..kernels.cpu.int8_layer import Int8Layer
+from ..kernels.cpu.layers import LayersInC
 from ..kernels.matmul import matmul, matmul_into
 from ..kernels.ops import Ops, choose_ops
 from ..layers.layer import DecoderLayer, LayerPass
@@ -65,22 +65,13 @@ class PairLayer(DecoderLayer):
         return self._mlp(self._attention(h, step, 0, picked, inputs), step)
 
     @cached_property
-    def in_c(self) -> Int8Layer | None:
-        """The layer for the kernels in C; None for a layer that they do not support."""
-        config = self.config
-        norms = self.q_norm, self.k_norm, self.post_attn_norm, self.post_mlp_norm
-        biases = self.qkv_bias, self.out_bias, self.gate_up_bias, self.down_bias
-        limits = config.clip_qkv, config.window, config.attention_cap
-        if any(each is not None for each in (*norms, *biases, *limits)) or config.query_scale != 1:
+    def in_c(self) -> LayersInC | None:
+        """The layer for the kernels in C, of weights in 8 bits; None for a layer that they do not support."""
+        weights, limits = self.weights_in_c(), (self.config.window, self.config.attention_cap)
+        if weights is None or any(each is not None for each in limits) or len(self.down_weight) != self.config.width:
             return None
-        if config.activation != "silu" or config.values_from_keys or len(self.down_weight) != config.width:
-            return None
-        weights = self.qkv_weight, self.out_weight, self.gate_up_weight, self.down_weight
-        qkv, out, gate_up, down = (each if isinstance(each, Int8Weight) else None for each in weights)
-        if qkv is None or out is None or gate_up is None or down is None:
-            return None
-        sizes = config.norm_eps, config.heads, config.kv_heads, config.head_dim
-        return Int8Layer(qkv, out, gate_up, down, self.mlp_norm, *sizes)
+        own = weights.qkv, weights.out, weights.gate_up, weights.down
+        return LayersInC([weights]) if all(isinstance(each, Int8Weight) for each in own) else None
 
 
 class SplitLayer(PairLayer):

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..caches.kv_cache import KVCache
 from ..kernels.attention import mask_of_the_last
-from ..kernels.cpu import layer as layer_c
-from ..kernels.cpu.int8_layer import MOST, Int8Layer
+from ..kernels.cpu.layer import usable
+from ..kernels.cpu.layers import LayersInC
 from ..layers.rope import Rope
 from ..plan import Plan
 
+_MOST = 32  # with more queries, the kernels themselves dominate the time
+
 
 def few_pairs(
-    layer: Int8Layer, h: Tensor, inputs: Tensor, plan: Plan, cache: KVCache, rope: Rope, *, last: bool
+    layer: LayersInC, h: Tensor, inputs: Tensor, plan: Plan, cache: KVCache, rope: Rope, *, last: bool
 ) -> Tensor | None:
     """The states after `layer` of pairs h [M, E], or of the `last` one alone, whose attention reads `inputs` [M, I].
 
@@ -26,15 +30,16 @@ def few_pairs(
     if (
         plan.batch != 1
         or extent is None
-        or not plan.width <= min(MOST, extent - 1)
+        or not plan.width <= min(_MOST, extent - 1)
         or extent > cache.capacity
         or plan.slot_span != (extent - plan.width, extent)
         or type(cache) is not KVCache
         or cache.shared is not None
         or cache.shift is not None
         or cache.batch != 1
-        or not layer_c.usable(h.device, h.dtype)
-        or not h.dtype == inputs.dtype == layer.norm.dtype == cache.k[0].dtype
+        or not usable(h.device, h.dtype)
+        or not h.dtype == inputs.dtype == cache.k[0].dtype
+        or not layer.fits(h.dtype)
     ):
         return None
     mask = None
@@ -46,7 +51,8 @@ def few_pairs(
         visible = mask_of_the_last(plan, extent)
         if visible is None:
             return None
-        mask = torch.from_numpy(np.where(visible[0].numpy(), np.float32(0), np.float32(-np.inf)))
-    cos, sin = (table.reshape(plan.width, -1) for table in rope.rows(plan, limit=cache.capacity, device=h.device))
-    first = extent - plan.width
-    return layer.forward(h.contiguous(), inputs.contiguous(), cos, sin, cache.k[0], cache.v[0], first, mask)
+        mask = torch.from_numpy(np.where(visible.numpy(), np.float32(0), np.float32(-np.inf)))
+    cos, sin = rope.rows(plan, limit=cache.capacity, device=h.device)
+    where: dict[str, Any] = {"kv": (cache.k, cache.v), "first": extent - plan.width, "mask": mask}
+    tables = cos.contiguous(), sin.contiguous()
+    return layer.forward(h.contiguous(), tables, 1, extent, inputs=inputs.contiguous(), **where)

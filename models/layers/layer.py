@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..caches.kv_cache import Slots
 from ..decoder_config import DecoderConfig
 from ..kernels.attention import AttentionPattern, attend
+from ..kernels.cpu.layers import LayerWeights
 from ..kernels.matmul import add_matmul, matmul
 from ..kernels.ops import Ops
 from ..plan import Plan
@@ -77,6 +78,31 @@ class DecoderLayer(nn.Module):
                 h = self._attention(h, step, index, picked)
             return h if (index, "mlp") in step.hooks.skip else self._mlp(h, step)
         return self._mlp(self._attention(h, step, index, picked), step)
+
+    def weights_in_c(self) -> LayerWeights | None:
+        """The weights, where kernels in C can run the whole layer; None where it does more than they do."""
+        config, weights = self.config, self._parameters
+        more = weights["out_bias"], weights["down_bias"], weights["post_attn_norm"], weights["post_mlp_norm"]
+        if any(each is not None for each in (*more, config.clip_qkv, self.group)) or "forward" in vars(self):
+            return None
+        if config.activation != "silu" or config.query_scale != 1 or config.values_from_keys:
+            return None
+        own: dict[str, Any] = weights
+        return LayerWeights(
+            qkv=own["qkv_weight"],
+            out=own["out_weight"],
+            gate_up=own["gate_up_weight"],
+            down=own["down_weight"],
+            mlp_norm=own["mlp_norm"],
+            epsilon=config.norm_eps,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            dim=config.head_dim,
+            attention_norm=own.get("attn_norm"),
+            head_norms=(own["q_norm"], own["k_norm"]) if self.norms_heads else None,
+            qkv_bias=own["qkv_bias"],
+            gate_up_bias=own["gate_up_bias"],
+        )
 
     def changes(self, h: Tensor, step: LayerPass, index: int) -> Tensor:
         """[B * Q, E] the sum of what attention and MLP add to states h [B * Q, E], if both read h itself."""

@@ -42,7 +42,6 @@
 #define ROWS 64                 /* rows of x that go over a panel together */
 #define AHEAD 4096              /* bytes from the codes that are read to those that are prefetched */
 
-typedef int8_t bytes_of_ints __attribute__((vector_size(LANES), aligned(1), may_alias));
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 /* WIDTH float16 numbers as float32. */
@@ -540,12 +539,12 @@ static void float_part(int kind, int count, const uint8_t *codes, const float *s
 static void round_row(const float *x, const struct rows *rows, int i)
 {
     for (int g = 0; g < rows->groups; g++, x += GROUP) {
-        int8_t *a = row_of(rows, i, g), bytes[GROUP];
+        int8_t *a = row_of(rows, i, g), own[GROUP];
         vec most = {0}, none = {0};
         UNROLL for (int k = 0; k < GROUP; k += LANES) {
-            vec own = *(const vec *)(x + k);
-            most = larger(larger(own, -own), most);
-            none += own * 0.0f;
+            vec values = *(const vec *)(x + k);
+            most = larger(larger(values, -values), most);
+            none += values * 0.0f;
         }
         float top = largest_of(most), d = top / 127, by = top > 0 ? 127 / top : 0, zero = sum_of(none);
         if (zero != 0) by = 0;
@@ -554,12 +553,12 @@ static void round_row(const float *x, const struct rows *rows, int i)
             ints all = {0};
             UNROLL for (int k = half * GROUP / 2; k < (half + 1) * GROUP / 2; k += LANES) {
                 ints whole = whole_of(*(const vec *)(x + k) * by);
-                *(bytes_of_ints *)(bytes + k) = __builtin_convertvector(whole, bytes_of_ints);
+                *(bytes *)(own + k) = __builtin_convertvector(whole, bytes);
                 all += whole;
             }
             sum[half] = whole_sum_of(all);
         }
-        UNROLL for (int quad = 0; quad < QUADS; quad++) memcpy(a + quad * 4 * INT_ROWS, bytes + 4 * quad, 4);
+        UNROLL for (int quad = 0; quad < QUADS; quad++) memcpy(a + quad * 4 * INT_ROWS, own + 4 * quad, 4);
         ptrdiff_t at = place_of(rows, i, g);
         d += zero;
         rows->d[at] = d;

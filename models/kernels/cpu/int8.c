@@ -121,12 +121,8 @@ static void tiles(int count, const struct rows *x, int m, const char *w, int ste
 /* The first `left` of x, no larger than 127, as bytes. */
 INLINE void store_bytes(int8_t *to, int left, ints x)
 {
-#if LANES == 16
-    __mmask16 some = left >= LANES ? 0xffff : (__mmask16)((1u << left) - 1);
-    _mm_mask_storeu_epi8(to, some, _mm512_cvtsepi32_epi8((__m512i)x));
-#else
-    for (int n = 0; n < left; n++) to[n] = (int8_t)x[n];
-#endif
+    bytes all = __builtin_convertvector(x, bytes);
+    memcpy(to, &all, left);
 }
 
 /* x [length] as the m-th of `rows`; an s is no number where one of its x is none, or without bounds. */

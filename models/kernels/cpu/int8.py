@@ -81,7 +81,7 @@ class Int8Weight(PackedWeight):
 
     def _takes(self, x: Tensor) -> bool:
         fits = x.dtype in library.TYPES and x.is_cpu and not x.requires_grad and not library.is_traced()
-        return fits and _kernel() is not None
+        return fits and kernel() is not None
 
     def _run(
         self,
@@ -98,7 +98,7 @@ class Int8Weight(PackedWeight):
         rows, length = self.shape
         weights, threads = (self.packed.data_ptr(), self.scale.data_ptr()), library.threads(count * rows * length)
         to = out_kind, out, out_step, count, rows, length, threads
-        if _kernel()(kind, x, step, *weights, base, apart, *to):
+        if kernel()(kind, x, step, *weights, base, apart, *to):
             raise MemoryError(f"no memory for a matmul of {count} rows of {length}")
 
 
@@ -130,5 +130,6 @@ def _able() -> bool:
     return able is not None and bool(able())
 
 
-def _kernel() -> Any:
+def kernel() -> Any:
+    """The compiled matmul; None where it does not run."""
     return library.kernel(_FILE, "pardec_int8", _ARGUMENTS) if runs() else None

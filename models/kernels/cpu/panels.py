@@ -56,6 +56,11 @@ class Panels(PackedWeight):
     def dense(self) -> Tensor:
         return rearrange(self.packed, "p k j i -> (p j) (k i)")[: self.shape[0], : self.shape[1]]
 
+    @property
+    def kind(self) -> int:
+        """The types that are multiplied where x is float32, as in panels.c."""
+        return _FLOATS if self.dtype == torch.float32 else _HALVES
+
     def rows(self, index: Tensor) -> Tensor:
         return self.packed[index // WIDTH, :, index % WIDTH].flatten(-2)[..., : self.shape[1]]
 
@@ -77,7 +82,7 @@ class Panels(PackedWeight):
             out = F.linear(x, self.dense.to(x.dtype))
             return out if base is None else out + base
         rows, length = self.shape
-        kind = _FLOATS if self.dtype == torch.float32 else _HALVES
+        kind = self.kind
         flat = x.reshape(-1, length)
         if x.dtype == torch.bfloat16 and length % 2 == 0 and multiplies_pairs():
             kind, length = _PAIRS, length // 2

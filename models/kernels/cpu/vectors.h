@@ -18,10 +18,13 @@
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef int ints __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int8_t bytes __attribute__((vector_size(LANES), aligned(1), may_alias));
 typedef uint16_t half __attribute__((may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
+#ifndef UNROLL                  /* chosen by the file that includes this */
 #define UNROLL _Pragma("GCC unroll 32")
+#endif
 
 #if LANES == 16
 #include "vectors_avx512.h"
@@ -32,7 +35,8 @@ typedef uint16_t half __attribute__((may_alias));
 #endif
 
 /* Held in a register from here on: read from memory at each use, loads would take longer than the arithmetic. */
-#if LANES == 16
+#if defined(KEPT)               /* by the file that includes this */
+#elif LANES == 16
 #define KEPT(x) __asm__("" : "+v"(x))
 #elif LANES == 8
 #define KEPT(x) __asm__("" : "+x"(x))

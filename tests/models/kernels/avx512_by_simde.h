@@ -7,6 +7,8 @@
 #include <immintrin.h>
 
 #define LANES 16
+#define KEPT(x)                 /* no register is as long */
+#define UNROLL                  /* of instructions that are functions, that takes a compiler minutes */
 
 /* What vectors_avx512.h needs and SIMDe 0.7 lacks. */
 typedef float floats_by_simde __attribute__((vector_size(64)));

@@ -1,0 +1,164 @@
+/* Successive layers of a decoder as one call of the kernels in C: what lies between two kernels when PyTorch calls them,
+ * tensors and views and the choice of a version, takes as long as a small one.
+ *
+ *     h += out(attention(norm(h))); h += down(silu(gate(n)) * up(n)), n = norm(h)
+ *
+ * Each kernel is the function that PyTorch's call would run, so that the result has the same bits.
+ */
+
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+enum { BLOCKS, PANELS, INT8 };  /* layouts of a matrix: those of blocks.c, panels.c and int8.c */
+
+/* The functions of other libraries: layers.py lists them in this order. */
+typedef struct {
+    int (*blocks)(int, int, int, const void *, ptrdiff_t, const void *, const void *, ptrdiff_t, int, void *, ptrdiff_t,
+                  int, int, int, int);
+    int (*panels)(const void *, ptrdiff_t, const void *, int, const void *, ptrdiff_t, void *, int, int, int, int);
+    int (*int8)(int, const void *, ptrdiff_t, const void *, const float *, const void *, ptrdiff_t, int, void *,
+                ptrdiff_t, int, int, int, int);
+    int (*norm)(const void *, const void *, void *, int, int, int, float);
+    int (*gate)(const void *, void *, int, int, int);
+    int (*turn)(int, const void *, ptrdiff_t, const float *, const float *, ptrdiff_t, void *, void *, void *,
+                const ptrdiff_t *, int, int, int, int, int, int);
+    int (*attend)(int, const void *, const void *, const void *, void *, const float *, float *, const ptrdiff_t *,
+                  const int64_t *, int, int, int, int, int, int, int, int);
+} Kernels;
+
+/* Rows of a matrix that are of one type; `kind` is that of blocks.c or panels.c, `scale` that of int8.c. */
+typedef struct { const void *weights; const float *scale; int kind, rows; } Section;
+
+/* A matrix [rows, length], and what is added to each row of its product, or NULL. */
+typedef struct { const Section *sections; const void *bias; int count, layout, rounded, rows, length; } Matrix;
+
+/* The norms of queries and keys may be NULL, and that of attention, whose inputs are then given. */
+typedef struct {
+    const void *attention_norm, *mlp_norm, *q_norm, *k_norm;
+    Matrix qkv, out, gate_up, down;
+    float epsilon;
+    int heads, kv_heads, dim;
+} Layer;
+
+/* A forward of `queries` queries in each row, of which the last `wanted` go on after attention. */
+typedef struct {
+    const Kernels *run;
+    int type, batch, queries, wanted, turned;
+    const float *cosine, *sine; /* [queries, turned] each, rows `apart` numbers apart */
+    ptrdiff_t apart;
+    void *const *k, *const *v;  /* the cache of each layer; NULL: there is none */
+    ptrdiff_t steps[6];         /* strides of row, slot and head of k, then of v */
+    int first, slots;           /* where the queries' keys and values go; slots that are read */
+    const float *mask;          /* [batch, wanted, last] of the last slots that are read; NULL: all are seen */
+    ptrdiff_t mask_steps[2];
+    int last, causal;           /* causal: each query sees the queries up to itself, which are all the slots */
+    const int64_t *ends;        /* [batch] slots that each row reads; NULL: all */
+    int threads;
+    ptrdiff_t spread;           /* multiplications from which on several threads are faster */
+} Forward;
+
+#define CHUNK 64                /* queries of a causal forward computed at once, so that few slots read are hidden */
+
+static int threads_for(const Forward *one, ptrdiff_t work) { return work >= one->spread ? one->threads : 1; }
+
+static void *past(const Forward *one, const void *x, ptrdiff_t n) { return (char *)x + n * (one->type ? 2 : 4); }
+
+/* x [count, length] @ w.T + base [count, rows] (NULL: the bias) -> out. */
+static int multiply(const Forward *one, const Matrix *w, const void *x, int count, const void *base, void *out)
+{
+    ptrdiff_t apart = base ? w->rows : 0, done = 0;
+    if (!base) base = w->bias;
+    for (const Section *part = w->sections; part < w->sections + w->count; done += part->rows, part++) {
+        int threads = threads_for(one, (ptrdiff_t)count * part->rows * w->length), failed;
+        const void *onto = base ? past(one, base, done) : NULL;
+        void *to = past(one, out, done);
+        if (w->layout == BLOCKS)
+            failed = one->run->blocks(part->kind, w->rounded, one->type, x, w->length, part->weights, onto, apart,
+                                      one->type, to, w->rows, count, part->rows, w->length, threads);
+        else if (w->layout == PANELS)
+            failed = one->run->panels(x, w->length, part->weights, part->kind, onto, apart, to, count, part->rows,
+                                      w->length, threads);
+        else
+            failed = one->run->int8(one->type, x, w->length, part->weights, part->scale, onto, apart, one->type, to,
+                                    w->rows, count, part->rows, w->length, threads);
+        if (failed) return 1;
+    }
+    return 0;
+}
+
+/* Attention of q [batch, wanted, heads, dim] over k and v, whose strides are `steps` -> out, like q. */
+static int attention(const Forward *one, const Layer *layer, const void *q, const void *k, const void *v,
+                     const ptrdiff_t *steps, void *out)
+{
+    ptrdiff_t own = (ptrdiff_t)layer->heads * layer->dim;
+    ptrdiff_t all[14] = {one->wanted * own, own, layer->dim, steps[0], steps[1], steps[2], steps[3],
+                         steps[4], steps[5], one->wanted * own, own, layer->dim, one->mask_steps[0], one->mask_steps[1]};
+    float hidden[CHUNK * CHUNK];
+    if (!one->causal)
+        return one->run->attend(one->type, q, k, v, out, one->mask, NULL, all, one->ends, one->batch, one->wanted,
+                                layer->heads, layer->kv_heads, one->slots, one->last, layer->dim,
+                                threads_for(one, 2 * one->batch * one->wanted * own * one->slots));
+    for (int i = 0; i < CHUNK * CHUNK; i++) hidden[i] = i % CHUNK > i / CHUNK ? -__builtin_inff() : 0;
+    all[12] = 0, all[13] = CHUNK;
+    for (int start = 0; start < one->queries; start += CHUNK) {
+        int count = one->queries - start < CHUNK ? one->queries - start : CHUNK, slots = start + count;
+        int threads = threads_for(one, 2 * one->batch * count * own * slots);
+        if (one->run->attend(one->type, past(one, q, start * own), k, v, past(one, out, start * own), hidden, NULL, all,
+                             NULL, one->batch, count, layer->heads, layer->kv_heads, slots, count, layer->dim, threads))
+            return 1;
+    }
+    return 0;
+}
+
+/* The states `to` [N, E] after a layer, of states `from` [N, E]; `inputs` [batch * queries, I] are those of attention,
+ * or NULL. N is batch * wanted. */
+static int layer_of(const Forward *one, const Layer *layer, int index, const void *from, const void *inputs, void *to,
+                    void *room)
+{
+    int rows = one->batch * one->queries, count = one->batch * one->wanted, type = one->type;
+    int heads = layer->heads, kv = layer->kv_heads, dim = layer->dim, width = layer->out.rows, inner = layer->down.length;
+    ptrdiff_t own = (ptrdiff_t)heads * dim, fused = own + 2 * (ptrdiff_t)kv * dim;
+    void *qkv = room, *q = past(one, qkv, rows * fused), *keys = past(one, q, rows * own);
+    void *read = past(one, keys, rows * (ptrdiff_t)kv * dim), *attended = past(one, read, count * own);
+    void *normed = past(one, attended, (ptrdiff_t)count * width), *both = past(one, normed, (ptrdiff_t)rows * width);
+    void *gated = past(one, both, 2 * (ptrdiff_t)count * inner);
+    if (!inputs) {
+        one->run->norm(from, layer->attention_norm, normed, type, rows, width, layer->epsilon);
+        inputs = normed;
+    }
+    if (multiply(one, &layer->qkv, inputs, rows, NULL, qkv)) return 1;
+    for (int n = 0; layer->q_norm && n < rows; n++) {
+        void *at = past(one, qkv, n * fused), *after = past(one, at, own);
+        one->run->norm(at, layer->q_norm, at, type, heads, dim, layer->epsilon);
+        one->run->norm(after, layer->k_norm, after, type, kv, dim, layer->epsilon);
+    }
+    ptrdiff_t apart = (ptrdiff_t)kv * dim, alone[6] = {one->queries * apart, apart, dim, one->queries * fused, fused, dim};
+    const ptrdiff_t *steps = one->k ? one->steps : alone;
+    const void *k = one->k ? one->k[index] : keys, *v = one->k ? one->v[index] : past(one, qkv, own + apart);
+    one->run->turn(type, qkv, fused, one->cosine, one->sine, one->apart, q, past(one, k, one->first * steps[1]),
+                   one->k ? past(one, v, one->first * steps[4]) : NULL, steps, one->batch, one->queries, heads, kv, dim,
+                   one->turned);
+    if (attention(one, layer, past(one, q, (rows - count) * own), k, v, steps, read)) return 1;
+    if (multiply(one, &layer->out, read, count, from, attended)) return 1;
+    one->run->norm(attended, layer->mlp_norm, normed, type, count, width, layer->epsilon);
+    if (multiply(one, &layer->gate_up, normed, count, NULL, both)) return 1;
+    one->run->gate(both, gated, type, count, inner);
+    return multiply(one, &layer->down, gated, count, attended, to);
+}
+
+/* The states `to` after layers[first .. last - 1], which all are of one shape. Where a row's last queries alone are
+ * wanted, or `inputs` are given, there is one row and one layer. Returns 0, or 1 if memory runs out. */
+int pardec_layers(const Layer *layers, int first, int last, const Forward *one, const void *from, const void *inputs,
+                  void *to)
+{
+    ptrdiff_t rows = (ptrdiff_t)one->batch * one->queries, own = (ptrdiff_t)layers->heads * layers->dim;
+    ptrdiff_t kv = (ptrdiff_t)layers->kv_heads * layers->dim;
+    ptrdiff_t each = 3 * own + 3 * kv + 2 * layers->out.rows + 3 * (ptrdiff_t)layers->down.length;
+    void *room = malloc(rows * each * (one->type ? 2 : 4));
+    int failed = !room;
+    for (int index = first; index < last && !failed; index++, from = to)
+        failed = layer_of(one, layers + index, index, from, inputs, to, room);
+    free(room);
+    return failed;
+}

@@ -1,0 +1,201 @@
+"""Successive layers of a decoder as one call of the kernels in C; see layers.c.
+
+It gives the bits that the layers give operation by operation.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import attention, blocks, int8, layer, library, panels
+from .blocks import BlockWeight
+from .int8 import Int8Weight
+from .library import COUNT, POINTER, STEP
+from .panels import Panels
+
+_FILE = Path(__file__).with_suffix(".c")
+_BLOCKS, _PANELS, _INT8 = range(3)  # layouts of a matrix, as in layers.c
+
+
+class _Section(ctypes.Structure):
+    _fields_ = (("weights", POINTER), ("scale", POINTER), ("kind", COUNT), ("rows", COUNT))
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = (
+        ("sections", ctypes.POINTER(_Section)),
+        ("bias", POINTER),
+        *((name, COUNT) for name in ("count", "layout", "rounded", "rows", "length")),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, POINTER) for name in ("attention_norm", "mlp_norm", "q_norm", "k_norm")),
+        *((name, _Matrix) for name in ("qkv", "out", "gate_up", "down")),
+        ("epsilon", ctypes.c_float),
+        *((name, COUNT) for name in ("heads", "kv_heads", "dim")),
+    )
+
+
+class _Forward(ctypes.Structure):
+    _fields_ = (
+        ("run", POINTER),
+        *((name, COUNT) for name in ("type", "batch", "queries", "wanted", "turned")),
+        *((name, POINTER) for name in ("cosine", "sine")),
+        ("apart", STEP),
+        *((name, POINTER) for name in ("k", "v")),
+        ("steps", STEP * 6),
+        *((name, COUNT) for name in ("first", "slots")),
+        ("mask", POINTER),
+        ("mask_steps", STEP * 2),
+        *((name, COUNT) for name in ("last", "causal")),
+        ("ends", POINTER),
+        ("threads", COUNT),
+        ("spread", STEP),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """Weights and sizes of a layer whose attention and gated MLP (SiLU) both add to its states."""
+
+    qkv: Tensor
+    out: Tensor
+    gate_up: Tensor
+    down: Tensor
+    mlp_norm: Tensor
+    epsilon: float
+    heads: int
+    kv_heads: int
+    dim: int
+    attention_norm: Tensor | None = None  # None: the inputs of attention are given
+    head_norms: tuple[Tensor, Tensor] | None = None  # of queries and keys
+    qkv_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+
+    def fit(self, dtype: torch.dtype) -> bool:
+        """Whether the kernels take these weights with states of `dtype`."""
+        if dtype not in library.TYPES:
+            return False
+        kinds = (BlockWeight, Int8Weight, Panels) if dtype == torch.float32 else (BlockWeight, Int8Weight)
+        matrices = self.qkv, self.out, self.gate_up, self.down
+        if not all(isinstance(each, kinds) and not each.requires_grad for each in matrices):
+            return False
+        rows = self.mlp_norm, self.attention_norm, *(self.head_norms or ()), self.qkv_bias, self.gate_up_bias
+        return all(each is None or (each.dtype == dtype and each.is_contiguous()) for each in rows)
+
+
+class LayersInC:
+    """The layers of a decoder, of one shape, for `pardec_layers`."""
+
+    def __init__(self, layers: Sequence[LayerWeights]) -> None:
+        self._weights, self._kept = layers, list[Any]()
+        self._layers = (_Layer * len(layers))(*map(self._layer, layers))
+
+    def _layer(self, one: LayerWeights) -> _Layer:
+        norms = one.attention_norm, one.mlp_norm, *(one.head_norms or (None, None))
+        biases = one.qkv_bias, None, one.gate_up_bias, None
+        matrices = zip((one.qkv, one.out, one.gate_up, one.down), biases, strict=True)
+        sizes = one.epsilon, one.heads, one.kv_heads, one.dim
+        return _Layer(*map(_address, norms), *(self._matrix(weight, bias) for weight, bias in matrices), *sizes)
+
+    def _matrix(self, weight: Tensor, bias: Tensor | None) -> _Matrix:
+        rows, columns = weight.shape
+        rounded = False
+        if isinstance(weight, BlockWeight):
+            layout, rounded = _BLOCKS, weight.activations == "int8"
+            sections = [_Section(at, None, kind, count) for kind, count, at in weight.sections]
+        elif isinstance(weight, Panels):
+            layout = _PANELS
+            sections = [_Section(weight.packed.data_ptr(), None, weight.kind, rows)]
+        else:
+            assert isinstance(weight, Int8Weight)
+            layout = _INT8
+            sections = [_Section(weight.packed.data_ptr(), weight.scale.data_ptr(), 0, rows)]
+        array = (_Section * len(sections))(*sections)
+        self._kept.append(array)
+        return _Matrix(array, _address(bias), len(sections), layout, rounded, rows, columns)
+
+    def fits(self, dtype: torch.dtype) -> bool:
+        """Whether the kernels are compiled, and take the weights with states of `dtype`."""
+        return usable() and all(each.fit(dtype) for each in self._weights)
+
+    def forward(
+        self,
+        h: Tensor,
+        tables: tuple[Tensor, Tensor],
+        batch: int,
+        slots: int,
+        *,
+        layers: range = range(1),
+        inputs: Tensor | None = None,
+        kv: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None,
+        first: int = 0,
+        mask: Tensor | None = None,
+        ends: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """The states [N, E] after `layers`, of states h [N, E], contiguous and of the type of all that follows.
+
+        Args:
+            tables: cos and sin [B or 1, Q, 1, R] float32, contiguous, sin with the sign of the half-split.
+            batch: B. Of one row, N may be less than Q: the last queries alone are wanted.
+            slots: S, the slots that are read.
+            layers: successive indices.
+            inputs: [Q, I] what attention reads of all queries, where the layer has no norm for it; contiguous.
+            kv: keys and values [B, >= S, K, D] of each layer's cache; None: queries see the forward's own.
+            first: the slot of the first query's keys and values.
+            mask: [B, N / B, M] float32, 0 or -inf: which of the last M slots each query sees; None: all.
+            ends: [B] int64, contiguous: the slots that each row reads; None: all.
+            causal: queries see the slots up to their own, with `first` 0 and no mask.
+        Raises MemoryError.
+        """
+        cos, sin = tables
+        queries, count = cos.shape[1], len(h)
+        one = _Forward(
+            ctypes.addressof(_kernels()[0]), library.TYPES[h.dtype], batch, queries, count // batch, cos.shape[-1]
+        )
+        one.cosine, one.sine, one.apart = cos.data_ptr(), sin.data_ptr(), 0 if cos.shape[0] == 1 else cos[0].numel()
+        if kv is not None:
+            k, v = ((POINTER * len(store))(*(part.data_ptr() for part in store)) for store in kv)
+            one.k, one.v = ctypes.addressof(k), ctypes.addressof(v)
+            one.steps = (STEP * 6)(*kv[0][layers[0]].stride()[:3], *kv[1][layers[0]].stride()[:3])
+        one.first, one.slots, one.causal, one.ends = first, slots, causal, _address(ends)
+        if mask is not None:
+            one.mask, one.last, one.mask_steps = mask.data_ptr(), mask.shape[-1], (STEP * 2)(*mask.stride()[:2])
+        one.threads, one.spread = torch.get_num_threads(), library.SPREAD
+        out = torch.empty_like(h)
+        start, stop = layers[0], layers[-1] + 1
+        if _kernels()[1](self._layers, start, stop, ctypes.byref(one), h.data_ptr(), _address(inputs), out.data_ptr()):
+            raise MemoryError(f"no memory for layers of {batch} rows of {queries} queries")
+        return out
+
+
+def usable() -> bool:
+    """Whether all kernels are compiled that layers run."""
+    return _kernels()[1] is not None
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+@cache
+def _kernels() -> tuple[Any, Any]:
+    """The addresses of the kernels, in the order of layers.c, and the function that calls them; None without one."""
+    ours = library.kernel(_FILE, "pardec_layers", (POINTER, COUNT, COUNT, *[POINTER] * 4))
+    matmuls = blocks.kernel(), panels.kernel(), int8.kernel()
+    others = layer.norm(), layer.gate(), layer.rotation(), attention.kernel()
+    if ours is None or any(each is None for each in others):
+        return None, None
+    found = (None if each is None else ctypes.cast(each, POINTER).value for each in (*matmuls, *others))
+    return (POINTER * (len(matmuls) + len(others)))(*found), ours
