@@ -635,3 +635,25 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
     free(copy), free(rows.a), free(rows.d), free(rows.added);
     return failed;
 }
+
+/* The dequantized rows `index` [count] of panels with `length` columns -> out [count, length]. */
+int pardec_block_rows(int kind, const uint8_t *w, const int64_t *index, int count, int length, float *out)
+{
+    int groups = length / GROUP, wide = is_wide(kind);
+    ptrdiff_t panel = start_of(kind, groups) - (is_super(kind) ? bytes_of_head(kind) : 0);
+    uint8_t codes[MOST * CODES] __attribute__((aligned(64)));
+    float s[MOST * 2 * WIDTH] __attribute__((aligned(64))), m[MOST * 2 * WIDTH] __attribute__((aligned(64)));
+    for (int i = 0; i < count; i++) {
+        int lane = index[i] % WIDTH;
+        for (int g = 0; g < groups; g += MOST) {
+            int some = least(MOST, groups - g);
+            UNPACKS[kind](w + index[i] / WIDTH * panel, g, some, codes, s, m);
+            for (int k = 0; k < some * GROUP; k++, out++) {
+                uint8_t code = codes[(k / 4 * WIDTH + lane) * 4 + k % 4];
+                ptrdiff_t at = k / GROUP * 2 * WIDTH + (kind == Q6_K && k % GROUP >= GROUP / 2 ? WIDTH : 0) + lane;
+                *out = fmaf(wide ? (int8_t)code : code, s[at], m[at]);
+            }
+        }
+    }
+    return 0;
+}

@@ -127,7 +127,9 @@ class BlockWeight(PackedWeight):
         return self.rows(torch.arange(self.shape[0]))
 
     def rows(self, index: Tensor) -> Tensor:
-        """[..., K] the rows `index` [...], dequantized."""
+        """[..., K] the rows `index` [...], dequantized. Raises IndexError for a row that there is not."""
+        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.shape[0]:
+            raise IndexError(f"rows must lie in 0..{self.shape[0] - 1}, got {int(index.min())}..{int(index.max())}")
         out = torch.empty(index.numel(), self.shape[1], dtype=self.dtype)
         flat, start = index.reshape(-1), 0
         for kind, count, packed in zip(self.types, self.counts, self.packed, strict=True):
@@ -360,7 +362,13 @@ def _pack(own: BlockType, parts: Parts) -> Tensor:
 
 def _dequantized(kind: str, packed: Tensor, index: Tensor, columns: int) -> Tensor:
     """Rows `index` [n] of a packed matrix as float32 [n, K]."""
-    own, lane = TYPES[kind], index % WIDTH
+    own = TYPES[kind]
+    run = library.kernel_on(supported(), _FILE, "pardec_block_rows", (COUNT, POINTER, POINTER, COUNT, COUNT, POINTER))
+    if run is not None and library.allowed():
+        index, out = index.contiguous(), torch.empty(len(index), columns)
+        run(own.number, packed.data_ptr(), index.data_ptr(), len(index), columns, out.data_ptr())
+        return out
+    lane = index % WIDTH
     panel = packed[index // WIDTH]
     d: Tensor | None = None
     if own.head:

@@ -50,9 +50,19 @@ def rounded(x: Tensor) -> Tensor:
     return ((groups / d).float().round().double() * d).flatten(1)
 
 
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
 @pytest.mark.parametrize("kind", blocks.TYPES)
-def test_packed_weights_are_those_of_the_gguf_package_bit_by_bit(kind: str) -> None:
-    assert torch.equal(weight(kind).dense, dequantized(kind, stored(kind)))
+def test_packed_weights_are_those_of_the_gguf_package_bit_by_bit(
+    kind: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PARDEC_KERNELS", kernels)
+    own, plain = weight(kind), dequantized(kind, stored(kind))
+    assert torch.equal(own.dense, plain)
+    index = torch.tensor([[ROWS - 1, 0], [3, 3]])
+    assert torch.equal(own.rows(index), plain[index])
+    for beyond in (-1, ROWS):
+        with pytest.raises(IndexError, match=f"rows must lie in 0..{ROWS - 1}"):
+            own.rows(torch.tensor([beyond]))
 
 
 @pytest.mark.parametrize("kind", blocks.TYPES)
