@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -20,11 +20,11 @@ from .hidden import Hidden
 from .kernels import matmul
 from .kernels.attention import AttentionPattern, attention_pattern
 from .kernels.attention_parts import pattern_parts
-from .kernels.cpu import layers as layers_c
 from .kernels.matmul import Linear
-from .kernels.ops import C, choose_ops
+from .kernels.ops import choose_ops
 from .layers.attention_record import AttentionRecord
 from .layers.diffusion_gemma_layer import Conditioning, DiffusionGemmaLayer, canvas_of
+from .layers.fused_layers import FusedLayers
 from .layers.head_norm_layer import HeadNormLayer, PostNormLayer
 from .layers.layer import DecoderLayer, LayerPass
 from .layers.layer_groups import LayerGroups
@@ -70,7 +70,7 @@ class Decoder(nn.Module):
         self._has_hooks = config.canvas or config.query_growth is not None
         self._known: dict[Hashable, tuple[AttentionPattern, Tensor, Tensor]] = {}  # results of `_pass`, by positions
         self.weights_version = 0  # rises when the weights are replaced in place
-        self._in_c: tuple[Hashable, layers_c.LayersInC | None] | None = None
+        self._fused = FusedLayers()
 
     @property
     def embed_device(self) -> torch.device:
@@ -142,67 +142,26 @@ class Decoder(nn.Module):
         narrowed = plan.narrow and through is None and self._narrows(plan)
 
         layers: list[DecoderLayer] = list(self.layers)  # type: ignore[arg-type]
-        in_c = None if through is not None or not chosen else self._through_c(h, steps[chosen[0]], cache)
+        fused = None  # runs successive layers at once
+        if chosen and chosen.step == 1 and through is None and self.placement is None and not self.config.each:
+            fused = self._fused.run(self.layers, steps[chosen.start], h.dtype, self.weights_version)
+        picked = plan.want.clamp(min=0) if narrowed else None
         done = chosen.start  # layers before this one are done
         for index in chosen:
-            layer, step = layers[index], steps[index]
-            last = narrowed and index == count - 1
+            layer, step, last = layers[index], steps[index], index == count - 1
             if through is not None:
                 h = through(layer, h, step, index)
-            elif in_c is not None and not last:
-                if index + 1 == chosen.stop or index in plan.hidden or (narrowed and index + 2 == count):
-                    h, done = in_c(h, range(done, index + 1)), index + 1
-            else:
-                picked = step.plan.want.clamp(min=0) if last else None
-                h = layer.forward(h, step, index, picked)  # not layer(...): accelerate replaces forward itself
+            elif fused is None or (last and narrowed and step.pattern.causal):
+                some = step.plan.want.clamp(min=0) if last and narrowed else None
+                h = layer.forward(h, step, index, some)  # not layer(...): accelerate replaces forward itself
+            elif last or index + 1 == chosen.stop or index in plan.hidden or (narrowed and index + 2 == count):
+                h, done = fused(h, range(done, index + 1), picked if last else None), index + 1
             if index in plan.hidden:
                 taps[index] = h.view(*plan.tokens.shape, -1)
 
         states = h.view(*(plan.want if narrowed else plan.tokens).shape, -1)
         hidden = Hidden(plan, states, self.project, taps, narrowed, self.norm.forward)
         return hidden if kept is None else replace(hidden, queries=tuple(kept.queries), attention=kept.attention)
-
-    def _through_c(self, h: Tensor, step: LayerPass, cache: KVCache | None) -> Callable[[Tensor, range], Tensor] | None:
-        """Runs successive layers as one call of the kernels in C; None where these do not give what the layers do."""
-        pattern, slots = step.pattern, step.slots
-        plain = step.ops is C and step.hooks is None and self.placement is None and not self.config.each
-        causal = pattern.causal and pattern.backend == "c"
-        if (
-            not plain
-            or pattern.rows is not None
-            or not (causal or pattern.in_c)
-            or self.config.attention_cap is not None
-        ):
-            return None
-        if slots is not None and (slots.start is None or slots.cache.k[0].dtype != h.dtype):
-            return None
-        layers = self._layers_in_c(h.dtype)
-        if layers is None:
-            return None
-        kv = None if slots is None else (slots.cache.k, slots.cache.v)
-        first = 0 if slots is None or slots.start is None else slots.start
-        tables = step.cos.contiguous(), step.sin.contiguous()
-        sees: dict[str, Any] = {"mask": pattern.last, "ends": pattern.ends, "causal": causal}
-
-        def run(h: Tensor, some: range) -> Tensor:
-            sizes = step.plan.batch, pattern.extent
-            return layers.forward(h.contiguous(), tables, *sizes, layers=some, kv=kv, first=first, **sees)
-
-        return run
-
-    def _layers_in_c(self, dtype: torch.dtype) -> layers_c.LayersInC | None:
-        """The layers for the kernels in C, kept until weights are replaced; None where they do not support all."""
-        key = dtype, self.weights_version
-        if self._in_c is None or self._in_c[0] != key:
-            own = [layer.weights_in_c() if type(layer) is DecoderLayer else None for layer in self.layers]
-            fit = [each for each in own if each is not None and each.fit(dtype)]
-            whole = len(fit) == len(own) and layers_c.usable()
-            self._in_c = key, layers_c.LayersInC(fit) if whole else None
-        return self._in_c[1]
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Decoder:
-        self._in_c = None
-        return super()._apply(fn, recurse)
 
     def _narrows(self, plan: Plan) -> bool:
         """Whether the last layer can leave out the queries that are not wanted, and is faster that way."""

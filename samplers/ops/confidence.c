@@ -9,7 +9,7 @@
 
 INLINE float highest_of(const float *x, int width)
 {
-    vec highest = every(-INFINITY), other = highest;
+    vec highest = spread(-INFINITY), other = highest;
     float top = -INFINITY;
     int n = 0;
     for (; n + 2 * LANES <= width; n += 2 * LANES) {

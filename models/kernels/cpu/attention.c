@@ -259,9 +259,9 @@ INLINE void lone(const int kind, const int count, LONE)
         int end = (slots + LANES - 1) / LANES * LANES;
         for (int s = block->seen; s < slots; s++) own[s] += masks[e][s - block->seen];
         for (int s = slots; s < end; s++) own[s] = LOWEST;
-        vec top = every(LOWEST), mass = {0};
+        vec top = spread(LOWEST), mass = {0};
         for (int s = 0; s < end; s += LANES) top = larger(top, *(vec *)(own + s));
-        top = larger(tops[e], every(largest_of(top)));
+        top = larger(tops[e], spread(largest_of(top)));
         share[e] = power((tops[e] - top) * scale);
         for (int s = 0; s < end; s += LANES) {
             *(vec *)(own + s) = power((*(vec *)(own + s) - top) * scale);
@@ -271,7 +271,7 @@ INLINE void lone(const int kind, const int count, LONE)
                 mass += load(BFLOAT16, own, s, LANES);
             } else mass += *(vec *)(own + s);
         }
-        masses[e] = fused_add(masses[e], share[e], every(sum_of(mass)));
+        masses[e] = fused_add(masses[e], share[e], spread(sum_of(mass)));
         tops[e] = top;
     }
     int d = 0;
@@ -323,9 +323,9 @@ INLINE void few(const int kind, const int vectors, const Head *one, int first, i
         const void *query = query_of(one, first + count + e);
         if (kind == PAIRS) memcpy(queries + e * dim, query, sizeof(float) * length);
         else widen(type, query, dim, queries + e * dim);
-        tops[e] = every(LOWEST);
+        tops[e] = spread(LOWEST);
     }
-    UNROLL for (int j = 0; j < vectors; j++) highest[j] = every(LOWEST);
+    UNROLL for (int j = 0; j < vectors; j++) highest[j] = spread(LOWEST);
     for (int slot = 0; slot < one->slots; slot += BLOCK) {
         int slots = least(BLOCK, one->slots - slot), from = one->from - slot, gone = from < 0 ? -from : 0;
         const void *k = past(type, one->k, slot * one->k_slot), *v = past(type, one->v, slot * one->v_slot);

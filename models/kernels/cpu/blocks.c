@@ -234,7 +234,7 @@ INLINE void float_tile(const int rows, const int wide, const int halves, const u
                     w[j] = fused_add(code(wide, *(const words *)(from + j * 4 * LANES), i),
                                  *(const vec *)(scale + j * LANES), *(const vec *)(minimum + j * LANES));
                 UNROLL for (int r = 0; r < rows; r++) {
-                    vec one = every(x[r * step + g * GROUP + quad * 4 + i]);
+                    vec one = spread(x[r * step + g * GROUP + quad * 4 + i]);
                     UNROLL for (int j = 0; j < VECTORS; j++)
                         sum[r][j] = fused_add(w[j], one, sum[r][j]);
                 }
@@ -254,7 +254,7 @@ INLINE void dense_tile(const int rows, const float *w, int length, const float *
             sum[r][j] = (vec){0};
     for (int k = 0; k < length; k++)
         UNROLL for (int r = 0; r < rows; r++) {
-            vec one = every(x[r * step + k]);
+            vec one = spread(x[r * step + k]);
             UNROLL for (int j = 0; j < VECTORS; j++)
                 sum[r][j] = fused_add(*(const vec *)(w + k * WIDTH + j * LANES), one, sum[r][j]);
         }

@@ -137,7 +137,7 @@ static void round_row(int type, const void *x, int length, const struct rows *ro
             none += values[j] * 0.0f;
         }
         float s = largest_of(most) / 127;
-        vec by = every(s > 0 ? 1 / s : 0);
+        vec by = spread(s > 0 ? 1 / s : 0);
         for (int k = first, j = 0; k < least(first + GROUP, length); k += LANES, j++) {
             ints whole = whole_of(values[j] * by);
             store_bytes(rows->a + m * rows->apart + k, least(length - k, LANES), whole);

@@ -41,7 +41,7 @@ int pardec_norm(const void *x, const void *weight, void *out, int type, int rows
 
 INLINE vec gated(const int type, vec gate, vec up)
 {
-    gate = larger(every(-88.0f), gate); /* below, the gate is nearly 0 in float32 */
+    gate = larger(spread(-88.0f), gate); /* below, the gate is nearly 0 in float32 */
     return rounded(type, gate / (exponential(-gate) + 1.0f)) * up; /* rounded in between, like two operations */
 }
 

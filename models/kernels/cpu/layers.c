@@ -1,5 +1,5 @@
-/* Successive layers of a decoder as one call of the kernels in C: what lies between two kernels when PyTorch calls them,
- * tensors and views and the choice of a version, takes as long as a small one.
+/* Successive layers of a decoder as one call of the kernels in C: what lies between two kernels when PyTorch calls
+ * them, tensors and views and the choice of a version, takes as long as a small one.
  *
  *     h += out(attention(norm(h))); h += down(silu(gate(n)) * up(n)), n = norm(h)
  *
@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { BLOCKS, PANELS, INT8 };  /* layouts of a matrix: those of blocks.c, panels.c and int8.c */
 
@@ -16,7 +17,8 @@ enum { BLOCKS, PANELS, INT8 };  /* layouts of a matrix: those of blocks.c, panel
 typedef struct {
     int (*blocks)(int, int, int, const void *, ptrdiff_t, const void *, const void *, ptrdiff_t, int, void *, ptrdiff_t,
                   int, int, int, int);
-    int (*panels)(const void *, ptrdiff_t, const void *, int, const void *, ptrdiff_t, void *, int, int, int, int);
+    int (*panels)(const void *, ptrdiff_t, const void *, ptrdiff_t, int, const void *, ptrdiff_t, void *, int, int, int,
+                  int);
     int (*int8)(int, const void *, ptrdiff_t, const void *, const float *, const void *, ptrdiff_t, int, void *,
                 ptrdiff_t, int, int, int, int);
     int (*norm)(const void *, const void *, void *, int, int, int, float);
@@ -27,8 +29,9 @@ typedef struct {
                   const int64_t *, int, int, int, int, int, int, int, int);
 } Kernels;
 
-/* Rows of a matrix that are of one type; `kind` is that of blocks.c or panels.c, `scale` that of int8.c. */
-typedef struct { const void *weights; const float *scale; int kind, rows; } Section;
+/* Rows of a matrix that are of one type; `kind` is that of blocks.c or panels.c, `scale` that of int8.c, and `apart`
+ * that of panels.c. */
+typedef struct { const void *weights; const float *scale; ptrdiff_t apart; int kind, rows; } Section;
 
 /* A matrix [rows, length], and what is added to each row of its product, or NULL. */
 typedef struct { const Section *sections; const void *bias; int count, layout, rounded, rows, length; } Matrix;
@@ -41,7 +44,7 @@ typedef struct {
     int heads, kv_heads, dim;
 } Layer;
 
-/* A forward of `queries` queries in each row, of which the last `wanted` go on after attention. */
+/* A forward of `queries` queries in each row, of which `wanted` go on after attention: those `picked`, or the last. */
 typedef struct {
     const Kernels *run;
     int type, batch, queries, wanted, turned;
@@ -53,6 +56,7 @@ typedef struct {
     const float *mask;          /* [batch, wanted, last] of the last slots that are read; NULL: all are seen */
     ptrdiff_t mask_steps[2];
     int last, causal;           /* causal: each query sees the queries up to itself, which are all the slots */
+    const int64_t *picked;      /* [batch, wanted] */
     const int64_t *ends;        /* [batch] slots that each row reads; NULL: all */
     int threads;
     ptrdiff_t spread;           /* multiplications from which on several threads are faster */
@@ -77,8 +81,8 @@ static int multiply(const Forward *one, const Matrix *w, const void *x, int coun
             failed = one->run->blocks(part->kind, w->rounded, one->type, x, w->length, part->weights, onto, apart,
                                       one->type, to, w->rows, count, part->rows, w->length, threads);
         else if (w->layout == PANELS)
-            failed = one->run->panels(x, w->length, part->weights, part->kind, onto, apart, to, count, part->rows,
-                                      w->length, threads);
+            failed = one->run->panels(x, w->length, part->weights, part->apart, part->kind, onto, apart, to, count,
+                                      part->rows, w->length, threads);
         else
             failed = one->run->int8(one->type, x, w->length, part->weights, part->scale, onto, apart, one->type, to,
                                     w->rows, count, part->rows, w->length, threads);
@@ -92,8 +96,8 @@ static int attention(const Forward *one, const Layer *layer, const void *q, cons
                      const ptrdiff_t *steps, void *out)
 {
     ptrdiff_t own = (ptrdiff_t)layer->heads * layer->dim;
-    ptrdiff_t all[14] = {one->wanted * own, own, layer->dim, steps[0], steps[1], steps[2], steps[3],
-                         steps[4], steps[5], one->wanted * own, own, layer->dim, one->mask_steps[0], one->mask_steps[1]};
+    ptrdiff_t all[14] = {one->wanted * own, own, layer->dim, steps[0], steps[1], steps[2], steps[3], steps[4], steps[5],
+                         one->wanted * own, own, layer->dim, one->mask_steps[0], one->mask_steps[1]};
     float hidden[CHUNK * CHUNK];
     if (!one->causal)
         return one->run->attend(one->type, q, k, v, out, one->mask, NULL, all, one->ends, one->batch, one->wanted,
@@ -111,18 +115,29 @@ static int attention(const Forward *one, const Layer *layer, const void *q, cons
     return 0;
 }
 
-/* The states `to` [N, E] after a layer, of states `from` [N, E]; `inputs` [batch * queries, I] are those of attention,
- * or NULL. N is batch * wanted. */
+/* The rows of x [batch, queries, width] that are picked -> out [batch, wanted, width]. */
+static const void *picked_of(const Forward *one, const void *x, ptrdiff_t width, void *out)
+{
+    for (int n = 0; n < one->batch * one->wanted; n++) {
+        ptrdiff_t row = n / one->wanted * one->queries + one->picked[n];
+        memcpy(past(one, out, n * width), past(one, x, row * width), width * (one->type ? 2 : 4));
+    }
+    return out;
+}
+
+/* The states `to` [N, E] after a layer, N = batch * wanted, of states `from`: [batch * queries, E] where queries are
+ * picked, else [N, E]. `inputs` [batch * queries, I] are those of attention, or NULL. */
 static int layer_of(const Forward *one, const Layer *layer, int index, const void *from, const void *inputs, void *to,
                     void *room)
 {
     int rows = one->batch * one->queries, count = one->batch * one->wanted, type = one->type;
-    int heads = layer->heads, kv = layer->kv_heads, dim = layer->dim, width = layer->out.rows, inner = layer->down.length;
+    int heads = layer->heads, kv = layer->kv_heads, dim = layer->dim;
+    int width = layer->out.rows, inner = layer->down.length;
     ptrdiff_t own = (ptrdiff_t)heads * dim, fused = own + 2 * (ptrdiff_t)kv * dim;
     void *qkv = room, *q = past(one, qkv, rows * fused), *keys = past(one, q, rows * own);
     void *read = past(one, keys, rows * (ptrdiff_t)kv * dim), *attended = past(one, read, count * own);
     void *normed = past(one, attended, (ptrdiff_t)count * width), *both = past(one, normed, (ptrdiff_t)rows * width);
-    void *gated = past(one, both, 2 * (ptrdiff_t)count * inner);
+    void *gated = past(one, both, 2 * (ptrdiff_t)count * inner), *some = past(one, gated, (ptrdiff_t)count * inner);
     if (!inputs) {
         one->run->norm(from, layer->attention_norm, normed, type, rows, width, layer->epsilon);
         inputs = normed;
@@ -133,13 +148,16 @@ static int layer_of(const Forward *one, const Layer *layer, int index, const voi
         one->run->norm(at, layer->q_norm, at, type, heads, dim, layer->epsilon);
         one->run->norm(after, layer->k_norm, after, type, kv, dim, layer->epsilon);
     }
-    ptrdiff_t apart = (ptrdiff_t)kv * dim, alone[6] = {one->queries * apart, apart, dim, one->queries * fused, fused, dim};
+    ptrdiff_t apart = (ptrdiff_t)kv * dim;
+    ptrdiff_t alone[6] = {one->queries * apart, apart, dim, one->queries * fused, fused, dim};
     const ptrdiff_t *steps = one->k ? one->steps : alone;
     const void *k = one->k ? one->k[index] : keys, *v = one->k ? one->v[index] : past(one, qkv, own + apart);
     one->run->turn(type, qkv, fused, one->cosine, one->sine, one->apart, q, past(one, k, one->first * steps[1]),
                    one->k ? past(one, v, one->first * steps[4]) : NULL, steps, one->batch, one->queries, heads, kv, dim,
                    one->turned);
-    if (attention(one, layer, past(one, q, (rows - count) * own), k, v, steps, read)) return 1;
+    const void *asking = one->picked ? picked_of(one, q, own, some) : past(one, q, (rows - count) * own);
+    if (attention(one, layer, asking, k, v, steps, read)) return 1;
+    if (one->picked) from = picked_of(one, from, width, past(one, some, count * own));
     if (multiply(one, &layer->out, read, count, from, attended)) return 1;
     one->run->norm(attended, layer->mlp_norm, normed, type, count, width, layer->epsilon);
     if (multiply(one, &layer->gate_up, normed, count, NULL, both)) return 1;
@@ -147,14 +165,14 @@ static int layer_of(const Forward *one, const Layer *layer, int index, const voi
     return multiply(one, &layer->down, gated, count, attended, to);
 }
 
-/* The states `to` after layers[first .. last - 1], which all are of one shape. Where a row's last queries alone are
- * wanted, or `inputs` are given, there is one row and one layer. Returns 0, or 1 if memory runs out. */
+/* The states `to` after layers[first .. last - 1], which all are of one shape. Where not all queries are wanted,
+ * or `inputs` are given, there is one layer. Returns 0, or 1 if memory runs out. */
 int pardec_layers(const Layer *layers, int first, int last, const Forward *one, const void *from, const void *inputs,
                   void *to)
 {
     ptrdiff_t rows = (ptrdiff_t)one->batch * one->queries, own = (ptrdiff_t)layers->heads * layers->dim;
     ptrdiff_t kv = (ptrdiff_t)layers->kv_heads * layers->dim;
-    ptrdiff_t each = 3 * own + 3 * kv + 2 * layers->out.rows + 3 * (ptrdiff_t)layers->down.length;
+    ptrdiff_t each = 4 * own + 3 * kv + 3 * layers->out.rows + 3 * (ptrdiff_t)layers->down.length;
     void *room = malloc(rows * each * (one->type ? 2 : 4));
     int failed = !room;
     for (int index = first; index < last && !failed; index++, from = to)

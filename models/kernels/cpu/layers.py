@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import attention, blocks, int8, layer, library, panels
 from .blocks import BlockWeight
@@ -26,7 +26,7 @@ _BLOCKS, _PANELS, _INT8 = range(3)  # layouts of a matrix, as in layers.c
 
 
 class _Section(ctypes.Structure):
-    _fields_ = (("weights", POINTER), ("scale", POINTER), ("kind", COUNT), ("rows", COUNT))
+    _fields_ = (("weights", POINTER), ("scale", POINTER), ("apart", STEP), ("kind", COUNT), ("rows", COUNT))
 
 
 class _Matrix(ctypes.Structure):
@@ -58,6 +58,7 @@ class _Forward(ctypes.Structure):
         ("mask", POINTER),
         ("mask_steps", STEP * 2),
         *((name, COUNT) for name in ("last", "causal")),
+        ("picked", POINTER),
         ("ends", POINTER),
         ("threads", COUNT),
         ("spread", STEP),
@@ -86,9 +87,7 @@ class LayerWeights:
         """Whether the kernels take these weights with states of `dtype`."""
         if dtype not in library.TYPES:
             return False
-        kinds = (BlockWeight, Int8Weight, Panels) if dtype == torch.float32 else (BlockWeight, Int8Weight)
-        matrices = self.qkv, self.out, self.gate_up, self.down
-        if not all(isinstance(each, kinds) and not each.requires_grad for each in matrices):
+        if not all(_takes(each, dtype) for each in (self.qkv, self.out, self.gate_up, self.down)):
             return False
         rows = self.mlp_norm, self.attention_norm, *(self.head_norms or ()), self.qkv_bias, self.gate_up_bias
         return all(each is None or (each.dtype == dtype and each.is_contiguous()) for each in rows)
@@ -113,14 +112,16 @@ class LayersInC:
         rounded = False
         if isinstance(weight, BlockWeight):
             layout, rounded = _BLOCKS, weight.activations == "int8"
-            sections = [_Section(at, None, kind, count) for kind, count, at in weight.sections]
+            sections = [_Section(at, None, 0, kind, count) for kind, count, at in weight.sections]
         elif isinstance(weight, Panels):
             layout = _PANELS
-            sections = [_Section(weight.packed.data_ptr(), None, weight.kind, rows)]
-        else:
-            assert isinstance(weight, Int8Weight)
+            sections = [_Section(weight.packed.data_ptr(), None, 0, weight.kind, rows)]
+        elif isinstance(weight, Int8Weight):
             layout = _INT8
-            sections = [_Section(weight.packed.data_ptr(), weight.scale.data_ptr(), 0, rows)]
+            sections = [_Section(weight.packed.data_ptr(), weight.scale.data_ptr(), 0, 0, rows)]
+        else:
+            layout = _PANELS
+            sections = [_Section(weight.data_ptr(), None, weight.stride(1), 0, rows)]
         array = (_Section * len(sections))(*sections)
         self._kept.append(array)
         return _Matrix(array, _address(bias), len(sections), layout, rounded, rows, columns)
@@ -138,6 +139,7 @@ class LayersInC:
         *,
         layers: range = range(1),
         inputs: Tensor | None = None,
+        picked: Tensor | None = None,
         kv: tuple[Sequence[Tensor], Sequence[Tensor]] | None = None,
         first: int = 0,
         mask: Tensor | None = None,
@@ -148,10 +150,12 @@ class LayersInC:
 
         Args:
             tables: cos and sin [B or 1, Q, 1, R] float32, contiguous, sin with the sign of the half-split.
-            batch: B. Of one row, N may be less than Q: the last queries alone are wanted.
+            batch: B. Of one row, N may be less than B Q: its last queries alone are wanted.
             slots: S, the slots that are read.
             layers: successive indices.
             inputs: [Q, I] what attention reads of all queries, where the layer has no norm for it; contiguous.
+            picked: [B, M] int64, contiguous: the queries that go on after attention, of a layer that runs alone; what
+                comes out is [B M, E], and `mask` is theirs.
             kv: keys and values [B, >= S, K, D] of each layer's cache; None: queries see the forward's own.
             first: the slot of the first query's keys and values.
             mask: [B, N / B, M] float32, 0 or -inf: which of the last M slots each query sees; None: all.
@@ -160,7 +164,7 @@ class LayersInC:
         Raises MemoryError.
         """
         cos, sin = tables
-        queries, count = cos.shape[1], len(h)
+        queries, count = cos.shape[1], len(h) if picked is None else picked.numel()
         one = _Forward(
             ctypes.addressof(_kernels()[0]), library.TYPES[h.dtype], batch, queries, count // batch, cos.shape[-1]
         )
@@ -170,10 +174,11 @@ class LayersInC:
             one.k, one.v = ctypes.addressof(k), ctypes.addressof(v)
             one.steps = (STEP * 6)(*kv[0][layers[0]].stride()[:3], *kv[1][layers[0]].stride()[:3])
         one.first, one.slots, one.causal, one.ends = first, slots, causal, _address(ends)
+        one.picked = _address(picked)
         if mask is not None:
             one.mask, one.last, one.mask_steps = mask.data_ptr(), mask.shape[-1], (STEP * 2)(*mask.stride()[:2])
         one.threads, one.spread = torch.get_num_threads(), library.SPREAD
-        out = torch.empty_like(h)
+        out = h.new_empty(count, h.shape[1])
         start, stop = layers[0], layers[-1] + 1
         if _kernels()[1](self._layers, start, stop, ctypes.byref(one), h.data_ptr(), _address(inputs), out.data_ptr()):
             raise MemoryError(f"no memory for layers of {batch} rows of {queries} queries")
@@ -183,6 +188,16 @@ class LayersInC:
 def usable() -> bool:
     """Whether all kernels are compiled that layers run."""
     return _kernels()[1] is not None
+
+
+def _takes(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the kernels multiply states of `dtype` with this matrix."""
+    if weight.requires_grad or isinstance(weight, (BlockWeight, Int8Weight)):
+        return not weight.requires_grad
+    if isinstance(weight, Panels) or dtype != torch.float32:
+        return dtype == torch.float32
+    plain = type(weight) is nn.Parameter and weight.is_cpu and weight.dtype == dtype
+    return plain and len(weight) >= panels.WIDTH and weight.stride(0) == 1
 
 
 def _address(x: Tensor | None) -> int | None:

@@ -13,6 +13,9 @@
  * with zeros. With few rows a matmul takes as long as reading the weights, with more rows as long as its arithmetic; in
  * the second case, from FETCHED rows on, the weights AHEAD bytes later are prefetched. With fewer rows the processor's
  * own prefetching suffices. Every block of rows prefetches: when only the first one did, 10 rows were slower.
+ *
+ * Small float32 matrices may lie column by column instead, w[n, k] at w[k * apart + n]: a panel is then WIDTH rows of
+ * each column. The last panel of such a matrix begins early enough to be whole.
  */
 
 #include <stdlib.h>
@@ -36,14 +39,16 @@
 #define CHUNK 96                /* rows of x that go over all panels before the next do, so that they stay in a cache */
 #define LINE 64                 /* bytes that are fetched together */
 #define AHEAD (128 * STEP)      /* bytes from what is read to what is fetched: 24 KiB */
+#define COPIED 2                /* blocks of rows, from which on columns of a matrix without panels are brought together:
+                                 * each lies in a page of its own */
 #define FETCHED 6               /* products of each vector of w, from which on it is */
 
 /* Types of x and w: both float32, float32 and bfloat16, or both bfloat16. */
 enum { FLOATS, HALVES, PAIRS };
 
 #define ARGUMENTS                                                                                                  \
-    const float *x, const char *w, int onto, const float *base, ptrdiff_t base_step, float *out, ptrdiff_t out_step, \
-        int steps
+    const float *x, const char *w, ptrdiff_t apart, int onto, const float *base, ptrdiff_t base_step, float *out,  \
+        ptrdiff_t out_step, int steps
 
 #if LANES == 16 && defined(__AVX512BF16__)
 #define HAS_PAIRS 1
@@ -86,14 +91,14 @@ INLINE void tile_of(const int rows, const int vectors, const int fetch, const in
         } else if (kind == FLOATS) {
             UNROLL for (int i = 0; i < rows; i++)
                 UNROLL for (int j = 0; j < vectors; j++)
-                    sum[i][j] += column[j] * x[i];
+                    sum[i][j] = fused_add(column[j], spread(x[i]), sum[i][j]);
         } else if (LANES == 16) {
             UNROLL for (int j = 0; j < vectors; j++) {
                 vec even = (vec)((ints)column[j] << 16), odd = (vec)((ints)column[j] & (int)0xffff0000);
                 UNROLL for (int i = 0; i < rows; i++)
-                    sum[i][j] += even * x[i];
+                    sum[i][j] = fused_add(even, spread(x[i]), sum[i][j]);
                 UNROLL for (int i = 0; i < rows; i++)
-                    sum[i][j] += odd * x[rows + i];
+                    sum[i][j] = fused_add(odd, spread(x[rows + i]), sum[i][j]);
             }
         } else { /* a number of x takes a register here: it serves all vectors */
             vec part[VECTORS];
@@ -101,15 +106,15 @@ INLINE void tile_of(const int rows, const int vectors, const int fetch, const in
                 part[j] = (vec)((ints)column[j] << 16);
             UNROLL for (int i = 0; i < rows; i++)
                 UNROLL for (int j = 0; j < vectors; j++)
-                    sum[i][j] += part[j] * x[i];
+                    sum[i][j] = fused_add(part[j], spread(x[i]), sum[i][j]);
             UNROLL for (int j = 0; j < vectors; j++)
                 part[j] = (vec)((ints)*(const vec *)(w + j * LANES * 4) & (int)0xffff0000);
             UNROLL for (int i = 0; i < rows; i++)
                 UNROLL for (int j = 0; j < vectors; j++)
-                    sum[i][j] += part[j] * x[rows + i];
+                    sum[i][j] = fused_add(part[j], spread(x[rows + i]), sum[i][j]);
         }
         x += kind == HALVES ? 2 * rows : rows;
-        w += STEP;
+        w += apart;
     }
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int j = 0; j < vectors; j++) {
@@ -124,10 +129,11 @@ INLINE void tile_of(const int rows, const int vectors, const int fetch, const in
 INLINE void tile(const int rows, const int fetch, const int kind, ARGUMENTS)
 {
     const int vectors = AT_ONCE(rows);
-    tile_of(rows, vectors, fetch, kind, x, w, onto, base, base_step, out, out_step, steps);
+    tile_of(rows, vectors, fetch, kind, x, w, apart, onto, base, base_step, out, out_step, steps);
     if (vectors == VECTORS) return;
     const int n = vectors * LANES;
-    tile_of(rows, vectors, 0, kind, x, w + n * 4, onto, base ? base + n : NULL, base_step, out + n, out_step, steps);
+    base = base ? base + n : NULL;
+    tile_of(rows, vectors, 0, kind, x, w + n * 4, apart, onto, base, base_step, out + n, out_step, steps);
 }
 
 typedef void (*Tile)(ARGUMENTS);
@@ -135,7 +141,7 @@ typedef void (*Tile)(ARGUMENTS);
 #define TILE(rows, fetch, kind)                                                                                    \
     static void tile_##rows##_##fetch##_##kind(ARGUMENTS)                                                          \
     {                                                                                                              \
-        tile(rows, fetch, kind, x, w, onto, base, base_step, out, out_step, steps);                                \
+        tile(rows, fetch, kind, x, w, apart, onto, base, base_step, out, out_step, steps);                                \
     }
 #define TILES(rows, kind) TILE(rows, 0, kind) TILE(rows, 1, kind)
 #define OF(rows, kind) {tile_##rows##_0_##kind, tile_##rows##_1_##kind}
@@ -169,17 +175,23 @@ static int blocks_of(int rows) { return (rows + ROWS - 1) / ROWS; }
 
 /* `rows` rows of `x`, transposed by `turn`, times the panel at `w` with `columns` columns. `length` is the number of
  * entries of a row of x: numbers, or pairs. */
-static void strip(const float *x, const char *w, int kind, const float *base, ptrdiff_t base_step, float *out,
-                  ptrdiff_t out_step, int rows, int columns, int length)
+static void strip(const float *x, const char *w, ptrdiff_t apart, int kind, const float *base, ptrdiff_t base_step,
+                  float *out, ptrdiff_t out_step, int rows, int columns, int length)
 {
     int each = kind == HALVES ? 2 : 1, steps = length / each; /* entries of x per step */
     int pairs = kind == FLOATS ? (length + 1) / 2 : steps, pair = kind == FLOATS ? 2 : 1; /* steps per pair */
-    int parts = parts_of(pairs), blocks = blocks_of(rows), fetch = rows * each >= FETCHED;
-    float edge[ROWS * WIDTH];
+    int parts = parts_of(pairs), blocks = blocks_of(rows), fetch = rows * each >= FETCHED && apart == STEP;
+    int early = apart == STEP ? 0 : WIDTH - columns; /* rows before the panel's that are read instead of missing ones */
+    float edge[ROWS * WIDTH], copy[(DEPTH + 2) * WIDTH];
     for (int part = 0; part < parts; part++) {
         int step = begin(pairs, parts, part) * pair;
         int count_of_steps = least(begin(pairs, parts, part + 1) * pair, steps) - step;
-        const char *here = w + (ptrdiff_t)step * STEP;
+        const char *here = w + (ptrdiff_t)step * apart - 4 * early;
+        ptrdiff_t there = apart;
+        if (apart != STEP && blocks > COPIED) {
+            for (int k = 0; k < count_of_steps; k++) memcpy(copy + k * WIDTH, here + k * apart, STEP);
+            here = (const char *)copy, there = STEP;
+        }
         for (int b = 0; b < blocks; b++) {
             int m = begin(rows, blocks, b), count = begin(rows, blocks, b + 1) - m;
             Tile run = TILE_OF[kind][count - 1][fetch];
@@ -187,12 +199,12 @@ static void strip(const float *x, const char *w, int kind, const float *base, pt
             const float *from = base && part == parts - 1 ? base + m * base_step : NULL;
             const float *entries = x + (ptrdiff_t)m * length + (ptrdiff_t)step * each * count;
             if (columns == WIDTH) {
-                run(entries, here, part > 0, from, base_step, to, out_step, count_of_steps);
+                run(entries, here, there, part > 0, from, base_step, to, out_step, count_of_steps);
             } else { /* the last panel: memory after its rows must not be written */
-                run(entries, here, 0, NULL, 0, edge, WIDTH, count_of_steps);
+                run(entries, here, there, 0, NULL, 0, edge, WIDTH, count_of_steps);
                 for (int i = 0; i < count; i++)
                     for (int n = 0; n < columns; n++) {
-                        float sum = edge[i * WIDTH + n] + (part ? to[i * out_step + n] : 0);
+                        float sum = edge[i * WIDTH + early + n] + (part ? to[i * out_step + n] : 0);
                         to[i * out_step + n] = sum + (from ? from[i * base_step + n] : 0);
                     }
             }
@@ -234,13 +246,14 @@ int pardec_pairs(void) { return HAS_PAIRS; }
 
 /* x [rows, length] with row stride `step`, times panels of `columns` rows, plus `base` (NULL: zeros; row stride
  * `base_step`, 0 if all rows are the same) -> out [rows, columns]. `kind` gives the types; for PAIRS, length and step
- * count pairs. Returns 0, or 1 if memory runs out. */
-int pardec_product(const float *x, ptrdiff_t step, const char *w, int kind, const float *base, ptrdiff_t base_step,
-                   float *out, int rows, int columns, int length, int threads)
+ * count pairs. `apart`, if it is not 0: w has at least WIDTH rows and lies column by column, so far apart.
+ * Returns 0, or 1 if memory runs out. */
+int pardec_product(const float *x, ptrdiff_t step, const char *w, ptrdiff_t apart, int kind, const float *base,
+                   ptrdiff_t base_step, float *out, int rows, int columns, int length, int threads)
 {
     int panels = (columns + WIDTH - 1) / WIDTH;
     int even = kind == HALVES ? (length + 1) / 2 * 2 : length;
-    ptrdiff_t panel = (ptrdiff_t)(kind == HALVES ? even / 2 : length) * STEP; /* bytes */
+    ptrdiff_t panel = apart ? STEP : (ptrdiff_t)(kind == HALVES ? even / 2 : length) * STEP; /* bytes */
     float *buffer = NULL;
     if ((rows > 1 || even > length) && !(buffer = malloc(sizeof(float) * least(CHUNK, rows) * even))) return 1;
     for (int m = 0; m < rows; m += CHUNK) {
@@ -249,7 +262,8 @@ int pardec_product(const float *x, ptrdiff_t step, const char *w, int kind, cons
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
         for (int p = 0; p < panels; p++) {
             int n = p * WIDTH;
-            strip(buffer ? buffer : x, w + p * panel, kind, base ? base + m * base_step + n : NULL, base_step,
+            const float *onto = base ? base + m * base_step + n : NULL;
+            strip(buffer ? buffer : x, w + p * panel, apart ? 4 * apart : STEP, kind, onto, base_step,
                   out + (ptrdiff_t)m * columns + n, columns, count, least(WIDTH, columns - n), even);
         }
     }

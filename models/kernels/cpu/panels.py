@@ -32,7 +32,7 @@ LEAST = 2**18  # a smaller float32 matrix may fit a cache, where PyTorch's matmu
 LEAST_BFLOAT16 = 2**14  # for a smaller bfloat16 matrix, a call costs more than PyTorch's slow arithmetic
 _FILE = Path(__file__).with_suffix(".c")
 _FLOATS, _HALVES, _PAIRS = range(3)  # types of x and of weights: see panels.c
-_ARGUMENTS = (POINTER, STEP, POINTER, COUNT, POINTER, STEP, POINTER, COUNT, COUNT, COUNT, COUNT)
+_ARGUMENTS = (POINTER, STEP, POINTER, STEP, COUNT, POINTER, STEP, POINTER, COUNT, COUNT, COUNT, COUNT)
 
 
 class Panels(PackedWeight):
@@ -98,7 +98,7 @@ class Panels(PackedWeight):
             base = base.contiguous().float()
             start, apart = base.data_ptr(), 0 if base.dim() == 1 else rows
         ends = out.data_ptr(), count, rows, length, library.threads(count * self.numel())
-        if run(flat.data_ptr(), flat.stride(0), self.packed.data_ptr(), kind, start, apart, *ends):
+        if run(flat.data_ptr(), flat.stride(0), self.packed.data_ptr(), 0, kind, start, apart, *ends):
             raise MemoryError(f"no memory for a matmul of {count} rows of {length}")
         return out if x.dtype == torch.float32 else out.to(x.dtype)
 

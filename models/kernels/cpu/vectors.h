@@ -46,8 +46,6 @@ typedef uint16_t half __attribute__((may_alias));
 
 INLINE int least(int a, int b) { return a < b ? a : b; }
 
-INLINE vec every(float x) { return (vec){0} + x; }
-
 enum { FLOAT32, BFLOAT16 };     /* types of numbers in memory; the second has the upper half of the first's bits */
 
 INLINE ptrdiff_t bytes_of(int type) { return type == FLOAT32 ? 4 : 2; }
@@ -96,7 +94,7 @@ INLINE vec power_of(vec shifted, vec f)
 /* 2^x for x <= 126; below -126 it is 2^-126. */
 INLINE vec power(vec x)
 {
-    x = larger(every(-126.0f), x);
+    x = larger(spread(-126.0f), x);
     vec shifted = x + MANY;
     return power_of(shifted, x - (shifted - MANY));
 }
@@ -104,7 +102,7 @@ INLINE vec power(vec x)
 /* e^x for x <= 88; below -87 it is e^-87. x / ln 2 is computed in two parts, since its rounding error grows with x. */
 INLINE vec exponential(vec x)
 {
-    x = larger(every(-87.0f), x);
+    x = larger(spread(-87.0f), x);
     vec high = spread(1.44269502f), low = spread(1.9259630e-8f), shifted = fused_add(x, high, spread(MANY));
     vec f = fused_subtract(x, high, shifted - MANY);
     return power_of(shifted, fused_add(x, low, f));

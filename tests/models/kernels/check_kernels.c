@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-int pardec_product(const float *, ptrdiff_t, const char *, int, const float *, ptrdiff_t, float *, int, int, int, int);
+int pardec_product(const float *, ptrdiff_t, const char *, ptrdiff_t, int, const float *, ptrdiff_t, float *, int, int, int,
+                   int);
 int pardec_multiplies_int8(void);
 int pardec_int8(int, const void *, ptrdiff_t, const char *, const float *, const void *, ptrdiff_t, int, void *,
                 ptrdiff_t, int, int, int, int);
@@ -79,7 +80,7 @@ static void products(int rows, int columns, int length)
                 if (halves) w16[((n / 48 * steps + k / 2) * 48 + n % 48) * 2 + k % 2] = b16[n * length + k];
                 else w[(n / 48 * steps + k) * 48 + n % 48] = b[n * length + k];
             }
-        pardec_product(a, length, (char *)w16, halves, c, 0, out, rows, columns, length, 1);
+        pardec_product(a, length, (char *)w16, 0, halves, c, 0, out, rows, columns, length, 1);
         for (int m = 0; m < rows; m++)
             for (int n = 0; n < columns; n++) {
                 double sum = c[n];
