@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
@@ -24,15 +23,16 @@ from .files.catalog import EMBEDDED, embedded_names
 from .files.lora import Adapter, read_adapter
 from .files.sources import generation_of, locate, read_json
 from .files.tokenizers import load_tokenizer
-from .files.weights import Published, files_of, inspect
+from .files.weights import Published
 from .hf.adapt import load_adapter
 from .images.contracts import CodeImaging, ImagingParts
-from .layers.quantize import Quantizer, in_blocks, preferred_dtype, quantizer
+from .layers.quantize import Quantizer, in_blocks, quantizer
 from .loading import assemble
 from .loading.decoding_config import Overrides, build_decoding_config, check_autoregressive, check_tokenizer
 from .loading.kinds import NEXTSTEP
+from .loading.native import describe_native
 from .loading.packing import Packing, choose_packing
-from .loading.recognition import read_description, recognise
+from .loading.recognition import read_checkpoint
 from .loading.unread import check_floating, say_left_out
 from .model import LanguageModel
 from .parallel import tensor_parallel
@@ -129,13 +129,8 @@ def load_any(
         exclusive("cuda_graphs", device_map=device_map)
         check_graphs(target, source.name)
     image_decoder = None if decoder is None else os.fspath(decoder)
-    with configs.reading(source.name):
-        config, published = read_description(source)
-    with suppress(ModelError):  # errors of the files themselves are raised when they are needed
-        published = published or inspect(files_of(source.folder, source.gguf))
-    configs.check_config(config, f"{source.name}: config.json", published)
-    if attention not in (None, "causal"):  # the caller chose it
-        config = {key: value for key, value in config.items() if key != "is_causal"}
+    found = read_checkpoint(source, attention=attention)
+    config, published, why = found.config, found.published, found.why
     if (other := _OTHER.get(config.get("model_type"))) is not None:
         foreign = {
             "mask_id": mask_id,
@@ -161,9 +156,7 @@ def load_any(
         )
         with configs.reading(source.name):
             return _described(guarded(source.name, make, published, kind), lora)
-    with configs.reading(source.name):
-        spec, why = recognise(config, published)
-    if spec is None:
+    if found.spec is None:
         refused: dict[str, Any] = {"mask_id": mask_id, "block": block, "shift": shift, "attention": attention}
         refused |= {"decoder": decoder, "text_encoder": text_encoder}
         refused |= {"tp": tp or None, "cuda_graphs": cuda_graphs or None}
@@ -184,15 +177,11 @@ def load_any(
             if match(config, published) is None:
                 raise
             raise ModelError(f"{error}; natively, {why}", error.hint) from error
-    if config.get("quantization_config"):
-        raise ModelError(
-            f"{source.name} is quantised, which is not supported", "load the 16-bit checkpoint from which it was made"
-        )
+    native = describe_native(found, target, dtype=dtype, quantize=quantize, adapter=lora)
+    spec, shape, published, kind = native.spec, native.shape, native.published, native.dtype
     # The ids of an image model are codes: a tokenizer in its folder belongs to its text encoder.
     draws = bool(spec.imaging) and (images or not spec.text)
     tokenizer = None if draws else load_tokenizer(source.tokenizer)
-    with configs.reading(source.name):
-        shape, positions = spec.decoder(config), spec.positions(config)
     generation = read_json(source.folder / "generation_config.json")
     configs.check_config(generation, f"{source.name}: generation_config.json")
     decoding_config = build_decoding_config(
@@ -206,17 +195,9 @@ def load_any(
     )
     if attention is None and source.folder.parent != EMBEDDED:
         check_tokenizer(source.name, spec, config, tokenizer, shape.vocab)
-    published = published or inspect(files_of(source.folder, source.gguf))
-    shape = assemble.as_published(spec, shape, published)
-    if lora is not None:
-        names = assemble.names_of(spec, shape, published)
-        tied = (str(names["embed.weight"]), str(names["head.weight"])) if shape.tied else None
-        published = lora.merge(published, base=source.name, tied=tied, twin=spec.twin)
-    stored = stored_dtype(published)
-    kind, dtype_reason = preferred_dtype(quantize, dtype, target) or choose_dtype(dtype, target, stored)
     quantization = None if quantize is None else quantizer(quantize, target, kind, activations)
     shares = tensor_parallel.shares(target, shape) if tp else None
-    packing = choose_packing(
+    packing, _ = choose_packing(
         source,
         target,
         dtype,
@@ -258,10 +239,10 @@ def load_any(
         vocab_size=shape.vocab,
         layers=shape.layers,
         width=shape.width,
-        max_positions=positions,
+        max_positions=native.positions,
         limit=shape.least_window if decoding_config.attention in _UNBOUNDED else None,
         recognized="" if source.folder.parent == EMBEDDED else spec.evidence(config),
-        choice=f"{where}, {short(kind)} ({dtype_reason})"
+        choice=f"{where}, {short(kind)} ({native.dtype_reason})"
         + ("" if quantization is None else f", {quantization.summary()}")
         + ("" if packing is None else f", {packing.summary()}"),
         imaging=imaging,

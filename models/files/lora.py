@@ -219,6 +219,13 @@ class Adapter:
                 stacklevel=4,
             )
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors, which are in memory until the model is loaded."""
+        parts = ("whole", "a", "b", "magnitude", "bias")
+        tensors = [getattr(update, part) for update in self.updates.values() for part in parts]
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
     def summary(self) -> str:
         """A description of the merged adapter."""
         return f"adapter {self.name} merged into {len(self.updates)} tensors"

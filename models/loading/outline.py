@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -15,16 +14,18 @@ from torch import nn
 
 from ..decoder_config import DecoderConfig
 from ..errors import ArgumentError, ModelError
-from ..files import configs
+from ..files.arguments import check
+from ..files.lora import read_adapter
 from ..files.sources import local, locate
-from ..files.weights import Published, files_of, inspect
+from ..files.weights import Published
 from ..kernels.cpu import blocks, panels
 from ..kernels.cpu.blocks import GROUP, TYPES, WIDTH
-from ..layers.quantize import BlockQuantizer, in_blocks, preferred_dtype
-from ..parallel.placement import choose_device, choose_dtype, short, stored_dtype
+from ..layers.quantize import BlockQuantizer, in_blocks
+from ..parallel.placement import choose_device, short
 from . import assemble
-from .packing import choose_packing, reason_against
-from .recognition import read_description, recognise
+from .native import describe_native
+from .packing import choose_packing
+from .recognition import read_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,12 @@ class Outline:
         return self.attention != "causal"
 
     @property
+    def limit(self) -> int | None:
+        """The longest row that it runs with; None: any."""
+        bounds = (self.positions, self.config.least_window if self.masked else None)
+        return min(filter(None, bounds), default=None)
+
+    @property
     def weight_bytes(self) -> int:
         """Bytes of all weights in memory."""
         return self.vectors + sum(matrix.bytes for matrix in self.matrices)
@@ -84,63 +91,72 @@ def outline(
     *,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
+    device_map: str | None = None,
     quantize: str | None = None,
     packed: bool | None = None,
     activations: str | None = None,
-    **others: Any,
+    adapter: str | os.PathLike[str] | None = None,
+    offline: bool = False,
 ) -> Outline:
-    """What `load` will make of a local model, with the same arguments. `others` need plain weights.
+    """What `load` will make of a local model, with the same arguments.
 
-    Raises ModelError for what cannot be loaded, or runs through transformers, and for torchao's quantization.
+    Raises ModelError for what cannot be loaded, and for what is known once it is loaded: a model that runs through
+    transformers or draws images, torchao's quantization, layers spread over several devices.
     """
+    check(quantize=quantize, device_map=device_map, activations=activations)
+    lora = None if adapter is None else read_adapter(adapter, offline=offline)
     source = locate(name_or_path)
     target, _ = choose_device(device)
-    with configs.reading(source.name):
-        config, published = read_description(source)
-    with suppress(ModelError):  # raised again below, where weights are missing
-        published = published or inspect(files_of(source.folder, source.gguf))
-    configs.check_config(config, f"{source.name}: config.json", published)
-    with configs.reading(source.name):
-        spec, why = recognise(config, published)
-    if spec is None:
-        raise ModelError(f"{source.name} runs through transformers ({why}): its memory is known once it is loaded")
-    with configs.reading(source.name):
-        shape, positions = spec.decoder(config), spec.positions(config)
-    published = published or inspect(files_of(source.folder, source.gguf))
-    shape = assemble.as_published(spec, shape, published)
-    stored = stored_dtype(published)
-    kind, _ = preferred_dtype(quantize, dtype, target) or choose_dtype(dtype, target, stored)
+    found = read_checkpoint(source)
+    if found.spec is None or found.spec.imaging:
+        why = f"runs through transformers ({found.why})" if found.why else "is no language model"
+        raise ModelError(f"{source.name} {why}: its memory is known once it is loaded")
     if quantize is not None and not in_blocks(quantize, target):
         raise ArgumentError(
             f"quantize={quantize} on {target} is torchao's, and its memory is known once the model is loaded",
             "leave quantize out",
         )
-    decoder = assemble.empty(shape)
-    expected = assemble.targets(spec, decoder, published)
-    used = assemble.check(spec, expected, published, shape)
-    others = {name: value for name, value in others.items() if value}
+    if device_map is not None and (target.type != "cpu" or torch.cuda.is_available()):
+        raise ArgumentError(
+            f"device_map={device_map}: what each device holds is known once the model is loaded",
+            "leave device_map out",
+        )
+    native = describe_native(found, target, dtype=dtype, quantize=quantize, adapter=lora)
+    decoder = assemble.empty(native.shape)
+    expected = assemble.targets(native.spec, decoder, native.published)
+    used = assemble.check(native.spec, expected, native.published, native.shape)
     rounding = None if quantize is None else BlockQuantizer(quantize, target)
-    placing: Any = (source, target, dtype, packed, None if rounding else activations)
-    packing = choose_packing(*placing, quantize=quantize, **others)
-    against = reason_against(*placing, quantize=quantize, **others)
+    packing, why_plain = choose_packing(
+        source,
+        target,
+        dtype,
+        packed,
+        activations if rounding is None else None,
+        quantize=quantize,
+        device_map=device_map,
+        adapter=adapter,
+    )
     chosen = {} if packing is None else packing.chosen(decoder, expected, used)
     kept = {name: [(tensor.kind, tensor.shape[0]) for tensor in tensors] for name, tensors in chosen.items()}
-    matrices, vectors = _matrices(decoder, kept, rounding, _stored_types(expected, used), kind, target)
+    in_panels = rounding is None and device_map is None
+    stored = _stored_types(expected, used)
+    matrices, vectors = _matrices(decoder, kept, rounding, stored, native.dtype, target, in_panels=in_panels)
     in_use = "float32" if activations is None else activations
+    loading = _loading(decoder, expected, used, chosen, rounding, native.dtype)
     return Outline(
-        source.name,
-        spec.name,
-        spec.attention,
-        shape,
-        positions,
+        source.name if lora is None else f"{source.name}+{lora.name}",
+        native.spec.name,
+        native.spec.attention,
+        native.shape,
+        native.positions,
         target,
-        kind,
+        native.dtype,
         in_use if any(matrix.packed for matrix in matrices) else None,
         source.gguf is not None,
-        against[0] if against is not None and source.gguf is not None else "",
+        why_plain if source.gguf is not None else "",
         matrices,
         vectors,
-        _loading(decoder, expected, used, chosen, rounding, kind),
+        loading + (0 if lora is None else lora.nbytes),
     )
 
 
@@ -151,6 +167,8 @@ def _matrices(
     stored: Mapping[str, str],
     dtype: torch.dtype,
     device: torch.device,
+    *,
+    in_panels: bool,
 ) -> tuple[tuple[Matrix, ...], int]:
     config: DecoderConfig = decoder.config  # type: ignore[assignment]
     found, vectors = [], 0
@@ -164,7 +182,7 @@ def _matrices(
             parts = [(rounding.block_type(name), size[-2])] * (size[0] if len(size) == 3 else 1)
         if parts is None:
             types, count = short(dtype), prod(size) * dtype.itemsize
-            if name == "embed.weight" and config.tied and panels.is_faster(size, dtype, device):
+            if name == "embed.weight" and config.tied and in_panels and panels.is_faster(size, dtype, device):
                 count *= 2  # the head has a copy in its own layout
         else:
             types = "+".join(dict.fromkeys(each for each, _ in parts))
@@ -203,6 +221,8 @@ def _loading(
             size = entry.blocks.size
             if expected[name].parameter not in chosen:
                 size += count * entry.blocks.dtype.itemsize
+        if entry.change is not None:  # merged in float32: the change and the sum
+            size += 2 * count * torch.float32.itemsize
         most = max(most, size)
     if rounding is not None:  # a whole parameter is in memory before it is rounded
         most += max((prod(each.shape[-2:]) for each in decoder.parameters()), default=0) * dtype.itemsize

@@ -79,37 +79,31 @@ class Packing:
 
 def choose_packing(
     source: Source, device: torch.device, dtype: object, packed: bool | None, activations: str | None, **others: object
-) -> Packing | None:
-    """How the blocks of a GGUF file are kept; None: they are dequantized, or `source` is another kind of file.
+) -> tuple[Packing | None, str]:
+    """How the blocks of a GGUF file are kept; or None and the reason why no block of `source` stays packed.
 
     Without `packed`, blocks stay packed on a CPU that has a kernel for them, unless the caller names a `dtype` for the
     weights or sets one of the `others`: arguments of `load` that change or move weights. Raises ArgumentError where
     `packed` or `activations` cannot be followed.
     """
     asked = f"packed={packed}" if packed else f"activations={activations}" if activations is not None else None
-    against = reason_against(source, device, dtype, packed, activations, **others)
-    if against is None:
-        return Packing("int8" if activations == "int8" else "float32", asked)
-    if asked is not None:
-        reason, hint = against
-        raise ArgumentError(f"{asked} cannot be followed: {reason}", hint)
-    return None
-
-
-def reason_against(
-    source: Source, device: torch.device, dtype: object, packed: bool | None, activations: str | None, **others: object
-) -> tuple[str, str] | None:
-    """Why no blocks stay packed, and what to do about it; None where they do. The arguments are `choose_packing`'s."""
+    given = next((name for name, value in others.items() if value is not None), None)
+    reason = hint = ""
     if packed is False:
-        return "packed=False", "leave it out"
-    if source.gguf is None:
-        return f"{source.name} is no GGUF file", 'leave it out; quantize="int8" or "int4" quantizes other models'
-    if device.type != "cpu":
-        return f"the model is on {device}, and packed weights are multiplied on a CPU", 'add device="cpu"'
-    if given := next((name for name, value in others.items() if value is not None), None):
-        return f"{given}={others[given]} needs plain weights", f"leave {given} out"
-    if packed is None and activations is None and dtype != "auto":
-        return f"dtype={dtype}", "leave it out"
-    if packed is None and (not library.allowed() or blocks.kernel() is None):
-        return "there is no kernel for packed weights here", "install a C compiler, or leave it out"
-    return None
+        reason, hint = "packed=False", "leave it out"
+    elif source.gguf is None:
+        reason = f"{source.name} is no GGUF file"
+        hint = 'leave it out; quantize="int8" or "int4" quantizes other models'
+    elif device.type != "cpu":
+        reason, hint = f"the model is on {device}, and packed weights are multiplied on a CPU", 'add device="cpu"'
+    elif given is not None:
+        reason, hint = f"{given}={others[given]} needs plain weights", f"leave {given} out"
+    elif asked is None and dtype != "auto":
+        reason = f"dtype={dtype}"
+    elif packed is None and (not library.allowed() or blocks.kernel() is None):
+        reason, hint = "there is no kernel for packed weights here", "install a C compiler, or leave it out"
+    if not reason:
+        return Packing("int8" if activations == "int8" else "float32", asked), ""
+    if asked is not None:
+        raise ArgumentError(f"{asked} cannot be followed: {reason}", hint)
+    return None, reason

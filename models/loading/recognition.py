@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Container
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ModelError
@@ -16,7 +17,37 @@ from ..files.sources import MAR_FILE, Source, locate, read_json
 from ..files.tokenizers import load_tokenizer
 from ..files.weights import Published, files_of, inspect, weight_files
 from .decoding_config import build_decoding_config, check_autoregressive, check_tokenizer, describe_ends, end_ids
-from .kinds import IMAGE_MODELS, NEXTSTEP
+from .kinds import IMAGE_MODELS, NEXTSTEP, NO_LANGUAGE_MODELS
+
+
+@dataclass(frozen=True, slots=True)
+class Recognised:
+    """A checkpoint as its files describe it, before a weight is read. Made by `read_checkpoint`."""
+
+    source: Source
+    config: dict[str, Any]
+    published: dict[str, Published]  # empty where the weights cannot be found or read
+    spec: FamilySpec | None  # its native family
+    why: str = ""  # without one: why transformers must run it; "" for `NO_LANGUAGE_MODELS`
+
+
+def read_checkpoint(source: Source, *, attention: str | None = None) -> Recognised:
+    """Reads the configuration and the names of the tensors, and recognises the family.
+
+    Args:
+        attention: the caller's choice, which a config's `is_causal` does not contradict.
+    """
+    with configs.reading(source.name):
+        config, published = read_description(source)
+    with suppress(ModelError):  # raised again by what needs the tensors
+        published = published or inspect(files_of(source.folder, source.gguf))
+    configs.check_config(config, f"{source.name}: config.json", published)
+    if attention not in (None, "causal"):
+        config = {key: value for key, value in config.items() if key != "is_causal"}
+    if config.get("model_type") in NO_LANGUAGE_MODELS:
+        return Recognised(source, config, published, None)
+    with configs.reading(source.name):
+        return Recognised(source, config, published, *recognise(config, published))
 
 
 def read_description(source: Source) -> tuple[dict[str, Any], dict[str, Published]]:
@@ -74,22 +105,16 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
     Of a model on the hub all files but the weights are downloaded, and the config alone tells the family.
     Raises ModelError for what cannot be loaded, UnknownModelError for a name that no model has.
     """
-    source = locate(name_or_path, revision=revision, weights=False)
-    with configs.reading(source.name):
-        config, published = read_description(source)
-    with suppress(ModelError):
-        published = published or inspect(files_of(source.folder, source.gguf))
-    configs.check_config(config, f"{source.name}: config.json", published)
+    found = read_checkpoint(source := locate(name_or_path, revision=revision, weights=False))
+    config, spec = found.config, found.spec
     description: dict[str, Any] = {"name": source.name, "path": str(source.file or source.folder)}
-    if config.get("model_type") in ("mar", "var", *NEXTSTEP):
+    if config.get("model_type") in NO_LANGUAGE_MODELS:
         family = "nextstep" if config["model_type"] in NEXTSTEP else str(config["model_type"])
         return {**description, "family": family, "loads": "natively"}
-    with configs.reading(source.name):
-        spec, why = recognise(config, published)
     if spec is None:
         check_autoregressive(source.name, None, config, read_json(source.folder / "generation_config.json"))
         ends = _ends_described(source, config)
-        kind = {"family": str(config.get("model_type")), "loads": f"through transformers: {why}"}
+        kind = {"family": str(config.get("model_type")), "loads": f"through transformers: {found.why}"}
         return {**description, **kind, **({"end tokens": ends} if ends else {})}
     with configs.reading(source.name):
         shape, positions = spec.decoder(config), spec.positions(config)
