@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from pardec.models.decoder_config import DecoderConfig
+from pardec.models.errors import CapacityError
 from pardec.models.kernels import layout
 from pardec.models.kernels.cpu import blocks
 from pardec.models.kernels.cpu.blocks import TYPES, WIDTH, BlockWeight
@@ -38,7 +39,7 @@ from .memory_plan import size_text
 
 POSITIONS = 96  # of the forward whose time is estimated
 _LARGEST, _SMALL = 64 << 20, 1 << 20  # bytes of a matrix that one row is multiplied with, entries where many are
-_SPAN = 1000  # positions of the cache whose bytes are said
+_SPAN = 1000  # positions of the cache whose bytes are said, unless the caller names a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class LoadPlan:
         plain: for a GGUF file, how many matrices of each type in the file do not stay packed. why_plain: the reason,
             where it is one for all of them.
         weights: bytes of all weights. peak: the same and the largest tensor while it is read.
-        cache: bytes of keys and values of 1,000 positions of a row, by how they are kept.
+        cache: bytes of keys and values of `rows` rows of `positions` positions, by how they are kept.
         read: bytes of weights that a forward of one token reads. bandwidth: bytes of them per second.
         tokens_per_second: estimate for one row decoded token by token; None for a masked model.
         forward_s: estimated seconds of a forward of 96 positions.
@@ -68,6 +69,8 @@ class LoadPlan:
     why_plain: str
     weights: int
     peak: int
+    rows: int
+    positions: int
     cache: dict[str, int]
     read: int
     bandwidth: float
@@ -89,8 +92,11 @@ class LoadPlan:
             left = ", ".join(f"{count} {kind}" for kind, count in self.plain.items())
             lines.append(f"{'':>20}  {'':>8}  not packed: {left}" + (f" ({self.why_plain})" if self.why_plain else ""))
         lines.append(f"{'peak while loading':>20}  {size_text(self.peak):>8}")
+        of = "a row" if self.rows == 1 else f"{self.rows:,} rows"
         for kind, count in self.cache.items():
-            lines.append(f"{'1,000 positions':>20}  {size_text(count):>8}  keys and values of a row: {kind}")
+            lines.append(
+                f"{f'{self.positions:,} positions':>20}  {size_text(count):>8}  keys and values of {of}: {kind}"
+            )
         threads = f"{self.threads} thread" + ("s" if self.threads > 1 else "")
         lines.append(f"estimated from matmuls measured now ({threads}), without sampling and a long context:")
         if self.tokens_per_second is not None:
@@ -103,12 +109,29 @@ class LoadPlan:
         return "\n".join(lines)
 
 
-def plan_loading(name_or_path: str | os.PathLike[str], **loading: Any) -> LoadPlan:
-    """Plans a local model that `load` would load with the same arguments. No weight is read.
+def plan_loading(
+    name_or_path: str | os.PathLike[str],
+    *,
+    rows: int = 1,
+    positions: int | None = None,
+    **loading: Any,
+) -> LoadPlan:
+    """Plans a local model that `load` would load with the same arguments, `loading`. No weight is read.
 
-    Raises ModelError for what cannot be loaded, and for models whose memory the headers do not tell.
+    Args:
+        rows, positions: of the keys and values whose memory is said; of each row, prompt and answer together.
+
+    Raises:
+        ModelError: for what cannot be loaded, and for models whose memory the headers do not tell.
+        CapacityError: for more positions than the model has.
     """
     made = outline(name_or_path, **loading)
+    if positions is None:
+        positions = _SPAN
+    elif made.limit is not None and positions > made.limit:
+        raise CapacityError(
+            f"a row needs {positions} positions and {made.name} has {made.limit}", "plan a shorter prompt or answer"
+        )
     plain = Counter(matrix.stored for matrix in made.matrices if made.is_gguf and not matrix.packed)
     one, many = _rates(made)
     read = sum(matrix.bytes * matrix.read for matrix in made.matrices)
@@ -128,7 +151,9 @@ def plan_loading(name_or_path: str | os.PathLike[str], **loading: Any) -> LoadPl
         made.why_plain,
         made.weight_bytes,
         made.weight_bytes + made.loading,
-        _cache(made),
+        rows,
+        positions,
+        _cache(made, rows * positions),
         round(read),
         read / (token - rest),
         None if made.masked else 1 / token,
@@ -136,10 +161,10 @@ def plan_loading(name_or_path: str | os.PathLike[str], **loading: Any) -> LoadPl
     )
 
 
-def _cache(made: Outline) -> dict[str, int]:
-    """Bytes of keys and values of a row, by dtype; and of an AR model in the cache int8."""
+def _cache(made: Outline, positions: int) -> dict[str, int]:
+    """Bytes of keys and values, by dtype; and of an AR model in the cache int8."""
     kinds = dict.fromkeys((made.dtype, torch.float32, torch.bfloat16))
-    found = {short(kind): made.cache_bytes(_SPAN, kind) for kind in kinds}
+    found = {short(kind): made.cache_bytes(positions, kind) for kind in kinds}
     found = {kind + ("" if kind == short(made.dtype) else f" (dtype={kind})"): size for kind, size in found.items()}
     if made.attention == "causal" and made.config.least_window is None:
         layers = [made.config.of(layer) for layer in range(made.config.layers)]
@@ -147,7 +172,7 @@ def _cache(made: Outline) -> dict[str, int]:
         sizes = [
             stored_bytes(Int8().store, shapes, made.dtype, rows=1, capacity=slots, scratch=0) for slots in (4096, 8192)
         ]
-        found["int8 (the cache @int8)"] = (sizes[1] - sizes[0]) * _SPAN // 4096
+        found["int8 (the cache @int8)"] = (sizes[1] - sizes[0]) * positions // 4096
     return found
 
 

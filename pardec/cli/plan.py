@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,9 +13,9 @@ from pardec.models.errors import SpecError
 from . import options as o
 from .common import Json, dump, show
 
-Rows = Annotated[int, typer.Option("--batch", help="Rows of the batch.", min=1)]
-PromptTokens = Annotated[int, typer.Option("--prompt", help="Tokens of each prompt.", min=1)]
-NewTokens = Annotated[int, typer.Option("--new", help="Tokens of each answer.", min=1)]
+Rows = Annotated[int | None, typer.Option("--batch", help="Rows of the batch, by default 1.", min=1)]
+PromptTokens = Annotated[int | None, typer.Option("--prompt", help="Tokens of each prompt, by default 128.", min=1)]
+NewTokens = Annotated[int | None, typer.Option("--new", help="Tokens of each answer, by default 64.", min=1)]
 Memory = Annotated[
     str | None, typer.Option(help="A budget, such as 3GB or 512MiB: also print the largest batch and draft that fit.")
 ]
@@ -24,7 +24,7 @@ Acceptance = Annotated[
     typer.Option(help="Probability that a drafted token is accepted, to print the speed-up.", min=0, max=1),
 ]
 
-_NO_MATTER = ("revision", "offline", "mask_id", "cuda_graphs")  # options that do not change a local model's memory
+_PROMPT, _NEW = 128, 64  # tokens, where the caller names none
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -33,9 +33,9 @@ def plan(
     model: o.ModelName,
     *,
     sampler: o.Sampler = None,
-    batch: Rows = 1,
-    prompt: PromptTokens = 128,
-    new: NewTokens = 64,
+    batch: Rows = None,
+    prompt: PromptTokens = None,
+    new: NewTokens = None,
     temperature: o.Temperature = None,
     memory: Memory = None,
     acceptance: Acceptance = None,
@@ -45,9 +45,10 @@ def plan(
     """Print the memory of weights, keys and values, drafts and logits, without decoding, and what fits a budget.
 
     Of a GGUF file or a folder, without --sampler, --memory and --acceptance: what it takes once it is loaded, and an
-    estimate of its speed, before its weights are read.
+    estimate of its speed, before its weights are read. Keys and values are those of 1,000 positions of a row, or of
+    --batch, --prompt and --new.
 
-    pardec plan model.gguf
+    pardec plan model.gguf --batch 4 --prompt 2000 --new 500
 
     pardec plan tiny-llama -s lookup@kivi:bits=4 --batch 8 --prompt 256 --new 128
 
@@ -55,11 +56,11 @@ def plan(
     """
     budget = None if memory is None else size(memory)
     if sampler is None and budget is None and acceptance is None and Path(model).expanduser().exists():
+        given = _before_loading(model, temperature, loading)
+        if (batch, prompt, new) != (None, None, None):
+            given |= {"rows": batch or 1, "positions": (prompt or _PROMPT) + (new or _NEW)}
         from ..load_plan import plan_loading
 
-        given = o.to_arguments(loading)
-        for name in _NO_MATTER:
-            given.pop(name, None)
         loaded = plan_loading(model, **given)
         dump(loaded.document()) if json_ else show(str(loaded))
         return
@@ -70,15 +71,38 @@ def plan(
     result = planned(
         model,
         sampler,
-        batch=batch,
-        prompt=prompt,
-        new=new,
+        batch=batch or 1,
+        prompt=prompt or _PROMPT,
+        new=new or _NEW,
         temperature=temperature or 0.0,
         memory=budget,
         acceptance=acceptance,
         **o.to_arguments(loading),
     )
     dump(result.document()) if json_ else show(str(result))
+
+
+def _before_loading(model: str, temperature: float | None, loading: o.TextLoading) -> dict[str, Any]:
+    """The arguments of `load` that decide how much a local model takes. Raises SpecError for options that do not."""
+    given = o.to_arguments(loading)
+    request = "leave it out, or add --sampler to plan a request"
+    without_effect = (
+        ("--temperature", temperature, f"does not change what {model} takes once it is loaded", request),
+        ("--mask-id", given.pop("mask_id", None), f"does not change what {model} takes once it is loaded", None),
+        ("--revision", given.pop("revision", None), f"is for models on the hub, and {model} is on this machine", None),
+        (
+            "--offline",
+            given.pop("offline") if loading.adapter is None else None,
+            f"changes nothing: {model} is on this machine, and nothing is downloaded",
+            None,
+        ),
+        ("--cuda-graphs", given.pop("cuda_graphs"), "takes memory that is known once the model is loaded", None),
+    )
+    for option, value, why, way_out in without_effect:
+        if value is not None and value is not False:
+            text = option if value is True else f"{option} {value}"
+            raise SpecError(f"{text} {why}", hint=way_out or "leave it out")
+    return given
 
 
 def size(text: str) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import pardec
 from pardec import load_plan
@@ -16,6 +17,7 @@ from pardec.load_plan import LoadPlan, plan_loading
 from pardec.models.errors import ArgumentError, ModelError
 from pardec.models.files.gguf.tensors import FileTensor
 from pardec.models.kernels.cpu import blocks
+from tests.models.adapters import pairs, write_adapter
 from tests.models.families import test_experts
 from tests.models.loading.gguf_files import write_gguf
 from tests.models.loading.test_packing import masked_file
@@ -94,6 +96,26 @@ def test_what_stays_packed_and_what_does_not_is_said(tmp_path: Path) -> None:
         plan_loading(file, device="cpu", packed=False, activations="int8")
 
 
+@pytest.mark.parametrize("adapted", ["lora", "map"])
+def test_arguments_that_need_plain_weights(tmp_path: Path, adapted: str) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", "Q8_0", changes={"vocab_size": 1024, "hidden_size": 512})
+    arguments: dict[str, Any] = {"device_map": "auto"}
+    if adapted == "lora":
+        halves = pairs(load_file(file.with_suffix("") / "model.safetensors"), ["model.layers.0.self_attn.q_proj"])
+        arguments = {"adapter": write_adapter(tmp_path / "lora", halves, base_model_name_or_path="toy")}
+    model = pardec.load(file, device="cpu", **arguments).language_model
+    plan = plan_loading(file, device="cpu", **arguments)
+    again = model.decoder.head.again  # type: ignore[union-attr]
+    assert plan.weights == model.weight_bytes + (0 if again is None else again.nbytes)
+    assert (plan.model, plan.matrices) == (model.name, {"float32": 9})
+    assert "needs plain weights" in plan.why_plain
+    if adapted == "lora":
+        assert plan.peak > plan_loading(file, device="cpu", packed=False).peak
+        other = write_gguf(tmp_path / "other.gguf", "Q8_0")
+        with pytest.raises(ModelError, match="the adapter lora does not fit other"):
+            plan_loading(other, device="cpu", **arguments)
+
+
 def test_what_headers_do_not_tell_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pardec.models.layers import quantize
 
@@ -112,6 +134,69 @@ def test_speeds_are_measured(tmp_path: Path) -> None:
     assert plan.tokens_per_second is not None
     assert 1 < plan.tokens_per_second < 1e6
     assert plan.threads == torch.get_num_threads()
+
+
+FOLLOWED: list[tuple[tuple[Any, ...], Callable[[Any, Any], bool]]] = [
+    (("--batch", 3), lambda plan, plain: plan["cache"]["float32"] * 1000 == plain["cache"]["float32"] * 3 * 192),
+    (("--prompt", 60, "--new", 40), lambda plan, plain: plan["cache"]["float32"] * 10 == plain["cache"]["float32"]),
+    (("--new", 72), lambda plan, plain: (plan["rows"], plan["positions"]) == (1, 200)),
+    (("--dtype", "bfloat16"), lambda plan, plain: plan["matrices"] == {"bfloat16": 9}),
+    (("--dense",), lambda plan, plain: plan["matrices"] == {"float32": 9}),
+    (
+        ("--dtype", "bfloat16", "--packed"),
+        lambda plan, plain: (plan["dtype"], *plan["matrices"]) == ("bfloat16", "Q8_0"),
+    ),
+    (("--quantize", "int4"), lambda plan, plain: plan["matrices"] == {"Q4_1": 8, "Q8_0": 1}),
+    (("--activations", "int8"), lambda plan, plain: plan["activations"] == "int8"),
+    (("--device-map", "auto"), lambda plan, plain: plan["matrices"] == {"float32": 9}),
+]
+REFUSED = [
+    (("--temperature", "0.5"), "--temperature 0.5 does not change what"),
+    (("--temperature", "0"), "--temperature 0.0 does not change what"),
+    (("--mask-id", "0"), "--mask-id 0 does not change what"),
+    (("--revision", "main"), "--revision main is for models on the hub"),
+    (("--offline",), "--offline changes nothing"),
+    (("--cuda-graphs",), "--cuda-graphs takes memory that is known once"),
+    (("--adapter", "nowhere"), "there is no adapter 'nowhere'"),
+    (("--quantize", "int5"), "unknown quantize 'int5'"),
+    (("--dense", "--activations", "int8"), "--activations int8 cannot be followed: --dense"),
+    (("--prompt", "1000"), "a row needs 1064 positions and toy has 512"),
+]
+
+
+@needs_kernel
+@pytest.mark.parametrize(("options", "follows"), FOLLOWED, ids=[" ".join(map(str, each)) for each, _ in FOLLOWED])
+def test_the_command_follows_options_that_change_a_plan(
+    cli: Cli, tmp_path: Path, options: tuple[Any, ...], follows: Callable[[Any, Any], bool]
+) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", "Q8_0", changes={"max_position_embeddings": 512})
+    plain, changed = cli("plan", file, "--json"), cli("plan", file, "--json", *options)
+    assert (plain[0], changed[0]) == (0, 0), changed[2]
+    assert follows(json.loads(changed[1]), json.loads(plain[1]))
+
+
+@needs_kernel
+@pytest.mark.parametrize(("options", "problem"), REFUSED)
+def test_the_command_refuses_options_that_do_not_change_a_plan(
+    cli: Cli, tmp_path: Path, options: tuple[str, ...], problem: str
+) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", "Q8_0", changes={"max_position_embeddings": 512})
+    code, out, err = cli("plan", file, *options)
+    assert (code != 0, out) == (True, "")
+    assert err.startswith(f"error: {problem}")
+    assert len(err.strip().splitlines()) == 2  # and a way out
+
+
+def test_every_option_of_loading_is_followed_or_refused(cli: Cli, tmp_path: Path) -> None:
+    tried = {option for options, _ in [*FOLLOWED, *REFUSED] for option in map(str, options) if option.startswith("--")}
+    tried |= {"--device", "--sampler", "--memory", "--acceptance", "--json", "--debug", "--help"}
+    import typer
+
+    from pardec.cli.app import app
+
+    command: Any = typer.main.get_command(app).commands["plan"]  # type: ignore[attr-defined]
+    options = {name for each in command.params for name in (*each.opts, *each.secondary_opts) if name.startswith("--")}
+    assert options <= tried
 
 
 def test_the_command_plans_before_loading(cli: Cli, tmp_path: Path) -> None:
