@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import ModelError
 from ..cache_dir import cache_folder, private, require_own
-from .architecture import Target, describe
+from .contents import Contents, identity, keep
 from .header import Header, read_header
 from .listing import FOLDER, SOURCE
 from .tokenizer import special_ids, tokenizer_files
@@ -25,7 +25,7 @@ _FORMAT = 3  # version of the folders; a new number converts files again
 _PART = "part-"
 _SAMPLE = 4096  # bytes of a tensor at each end by which contents are told apart
 _STALE_S = 24 * 3600
-_ready: dict[tuple[str, int, int], Path] = {}
+_ready: dict[tuple[object, ...], Path] = {}
 
 
 def converted(file: Path) -> Path:
@@ -35,23 +35,22 @@ def converted(file: Path) -> Path:
         ModelError: it is no GGUF file, is damaged, or holds what is not supported; the cache cannot be written to.
     """
     try:
-        status = file.stat()
-        identity = (os.path.realpath(file), status.st_size, status.st_mtime_ns)
-        if identity not in _ready or not (_ready[identity] / "config.json").is_file():
-            _ready[identity] = _convert(read_header(file))
+        key = identity(file)
+        if key not in _ready or not (_ready[key] / "config.json").is_file():
+            header = read_header(file)
+            _ready[key] = _convert(header, keep(key, header))
     except OSError as error:
         raise _unwritable(file, error) from error
-    return _ready[identity]
+    return _ready[key]
 
 
-def _convert(header: Header) -> Path:
+def _convert(header: Header, model: Contents) -> Path:
     key = f"{_digest(header)}-{_FORMAT}"
     with private(FOLDER) as folder:
         if not (folder / key).is_dir():
-            config, targets = describe(header)
             part = Path(tempfile.mkdtemp(dir=folder, prefix=_PART))
             try:
-                _write(header, part, config, targets)
+                _write(header, part, model)
                 with suppress(FileExistsError):  # another process was faster
                     os.rename(part, folder / key)
             except OSError as error:
@@ -88,27 +87,28 @@ def _name_source(folder: Path, file: Path) -> None:
         os.replace(part, folder / SOURCE)
 
 
-def _write(header: Header, folder: Path, config: dict[str, Any], targets: dict[str, Target]) -> None:
+def _write(header: Header, folder: Path, model: Contents) -> None:
     """The files of a checkpoint folder, on disk before this returns."""
-    vocabulary = config["vocab_size"]
+    vocabulary = model.config["vocab_size"]
     positions = header.metadata[f"{header.metadata['general.architecture']}.context_length"]
     special = special_ids(header, vocabulary)
     files = tokenizer_files(header, vocabulary, positions)
-    files["config.json"] = json.dumps({**config, **special}, indent=2)
+    files["config.json"] = json.dumps({**model.config, **special}, indent=2)
     files["generation_config.json"] = json.dumps(special, indent=2)
-    files[SOURCE] = json.dumps(_source(header, targets, config["model_type"]))
+    files[SOURCE] = json.dumps(_source(header, model))
     for name, text in files.items():
         _save(folder / name, text.encode("utf-8"))
 
 
-def _source(header: Header, targets: dict[str, Target], family: str) -> dict[str, Any]:
+def _source(header: Header, model: Contents) -> dict[str, Any]:
     """The entry that `pardec list models` shows."""
     kinds = Counter[str]()
-    for name in targets:
-        kinds[header.tensors[name].kind] += header.tensors[name].count
+    for tensor in model.tensors.values():
+        kinds[tensor.kind] += tensor.count
     title = header.metadata.get("general.name")
     summary = f"{title if isinstance(title, str) and title else header.file.stem}, {kinds.most_common(1)[0][0]}"
-    return {"file": os.path.abspath(header.file), "family": family, "summary": summary, "parameters": kinds.total()}
+    family, parameters = model.config["model_type"], kinds.total()
+    return {"file": os.path.abspath(header.file), "family": family, "summary": summary, "parameters": parameters}
 
 
 def _save(file: Path, content: bytes) -> None:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import ModelError
-from .architecture import describe
-from .header import library, read_header
+from .contents import contents
+from .header import library
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CHUNK = 1 << 24  # values dequantized at a time
@@ -78,15 +78,10 @@ class FileTensor:
 
 def file_tensors(file: Path) -> Iterator[tuple[str, FileTensor]]:
     """Every tensor of a model, with its published name. Raises ModelError for a file that cannot be read faithfully."""
-    header = read_header(file)
-    _, targets = describe(header)
     whole = Path(os.path.abspath(file))
-    for name, target in targets.items():
-        stored = header.tensors[name]
-        yield (
-            target.name,
-            FileTensor(name, whole, stored.shape, stored.kind, stored.start, stored.size, target.heads),
-        )
+    for target, stored in contents(file).tensors.items():
+        tensor = FileTensor(stored.name, whole, stored.shape, stored.kind, stored.start, stored.size, target.heads)
+        yield target.name, tensor
 
 
 def _published_order(rows: NDArray[np.uint8], heads: int) -> NDArray[np.uint8]:

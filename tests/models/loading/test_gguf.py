@@ -18,10 +18,10 @@ import torch
 
 import pardec
 from pardec.models.errors import ModelError
-from pardec.models.files.gguf import convert
+from pardec.models.files.gguf import contents, convert
 from pardec.models.files.gguf.architecture import describe
 from pardec.models.files.gguf.architectures import ARCHITECTURES
-from pardec.models.files.gguf.header import read_header
+from pardec.models.files.gguf.header import Header, read_header
 from pardec.models.files.gguf.keys import FOLLOWED, IGNORED, TOKENIZER_FOLLOWED, TOKENIZER_IGNORED, known_keys
 from pardec.models.files.gguf.listing import converted_files
 from pardec.models.load import load
@@ -190,6 +190,30 @@ def test_a_file_is_converted_once(tmp_path: Path, own_cache: Path, monkeypatch: 
     convert._ready.clear()  # as in another process
     assert torch.equal(logits(pardec.load(shutil.copy(file, tmp_path / "copy.gguf"), device="cpu")), expected)
     assert kind_of(file).family == "ar"  # type: ignore[union-attr]
+
+
+def test_a_header_is_parsed_once_until_its_file_changes(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[Path] = []
+
+    def counted(file: Path) -> Header:
+        parsed.append(file)
+        return read_header(file)
+
+    for module in (convert, contents):
+        monkeypatch.setattr(module, "read_header", counted)
+    file = write_gguf(tmp_path / "toy.gguf", "Q8_0")
+    for _ in range(2):
+        expected = logits(pardec.load(file, device="cpu"))
+        assert parsed == [file]
+    status = file.stat()
+    raw = bytearray(file.read_bytes())
+    raw[read_header(file).tensors["output_norm.weight"].start + 3] ^= 0x80  # the sign of a float32
+    file.write_bytes(raw)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))  # of the same size, and said to be as old
+    assert not torch.equal(logits(pardec.load(file, device="cpu")), expected)
+    assert parsed == [file] * 2
 
 
 def test_files_that_were_converted_are_listed(tmp_path: Path, own_cache: Path) -> None:
