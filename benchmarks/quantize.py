@@ -4,7 +4,7 @@
 
 Accuracy and forwards are those of held-out arithmetic problems. Milliseconds are those of one forward over 32 positions
 without a KV cache. The variants of a model alternate in each round; the figures are medians over the rounds, of the
-time and of its ratio to the unquantized model in the same dtype. Needs the extra `quant`.
+time and of its ratio to the unquantized model in the same dtype. Without a C compiler it needs the extra `quant`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main() -> None:
     rows = [row for name, spec in MODELS.items() for row in measure(name, spec, options.n, options.rounds)]
     if options.out:
         machine = {"processor": processor(), "threads": 1, "load": os.getloadavg()[0]}
-        versions = {package: metadata.version(package) for package in ("torch", "torchao")}
+        versions = {"torch": metadata.version("torch")}
         command = f"python benchmarks/quantize.py -n {options.n} --rounds {options.rounds}"
         document = {"command": command, "machine": machine, "versions": versions, "rows": rows}
         options.out.write_text(json.dumps(document, indent=1) + "\n")
