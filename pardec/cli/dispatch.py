@@ -37,7 +37,8 @@ def check(name: str, output: Path | None, prompts: Path | None, *, has_prompt: b
 def load_model(executor: Executor, name: str, load_arguments: dict[str, Any], *, quiet: bool) -> Model:
     """Loads the model that prepares prompts in this process, for Ray without its weights.
 
-    The dtype of a model without weights is added to `load_arguments`, the arguments of `load`.
+    To `load_arguments`, the arguments of `load`, are added the dtype of a model without weights, and whether it is
+    packed, so that workers on other machines load the same.
     """
     from ..api import load
 
@@ -47,6 +48,8 @@ def load_model(executor: Executor, name: str, load_arguments: dict[str, Any], *,
         return model
     model = load_without_weights(name, on_gpu=executor.gpus > 0, **load_arguments)
     load_arguments["dtype"] = str(model.network.dtype).removeprefix("torch.")
+    if model.weight_settings.get("packed"):  # by default a named dtype is that of plain weights
+        load_arguments["packed"] = True
     say(f"{model.name} in {load_arguments['dtype']}, loaded by Ray actors", quiet=quiet)
     return model
 

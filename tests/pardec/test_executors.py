@@ -22,8 +22,11 @@ from pardec.executors import BatchError, executor
 from pardec.executors import ray as ray_executor
 from pardec.executors import torchrun as torchrun_executor
 from pardec.executors.outline import load_without_weights
-from pardec.models.errors import SpecError
+from pardec.models.errors import ArgumentError, SpecError
+from pardec.models.kernels.cpu import blocks
 from pardec.models.parallel.processes import find_interface
+from tests.models.loading.gguf_files import write_gguf
+from tests.models.loading.test_gguf import IDS
 
 ROOT = Path(__file__).resolve().parents[2]
 TOY = Path(__file__).with_name("toy_run.py")
@@ -313,6 +316,64 @@ def test_an_outline_prepares_what_the_model_prepares(folder: Path, model: pardec
         theirs.seeds,
         str(theirs.sampler.spec),
     )
+
+
+KEPT: list[tuple[str, dict[str, Any]]] = [
+    ("Q8_0", {}),
+    ("Q8_0", {"packed": False}),
+    ("Q8_0", {"dtype": "float32"}),
+    ("Q8_0", {"dtype": "bfloat16", "packed": True}),
+    ("Q8_0", {"activations": "int8"}),
+    ("Q8_0", {"quantize": "int8", "activations": "int8"}),
+    ("Q8_0", {"device_map": "auto"}),
+    ("F16", {}),
+]
+
+
+@pytest.fixture
+def without_gpus(monkeypatch: pytest.MonkeyPatch) -> ray_executor.Ray:
+    """An executor of Ray, whether or not Ray is installed."""
+    monkeypatch.setattr(ray_executor, "find_spec", lambda name: object())
+    monkeypatch.setattr(ray_executor.Ray, "gpus", 0)
+    return ray_executor.Ray()
+
+
+@pytest.mark.skipif(blocks.kernel() is None, reason="no kernel for packed weights here")
+@pytest.mark.parametrize(("kind", "arguments"), KEPT, ids=str)
+def test_ray_workers_keep_weights_as_load_does(
+    without_gpus: ray_executor.Ray, tmp_path: Path, kind: str, arguments: dict[str, Any]
+) -> None:
+    file = str(write_gguf(tmp_path / "toy.gguf", kind))
+    own, passed = pardec.load(file, device="cpu", **arguments), {"device": "cpu", **arguments}
+    bare = dispatch.load_model(without_gpus, file, passed, quiet=True)
+    worker = dispatch.Generation(file, passed, [Item("p0", "the")], {"max_new_tokens": 2}, 1).worker().model
+    assert worker.weight_settings == own.weight_settings == bare.weight_settings
+    assert worker.language_model.dtype == own.language_model.dtype == bare.language_model.dtype
+    assert worker.language_model.weight_bytes == own.language_model.weight_bytes
+    assert worker.logits(IDS).equal(own.logits(IDS))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gpus", "problem"),
+    [
+        ({"packed": True}, 1, "packed=True cannot be followed: the model is on cuda"),
+        ({"activations": "int8"}, 1, "activations=int8 cannot be followed: the model is on cuda"),
+        ({"packed": True, "quantize": "int8"}, 0, "packed=True cannot be followed: quantize=int8 needs plain weights"),
+        ({"activations": "int8", "packed": False}, 0, "activations=int8 cannot be followed: packed=False"),
+    ],
+)
+def test_ray_refuses_what_its_workers_cannot_follow(
+    without_gpus: ray_executor.Ray,
+    tmp_path: Path,
+    arguments: dict[str, Any],
+    gpus: int,
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_executor.Ray, "gpus", gpus)
+    file = str(write_gguf(tmp_path / "toy.gguf", "Q8_0"))
+    with pytest.raises(ArgumentError, match=problem):
+        dispatch.load_model(without_gpus, file, arguments, quiet=True)
 
 
 @pytest.mark.parametrize(
