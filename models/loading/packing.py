@@ -98,6 +98,8 @@ def choose_packing(
         reason, hint = f"the model is on {device}, and packed weights are multiplied on a CPU", 'add device="cpu"'
     elif given is not None:
         reason, hint = f"{given}={others[given]} needs plain weights", f"leave {given} out"
+        if given == "adapter":
+            hint += ', or use quantize="int8", which packs merged weights'
     elif asked is None and dtype != "auto":
         reason = f"dtype={dtype}"
     elif packed is None and (not library.allowed() or blocks.kernel() is None):

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import pardec
+from pardec.models.draft_modules.adapter import draft_adapter
 from pardec.models.errors import ArgumentError, ModelError
 from pardec.models.files.gguf.header import read_header
+from pardec.models.files.gguf.tensors import FileTensor
 from pardec.models.kernels.cpu import blocks
 from pardec.models.kernels.cpu.blocks import BlockWeight
 from pardec.models.loading.outline import memory_described, outline
 from pardec.models.plan import Plan
 from pardec.models.trimmed import bytes_read, trimmed
+from tests.models.adapters import naive, pairs, write_adapter
 from tests.models.loading.gguf_files import write_embedded_gguf, write_gguf
 from tests.models.loading.mixed_gguf import Q4_K_M, write_mixed
 from tests.models.loading.test_gguf import IDS, logits
+from tests.models.toys import write_checkpoint
 
 pytestmark = pytest.mark.skipif(blocks.kernel() is None, reason="no kernel for packed weights here")
 
@@ -185,6 +191,71 @@ def test_heads_are_cut_without_the_whole_matrix(tmp_path: Path, monkeypatch: pyt
     assert torch.allclose(found, whole[..., [1, 7, 60]], rtol=1e-4, atol=1e-4)
     rows = model.width * 4 * 3
     assert bytes_read(less) == bytes_read(model) - model.decoder.head.weight.stored_bytes + rows  # type: ignore[union-attr]
+
+
+ADAPTED = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.down_proj"]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_an_adapter_is_merged_into_the_dequantized_weights(tmp_path: Path, family: str) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", "Q4_1", family)
+    plain = file.with_suffix("")  # the file's numbers as safetensors
+    tensors = load_file(plain / "model.safetensors")
+    modules = [f"model.layers.{layer}.{part}" for layer in range(2) for part in ADAPTED]
+    halves = pairs(tensors, modules)
+    adapter = write_adapter(tmp_path / "lora", halves, base_model_name_or_path="toy")
+    config = json.loads((plain / "config.json").read_text())
+    write_checkpoint(tmp_path / "merged", config, naive(tensors, halves, modules))
+    own, merged = pardec.load(file, device="cpu", adapter=adapter), pardec.load(tmp_path / "merged", device="cpu")
+    assert not packed_names(own)
+    assert torch.allclose(logits(own), logits(merged), rtol=1e-4, atol=1e-4)
+    rounded = pardec.load(file, device="cpu", adapter=adapter, quantize="int8")
+    assert len(packed_names(rounded)) > 3
+    assert 1e-4 < (logits(rounded) - logits(merged)).abs().max() < 2
+
+
+@pytest.mark.parametrize("arguments", [{"packed": True}, {"activations": "int8"}], ids=str)
+def test_an_adapter_on_packed_weights_is_refused_before_they_are_read(
+    tmp_path: Path, arguments: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", "Q8_0")
+    halves = pairs(load_file(file.with_suffix("") / "model.safetensors"), ["model.layers.0.self_attn.q_proj"])
+    adapter = write_adapter(tmp_path / "lora", halves, base_model_name_or_path="toy")
+    monkeypatch.setattr(FileTensor, "raw", None)
+    with pytest.raises(ArgumentError, match="cannot be followed: adapter=.*lora needs plain weights") as raised:
+        pardec.load(file, device="cpu", adapter=adapter, **arguments)
+    assert raised.value.hint == 'leave adapter out, or use quantize="int8", which packs merged weights'
+
+
+def test_an_adapter_that_drafts_on_packed_weights(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", "Q8_0")
+    modules = [f"model.layers.{layer}.self_attn.o_proj" for layer in range(2)]
+    halves = pairs(load_file(file.with_suffix("") / "model.safetensors"), modules)
+    adapter = write_adapter(tmp_path / "lora", halves, base_model_name_or_path="toy")
+    model, merged = pardec.load(file, device="cpu"), pardec.load(file, device="cpu", adapter=adapter)
+    network = model.language_model
+    drafts = draft_adapter(network, str(adapter))
+    assert drafts is not None
+    with torch.inference_mode():
+        found = drafts.run(Plan.full(IDS, network.visible()), None).logits()
+    assert torch.allclose(found, logits(merged), rtol=1e-4, atol=1e-4)
+    assert "out_weight" in packed_names(model)  # while it verifies
+    ids: Any = {"input_ids": [[5, 9, 30, 5, 9], [7]], "max_new_tokens": 12, "stop_ids": []}
+    expected = model.generate(**ids, sampler="sequential").tokens
+    assert model.generate(**ids, sampler=f"linearspec:k=4,mask=3,adapter={adapter}").tokens == expected
+
+
+@pytest.mark.parametrize("arguments", [{}, {"adapter": True}, {"quantize": "int4"}], ids=str)
+def test_a_packed_draft_model_and_any_target(tmp_path: Path, arguments: Any) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", "Q8_0")
+    drafter = write_gguf(tmp_path / "drafter.gguf", "Q4_1", "qwen3")
+    if arguments.get("adapter"):
+        halves = pairs(load_file(file.with_suffix("") / "model.safetensors"), ["model.layers.0.self_attn.q_proj"])
+        arguments = {"adapter": write_adapter(tmp_path / "lora", halves, base_model_name_or_path="toy")}
+    model = pardec.load(file, device="cpu", **arguments)
+    ids: Any = {"input_ids": [[5, 9, 30, 5, 9], [7]], "max_new_tokens": 12, "stop_ids": []}
+    expected = model.generate(**ids, sampler="sequential").tokens
+    assert model.generate(**ids, sampler=f"model:name={drafter},k=3").tokens == expected
 
 
 def test_other_files_cannot_stay_packed() -> None:
