@@ -258,6 +258,35 @@ def test_a_packed_draft_model_and_any_target(tmp_path: Path, arguments: Any) -> 
     assert model.generate(**ids, sampler=f"model:name={drafter},k=3").tokens == expected
 
 
+STORES = ["int8", "kivi:bits=4", "kivi:bits=2", "gear", "mustafar", "rotatekv", "channels"]
+STORES += ["cake:budget=48", "streaming:window=16", "lminfinite:window=16", "retrieval"]
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_cache_of_fewer_bytes_gives_the_dense_model_s_tokens(tmp_path: Path, store: str) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", "Q4_1", changes={"max_position_embeddings": 256})
+    own, dense = pardec.load(file, device="cpu"), pardec.load(file, device="cpu", packed=False)
+    draw = torch.Generator().manual_seed(0)
+    rows = [torch.randint(3, 200, (length,), generator=draw).tolist() for length in (80, 37)]
+    ids: Any = {"input_ids": rows, "max_new_tokens": 24, "stop_ids": []}
+    expected = dense.generate(**ids, sampler=f"sequential@{store}").tokens
+    assert own.generate(**ids, sampler=f"sequential@{store}").tokens == expected
+    assert own.generate(**ids, sampler=f"lookup:k=4@{store}").tokens == expected
+
+
+@pytest.mark.parametrize("activations", ["float32", "int8"])
+def test_keys_and_values_in_16_bits(tmp_path: Path, activations: str) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", "Q4_1")
+    own = pardec.load(file, device="cpu", dtype="bfloat16", packed=True, activations=activations)
+    plain = pardec.load(file, device="cpu", packed=False)
+    cache = own.language_model.new_cache(1, 8)
+    assert {part.dtype for part in (*cache.k, *cache.v)} == {torch.bfloat16}
+    assert (logits(own) - logits(plain)).abs().mean() < 0.1 * logits(plain).abs().mean()
+    ids: Any = {"input_ids": [[5, 9, 30, 5, 9], [7]], "max_new_tokens": 12, "stop_ids": []}
+    for store in ("", "@int8"):
+        assert [*map(len, own.generate(**ids, sampler=f"lookup:k=4{store}").tokens)] == [12, 12]
+
+
 def test_other_files_cannot_stay_packed() -> None:
     with pytest.raises(ArgumentError, match="packed=True cannot be followed: tiny-llama is no GGUF file"):
         pardec.load("tiny-llama", device="cpu", packed=True)
