@@ -145,7 +145,7 @@ def plan_loading(
         short(made.dtype),
         torch.get_num_threads() if made.device.type == "cpu" else 1,
         made.activations,
-        sum(prod(matrix.shape) for matrix in made.matrices) + made.vectors // made.dtype.itemsize,
+        made.parameters,
         dict(Counter(matrix.types for matrix in made.matrices).most_common()),
         dict(plain.most_common()),
         made.why_plain,

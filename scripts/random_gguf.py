@@ -50,6 +50,8 @@ class Shape:
     heads: int
     kv_heads: int
     tied: bool = False  # whether the embedding is the head, too
+    experts: int = 8  # in each layer, of families that have them; `mlp` is the inner width of one
+    used: int = 2  # experts that a token takes
 
     @property
     def head(self) -> int:
@@ -69,11 +71,13 @@ def tensors(shape: Shape, kind: str) -> Iterator[tuple[str, tuple[int, ...], str
     """Name, shape and type of each tensor, in the order of the file."""
     family, head = ARCHITECTURES[shape.family], shape.head
     queries, keys = shape.heads * head, shape.kv_heads * head
-    matrices = {
+    matrices: dict[str, tuple[int, ...]] = {
         "attn_q": (queries, shape.width), "attn_k": (keys, shape.width), "attn_v": (keys, shape.width),
-        "attn_output": (shape.width, queries), "ffn_gate": (shape.mlp, shape.width),
-        "ffn_up": (shape.mlp, shape.width), "ffn_down": (shape.width, shape.mlp),
+        "attn_output": (shape.width, queries),
     }  # fmt: skip
+    stack, ending = ((shape.experts,), "_exps") if family.expert_width else ((), "")
+    matrices |= {f"ffn_{part}{ending}": (*stack, shape.mlp, shape.width) for part in ("gate", "up")}
+    matrices[f"ffn_down{ending}"] = (*stack, shape.width, shape.mlp)
     vectors = {"attn_norm": shape.width, "ffn_norm": shape.width}
     vectors |= {"attn_q_norm": head, "attn_k_norm": head} if family.query_norms else {}
     mixed = kind == "Q4_K_M"
@@ -84,8 +88,14 @@ def tensors(shape: Shape, kind: str) -> Iterator[tuple[str, tuple[int, ...], str
         more = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2  # llama.cpp's choice of layers
         for name, size in vectors.items():
             yield f"blk.{layer}.{name}.weight", (size,), "F32"
+        if family.expert_width:
+            yield f"blk.{layer}.ffn_gate_inp.weight", (shape.experts, shape.width), "F32"
         for name, sizes in matrices.items():
-            yield f"blk.{layer}.{name}.weight", sizes, finer if more and name in ("attn_v", "ffn_down") else body
+            yield (
+                f"blk.{layer}.{name}.weight",
+                sizes,
+                finer if more and name in ("attn_v", f"ffn_down{ending}") else body,
+            )
             if family.qkv_bias and name in ("attn_q", "attn_k", "attn_v"):
                 yield f"blk.{layer}.{name}.bias", sizes[:1], "F32"
     yield "output_norm.weight", (shape.width,), "F32"
@@ -140,6 +150,9 @@ def metadata(shape: Shape, name: str) -> dict[str, Any]:
         "attention.value_length": shape.head, "rope.dimension_count": shape.head, "vocab_size": shape.vocab,
         "attention.layer_norm_rms_epsilon": 1e-5, "rope.freq_base": 500000.0,
     }  # fmt: skip
+    if family.expert_width:
+        sizes |= {"expert_count": shape.experts, "expert_used_count": shape.used}
+        sizes["expert_feed_forward_length"] = shape.mlp
     values: dict[str, Any] = {f"{shape.family}.{key}": value for key, value in sizes.items()}
     if not family.causal:
         values |= {f"{shape.family}.attention.causal": False, "diffusion.shift_logits": bool(family.shift)}

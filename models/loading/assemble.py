@@ -144,7 +144,7 @@ def fill(
     device_of: Callable[[str], torch.device],
     memory: Callable[[str], Callable[..., Tensor]] = lambda name: torch.empty,
     finish: Finish | None = None,
-    complete: Mapping[str, Tensor] | None = None,
+    complete: Mapping[str, Weight] | None = None,
 ) -> None:
     """Read every tensor straight into its parameter; only one published tensor is in memory in addition to the weights.
 

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 from torch import nn
@@ -15,6 +14,7 @@ from torch import nn
 from ..decoder_config import DecoderConfig
 from ..errors import ArgumentError, ModelError
 from ..files.arguments import check
+from ..files.gguf.tensors import FileTensor
 from ..files.lora import read_adapter
 from ..files.sources import local, locate
 from ..files.weights import Published
@@ -30,7 +30,7 @@ from .recognition import read_checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A parameter of two or three axes."""
+    """A parameter of two or three axes, but for routers of experts."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,6 +62,7 @@ class Outline:
     why_plain: str  # why the matrices of a GGUF file do not stay packed; "" where they do, and of other files
     matrices: tuple[Matrix, ...]
     vectors: int  # bytes of all other parameters
+    parameters: int  # numbers in all of them
     loading: int  # bytes of the largest tensor while it is read, in addition to the weights
 
     @property
@@ -137,7 +138,10 @@ def outline(
         adapter=adapter,
     )
     chosen = {} if packing is None else packing.chosen(decoder, expected, used)
-    kept = {name: [(tensor.kind, tensor.shape[0]) for tensor in tensors] for name, tensors in chosen.items()}
+    kept = {  # of each matrix, and of every one of a stack
+        name: [(tensor.kind, tensor.shape[-2]) for tensor in tensors for _ in range(prod(tensor.shape[:-2]))]
+        for name, tensors in chosen.items()
+    }
     in_panels = rounding is None and device_map is None
     stored = _stored_types(expected, used)
     matrices, vectors = _matrices(decoder, kept, rounding, stored, native.dtype, target, in_panels=in_panels)
@@ -156,6 +160,7 @@ def outline(
         why_plain if source.gguf is not None else "",
         matrices,
         vectors,
+        sum(parameter.numel() for parameter in decoder.parameters()),
         loading + (0 if lora is None else lora.nbytes),
     )
 
@@ -173,9 +178,9 @@ def _matrices(
     config: DecoderConfig = decoder.config  # type: ignore[assignment]
     found, vectors = [], 0
     for name, parameter in decoder.named_parameters():
-        size, own = tuple(parameter.shape), torch.float32 if name.rpartition(".")[2] in assemble.ROUTER else dtype
-        if len(size) < 2 or own is not dtype:
-            vectors += prod(size) * own.itemsize
+        size, is_router = tuple(parameter.shape), name.rpartition(".")[2] in assemble.ROUTER
+        if len(size) < 2 or is_router:
+            vectors += prod(size) * (torch.float32 if is_router else dtype).itemsize
             continue
         parts = kept.get(name)
         if parts is None and rounding is not None and size[-1] % GROUP == 0:
@@ -207,12 +212,12 @@ def _loading(
     decoder: nn.Module,
     expected: Mapping[str, assemble.Target],
     published: Mapping[str, Published],
-    chosen: Mapping[str, Any],
+    chosen: Mapping[str, Sequence[FileTensor]],
     rounding: BlockQuantizer | None,
     dtype: torch.dtype,
 ) -> int:
-    """Bytes of the largest tensor while it is read."""
-    most = 0
+    """Bytes of the largest tensor while it is read, or of all tensors of a packed parameter."""
+    most = max((sum(tensor.size for tensor in tensors) for tensors in chosen.values()), default=0)
     for name, entry in published.items():
         count = prod(entry.shape)
         if entry.blocks is None:
@@ -225,7 +230,7 @@ def _loading(
             size += 2 * count * torch.float32.itemsize
         most = max(most, size)
     if rounding is not None:  # a whole parameter is in memory before it is rounded
-        most += max((prod(each.shape[-2:]) for each in decoder.parameters()), default=0) * dtype.itemsize
+        most += max((each.numel() for each in decoder.parameters()), default=0) * dtype.itemsize
     return most
 
 

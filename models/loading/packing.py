@@ -14,7 +14,7 @@ from ..files.gguf.tensors import FileTensor
 from ..files.sources import Source
 from ..files.weights import Published
 from ..kernels.cpu import blocks, library
-from .assemble import Target
+from .assemble import ROUTER, Target, Weight
 
 
 @dataclass(slots=True)
@@ -38,13 +38,13 @@ class Packing:
             sources.setdefault(expected[name].parameter, []).append((expected[name].start, entry))
         chosen: dict[str, list[FileTensor]] = {}
         for name, parameter in decoder.named_parameters():
-            if parameter.dim() != 2 or name not in sources:
+            if parameter.dim() < 2 or name not in sources or name.rpartition(".")[2] in ROUTER:
                 continue
             parts = [entry for _, entry in sorted(sources[name], key=lambda each: each[0])]
             tensors = [entry.blocks for entry in parts if entry.blocks is not None and entry.change is None]
             kinds = "+".join(dict.fromkeys(tensor.kind for tensor in tensors))
-            rows = sum(tensor.shape[0] for tensor in tensors)
-            if rows != parameter.shape[0] or any(tensor.kind not in blocks.TYPES for tensor in tensors):
+            rows = sum(tensor.shape[-2] for tensor in tensors)  # of one matrix, also where each is a stack
+            if rows != parameter.shape[-2] or any(tensor.kind not in blocks.TYPES for tensor in tensors):
                 self.plain[kinds] += 1
             else:
                 self.matrices[kinds] += 1
@@ -59,13 +59,16 @@ class Packing:
 
     def weights(
         self, decoder: nn.Module, expected: Mapping[str, Target], published: Mapping[str, Published], dtype: torch.dtype
-    ) -> dict[str, Tensor]:
-        """The packed matrices by parameter."""
+    ) -> dict[str, Weight]:
+        """The packed matrices by parameter; of a stack of experts, one for each."""
         shapes = {name: parameter.shape for name, parameter in decoder.named_parameters()}
-        packed: dict[str, Tensor] = {}
+        packed: dict[str, Weight] = {}
         for name, tensors in self.chosen(decoder, expected, published).items():
-            raws = [(tensor.kind, tensor.raw()) for tensor in tensors]
-            packed[name] = blocks.joined(raws, shapes[name][1], dtype, self.activations)
+            *stack, _, columns = shapes[name]
+            raws = [(tensor.kind, tensor.raw().view(*stack, tensor.shape[-2], -1)) for tensor in tensors]
+            each = [[(kind, raw[index]) for kind, raw in raws] for index in range(stack[0])] if stack else [raws]
+            joined: list[Tensor] = [blocks.joined(parts, columns, dtype, self.activations) for parts in each]
+            packed[name] = joined if stack else joined[0]
         return packed
 
     def summary(self) -> str:

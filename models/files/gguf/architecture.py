@@ -104,12 +104,13 @@ def _config(fields: Fields, header: Header, architecture: Architecture) -> dict[
     if not head_dim == rotated == values:
         problem = f"keys of {head_dim} values, of which {rotated} are rotated, and values of {values}: not supported"
         raise ModelError(f"{fields.file}: {problem}")
+    experts = _experts(fields, architecture)
     config: dict[str, Any] = {
         "architectures": [architecture.class_name],
         "model_type": architecture.model_type,
         "vocab_size": embedding.shape[0],
         "hidden_size": width,
-        "intermediate_size": fields.whole("feed_forward_length"),
+        "intermediate_size": fields.whole("feed_forward_length", experts.get(architecture.expert_width)),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": fields.whole("attention.head_count_kv", heads),
@@ -119,10 +120,22 @@ def _config(fields: Fields, header: Header, architecture: Architecture) -> dict[
         "max_position_embeddings": fields.whole("context_length"),
         "rope_parameters": _rope(fields, header, head_dim, architecture),
         "tie_word_embeddings": "output.weight" not in tensors,
+        **experts,
     }
     if architecture.optional_biases:
         config |= {"attention_bias": "blk.0.attn_q.bias" in tensors, "mlp_bias": "blk.0.ffn_gate.bias" in tensors}
     return config
+
+
+def _experts(fields: Fields, architecture: Architecture) -> dict[str, Any]:
+    """The config of the experts of every layer; empty for an architecture that has none."""
+    if not architecture.expert_width:
+        return {}
+    count, used = fields.whole("expert_count"), fields.whole("expert_used_count")
+    if not 0 < used <= count:
+        raise ModelError(f"{fields.file}: {used} of {count} experts for a token are not possible")
+    inner = fields.whole("expert_feed_forward_length", 0) or fields.whole("feed_forward_length") // used
+    return {"num_experts": count, "num_experts_per_tok": used, architecture.expert_width: inner}
 
 
 def _rope(fields: Fields, header: Header, head_dim: int, architecture: Architecture) -> dict[str, Any]:
@@ -175,10 +188,13 @@ def _targets(header: Header, config: dict[str, Any], architecture: Architecture)
         "attn_k": (keys, width),
         "attn_v": (keys, width),
         "attn_output": (width, queries),
-        "ffn_gate": (mlp, width),
-        "ffn_up": (mlp, width),
-        "ffn_down": (width, mlp),
     }
+    if architecture.expert_width:
+        count, inner = config["num_experts"], config[architecture.expert_width]
+        shapes |= {"ffn_gate_inp": (count, width), "ffn_down_exps": (count, width, inner)}
+        shapes |= dict.fromkeys(("ffn_gate_exps", "ffn_up_exps"), (count, inner, width))
+    else:
+        shapes |= {"ffn_gate": (mlp, width), "ffn_up": (mlp, width), "ffn_down": (width, mlp)}
     if architecture.query_norms:
         shapes |= {"attn_q_norm": (head,), "attn_k_norm": (head,)}
     biased = ["attn_q", "attn_k", "attn_v"] if architecture.qkv_bias else []
@@ -197,7 +213,8 @@ def _targets(header: Header, config: dict[str, Any], architecture: Architecture)
         for part, shape in shapes.items():
             for ending in ("weight", "bias")[: 1 + (part in biased)]:
                 published = architecture.layer.format(i=layer) + architecture.parts[part]
-                target = Target(f"{published}.{ending}", permuted.get(part))
+                stacked = part.endswith("_exps")  # published as a parameter of its own, not as the weight of a layer
+                target = Target(published if stacked else f"{published}.{ending}", permuted.get(part))
                 wanted[f"blk.{layer}.{part}.{ending}"] = (target, shape if ending == "weight" else shape[:1])
     missing, unknown = wanted.keys() - header.tensors.keys(), header.tensors.keys() - wanted.keys() - {_ROPE_FACTORS}
     if missing:

@@ -20,6 +20,13 @@ _LLAMA_PARTS = {
     "ffn_down": "mlp.down_proj",
 }
 _LLAMA_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_EXPERT_PARTS = {
+    **{part: name for part, name in _LLAMA_PARTS.items() if name.partition(".")[0] != "mlp"},
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+}
 _LLADA_PARTS = {f"attn_{part}": f"{part}_proj" for part in "qkv"} | {
     "attn_norm": "attn_norm",
     "ffn_norm": "ff_norm",
@@ -71,6 +78,8 @@ class Architecture:
     optional_biases: bool = False  # whether the tensors decide which biases exist
     keys: Mapping[str, str] = field(default_factory=dict)  # config keys that differ from transformers'
     settings: Mapping[str, Any] = field(default_factory=dict)
+    expert_width: str = ""  # config key of the inner width of an expert; "": an MLP without experts
+    normalizes: bool = False  # whether the weights of a token's experts are divided by their sum
     causal: bool = True  # a position sees those before it alone
     shift: bool | None = None  # of masked models: a token is predicted at the position before it
     scaled_frequencies: bool = False  # a tensor may divide the rotary frequencies, as Llama 3's does
@@ -90,6 +99,15 @@ ARCHITECTURES = {
     "llama": Architecture("LlamaForCausalLM", "llama", interleaved=True, optional_biases=True, scaled_frequencies=True),
     "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", qkv_bias=True),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", query_norms=True),
+    "qwen3moe": Architecture(
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe",
+        parts=_EXPERT_PARTS,
+        query_norms=True,
+        settings={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        expert_width="moe_intermediate_size",
+        normalizes=True,
+    ),
     "dream": Architecture("DreamModel", "Dream", qkv_bias=True, causal=False, shift=True),
     "llada": Architecture(
         "LLaDAModelLM",
@@ -100,6 +118,16 @@ ARCHITECTURES = {
         interleaved=True,
         keys=_LLADA_KEYS,
         settings=_LLADA_SETTINGS,
+        causal=False,
+        shift=False,
+    ),
+    "llada-moe": Architecture(
+        "LLaDAMoEModelLM",
+        "llada_moe",
+        parts=_EXPERT_PARTS,
+        query_norms=True,
+        settings={"qk_layernorm": True},
+        expert_width="expert_intermediate_size",
         causal=False,
         shift=False,
     ),

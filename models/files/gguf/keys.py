@@ -24,7 +24,18 @@ FOLLOWED = frozenset(
         *("rope.scaling.type", "rope.scaling.factor", "rope.scale_linear"),
     )
 )
-# Keys of an architecture without effect on the five that are read, always or while their feature is off.
+# The same of an architecture with experts, and then its keys with values that leave the output unchanged.
+EXPERTS_FOLLOWED = frozenset(("expert_count", "expert_used_count", "expert_feed_forward_length"))
+EXPERTS_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "expert_gating_func": (0, 1),  # softmax
+    "expert_weights_scale": (0, 1),
+    "expert_group_count": (0, 1),
+    "expert_group_used_count": (0, 1),
+    "moe_every_n_layers": (0, 1),
+    "interleave_moe_layer_step": (0, 1),
+}
+# Keys of an architecture without effect on those that are read, always or while their feature is off; of one with
+# experts, those whose names speak of them are not ignored.
 IGNORED = frozenset(
     (
         *("vocab_size", "tensor_data_layout", "pooling_type", "decoder_start_token_id", "decoder_block_count"),
@@ -50,6 +61,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "rope.scaling.yarn_ext_factor": (0, -1),
     "attention.temperature_scale": (0,),
 }
+_OF_EXPERTS = ("expert", "moe_", "interleave_moe", "router_")
 _TOKENIZER = "tokenizer."
 TOKENIZER_FOLLOWED = frozenset(
     (
@@ -88,6 +100,11 @@ def known_keys(header: Header) -> frozenset[str]:
 def check_keys(header: Header, name: str, architecture: Architecture) -> None:
     """Raises ModelError, naming it, for a key that changes what llama.cpp computes and is not followed here."""
     known = known_keys(header)
+    followed, neutral = FOLLOWED | IGNORED, NEUTRAL
+    if architecture.expert_width:
+        of_experts = {own for own in IGNORED if own.startswith(_OF_EXPERTS)}
+        followed = (followed - of_experts) | EXPERTS_FOLLOWED
+        neutral = {**NEUTRAL, **EXPERTS_NEUTRAL, "expert_weights_norm": (architecture.normalizes,)}
     for key, value in header.metadata.items():
         if key.startswith(_OTHERS_IGNORED):
             continue
@@ -102,15 +119,15 @@ def check_keys(header: Header, name: str, architecture: Architecture) -> None:
                 raise _refusal(header, key, value)
         elif own != key and own == _CAUSAL:
             _check_flag(header, key, value, architecture.causal)
-        elif own != key and own in FOLLOWED | IGNORED:
+        elif own != key and own in followed:
             continue
-        elif (f"{{arch}}.{own}" in known if own != key else key in known) and not _neutral(own, value):
+        elif (f"{{arch}}.{own}" in known if own != key else key in known) and not _neutral(neutral.get(own), value):
             raise _refusal(header, key, value)
 
 
-def _neutral(own: str, value: Any) -> bool:
-    if own in NEUTRAL:
-        return isinstance(value, int | float) and any(np.float32(value) == each for each in NEUTRAL[own])
+def _neutral(values: tuple[Any, ...] | None, value: Any) -> bool:
+    if values is not None:
+        return isinstance(value, int | float) and any(np.float32(value) == each for each in values)
     return not _on(value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,9 @@ class FileTensor:
         return _PLAIN.get(self.kind, torch.float32)
 
     def raw(self) -> Tensor:
-        """The file's bytes, uint8 [rows, bytes of a row], rows in the published order. A vector has a row per value."""
+        """The file's bytes, uint8 [rows, bytes of a row], rows in the published order, of a stack one matrix after the
+        other. A vector has a row per value.
+        """
         content = np.empty(self.size, np.uint8)
         with self.file.open("rb", buffering=0) as handle:
             handle.seek(self.start)
@@ -49,7 +52,7 @@ class FileTensor:
                 if not more:
                     raise ModelError(f"{self.file} ends within tensor {self.name!r}", "download or copy the file again")
                 read += more
-        rows = content.reshape(self.shape[0], -1)
+        rows = content.reshape(prod(self.shape[:-1]) if self.shape[1:] else self.shape[0], -1)
         return torch.from_numpy(rows if self.heads is None else _published_order(rows, self.heads))
 
     def values(self) -> Tensor:

@@ -26,6 +26,7 @@ from pardec.models.files.gguf.keys import FOLLOWED, IGNORED, TOKENIZER_FOLLOWED,
 from pardec.models.files.gguf.listing import converted_files
 from pardec.models.load import load
 from pardec.models.loading.kinds import kind_of
+from tests.models.loading.expert_gguf import write_experts
 from tests.models.loading.gguf_files import (
     CONFIG,
     MERGES,
@@ -480,7 +481,7 @@ def test_a_factor_without_a_kind_scales_positions(tmp_path: Path, fields: dict[s
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
 def test_flags_of_decoding_have_to_be_those_of_the_architecture(tmp_path: Path, family: str) -> None:
-    masked = family in ("dream", "llada")
+    masked = not ARCHITECTURES[family].causal
     for key, wrong, right in (
         (f"{family}.attention.causal", masked, not masked),
         ("diffusion.shift_logits", family != "dream", family == "dream"),
@@ -489,7 +490,9 @@ def test_flags_of_decoding_have_to_be_those_of_the_architecture(tmp_path: Path, 
             continue
         for value in (wrong, right):
             file = tmp_path / f"{value}.gguf"
-            if masked:
+            if ARCHITECTURES[family].expert_width:
+                header = read_header(write_experts(file, family, {"": "F32"}))
+            elif masked:
                 published = pardec.load(f"tiny-{family}", device="cpu")
                 header = read_header(write_embedded_gguf(file, published.path, family))
             else:
