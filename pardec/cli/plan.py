@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from pardec.models.errors import SpecError
+from pardec.models.files.catalog import embedded_names
+from pardec.models.files.sources import local
 
 from . import options as o
 from .common import Json, dump, show
@@ -55,7 +56,7 @@ def plan(
     pardec plan MODEL -s model:name=DRAFTER,k=5+beam --prompt 2000 --new 500 --memory 3GB --acceptance 0.7
     """
     budget = None if memory is None else size(memory)
-    if sampler is None and budget is None and acceptance is None and Path(model).expanduser().exists():
+    if (sampler, budget, acceptance) == (None, None, None) and model not in embedded_names() and local(model):
         given = _before_loading(model, temperature, loading)
         if (batch, prompt, new) != (None, None, None):
             given |= {"rows": batch or 1, "positions": (prompt or _PROMPT) + (new or _NEW)}

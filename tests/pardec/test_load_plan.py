@@ -187,6 +187,14 @@ def test_the_command_refuses_options_that_do_not_change_a_plan(
     assert len(err.strip().splitlines()) == 2  # and a way out
 
 
+@pytest.mark.parametrize("name", ["missing.gguf", "~nobody-here/toy.gguf", "tiny-lama"])
+def test_a_name_of_no_model_is_refused(cli: Cli, name: str) -> None:
+    code, out, err = cli("plan", name, "--device", "cpu")
+    assert (code != 0, out) == (True, "")
+    assert "this is a bug" not in err
+    assert err.startswith("error: ")
+
+
 def test_every_option_of_loading_is_followed_or_refused(cli: Cli, tmp_path: Path) -> None:
     tried = {option for options, _ in [*FOLLOWED, *REFUSED] for option in map(str, options) if option.startswith("--")}
     tried |= {"--device", "--sampler", "--memory", "--acceptance", "--json", "--debug", "--help"}
