@@ -20,7 +20,7 @@ from pardec.models.kernels.ops import apply_rotary, glu, glu_c
 from pardec.models.layers.rope import Rope, default_frequencies
 from pardec.models.load import load
 from pardec.models.plan import Plan
-from pardec.samplers.ops.confidence_c import greedy_c
+from pardec.samplers.ops.confidence import greedy_c
 
 WIDTH, INNER, HEADS, KV, DIM = 576, 1536, 9, 3, 64
 

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from pardec.models.kernels.cpu import blocks, library
-from pardec.samplers.ops import confidence_c
+from pardec.samplers.ops import confidence
 from tests.models.kernels.test_blocks import COLUMNS, ROWS, rounded, weight
 
 HERE = Path(__file__).parent
 FOLDER = Path(library.__file__).parent
 SOURCES = [HERE / "check_kernels.c", *(FOLDER / f"{name}.c" for name in ("attention", "int8", "layer", "panels"))]
-SOURCES.append(Path(confidence_c.__file__).with_name("confidence.c"))
+SOURCES.append(Path(confidence.__file__).with_suffix(".c"))
 ARM = "aarch64-linux-gnu-gcc", ("qemu-aarch64", "-cpu", "max")
 ON_ARM = [(*ARM, ("-march=armv8-a",)), (*ARM, ("-march=armv8.2-a+dotprod",))]
 SIMDE = Path("/usr/include/simde/x86/avx512.h")

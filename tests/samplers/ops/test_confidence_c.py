@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pardec.samplers.ops.confidence import greedy
-from pardec.samplers.ops.confidence_c import greedy_c
+from pardec.samplers.ops.confidence import greedy, greedy_c
 
 pytestmark = pytest.mark.usefixtures("in_c")
 

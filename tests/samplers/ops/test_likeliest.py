@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pardec.samplers.ops.confidence import likeliest, probability_of
-from pardec.samplers.ops.confidence_c import likeliest_c, probability_c
+from pardec.samplers.ops.confidence import likeliest, likeliest_c, probability_c, probability_of
 
 pytestmark = pytest.mark.usefixtures("in_c")
 
