@@ -134,10 +134,10 @@ static int layer_of(const Forward *one, const Layer *layer, int index, const voi
     int heads = layer->heads, kv = layer->kv_heads, dim = layer->dim;
     int width = layer->out.rows, inner = layer->down.length;
     ptrdiff_t own = (ptrdiff_t)heads * dim, fused = own + 2 * (ptrdiff_t)kv * dim;
-    void *qkv = room, *q = past(one, qkv, rows * fused), *keys = past(one, q, rows * own);
-    void *read = past(one, keys, rows * (ptrdiff_t)kv * dim), *attended = past(one, read, count * own);
-    void *normed = past(one, attended, (ptrdiff_t)count * width), *both = past(one, normed, (ptrdiff_t)rows * width);
-    void *gated = past(one, both, 2 * (ptrdiff_t)count * inner), *some = past(one, gated, (ptrdiff_t)count * inner);
+    void *attended = room, *normed = past(one, attended, (ptrdiff_t)count * width);
+    void *qkv = past(one, normed, (ptrdiff_t)rows * width), *both = qkv; /* the MLP begins when attention is done */
+    void *q = past(one, qkv, rows * fused), *keys = past(one, q, rows * own);
+    void *read = past(one, keys, rows * (ptrdiff_t)kv * dim), *some = past(one, read, count * own);
     if (!inputs) {
         one->run->norm(from, layer->attention_norm, normed, type, rows, width, layer->epsilon);
         inputs = normed;
@@ -161,8 +161,8 @@ static int layer_of(const Forward *one, const Layer *layer, int index, const voi
     if (multiply(one, &layer->out, read, count, from, attended)) return 1;
     one->run->norm(attended, layer->mlp_norm, normed, type, count, width, layer->epsilon);
     if (multiply(one, &layer->gate_up, normed, count, NULL, both)) return 1;
-    one->run->gate(both, gated, type, count, inner);
-    return multiply(one, &layer->down, gated, count, attended, to);
+    one->run->gate(both, both, type, count, inner); /* a row ends where none is still to be read */
+    return multiply(one, &layer->down, both, count, attended, to);
 }
 
 /* The states `to` after layers[first .. last - 1], which all are of one shape. Where not all queries are wanted,
@@ -172,7 +172,8 @@ int pardec_layers(const Layer *layers, int first, int last, const Forward *one, 
 {
     ptrdiff_t rows = (ptrdiff_t)one->batch * one->queries, own = (ptrdiff_t)layers->heads * layers->dim;
     ptrdiff_t kv = (ptrdiff_t)layers->kv_heads * layers->dim;
-    ptrdiff_t each = 4 * own + 3 * kv + 3 * layers->out.rows + 3 * (ptrdiff_t)layers->down.length;
+    ptrdiff_t width = layers->out.rows, both = 2 * (ptrdiff_t)layers->down.length, each = 4 * own + 3 * kv + width;
+    each = 2 * width + (each > both ? each : both);
     void *room = malloc(rows * each * (one->type ? 2 : 4));
     int failed = !room;
     for (int index = first; index < last && !failed; index++, from = to)
