@@ -33,7 +33,7 @@ class FusedLayers:
             return None
         if slots is not None and (slots.start is None or slots.cache.k[0].dtype != dtype):
             return None
-        fused = self._of(list(layers), dtype, version)
+        fused = self._of(list(layers), step.plain_matmuls, dtype, version)
         if fused is None:
             return None
         where: dict[str, Any] = {"ends": pattern.ends, "causal": causal}
@@ -48,11 +48,11 @@ class FusedLayers:
 
         return run
 
-    def _of(self, layers: list[nn.Module], dtype: torch.dtype, version: int) -> LayersInC | None:
+    def _of(self, layers: list[nn.Module], plain: bool, dtype: torch.dtype, version: int) -> LayersInC | None:
         parts = [part for layer in layers for part in layer._parameters.values() if part is not None]
-        key = dtype, version, *map(id, parts), *(part.data_ptr() for part in parts if part.dim() == 1)
+        key = plain, dtype, version, *map(id, parts), *(part.data_ptr() for part in parts if part.dim() == 1)
         if self._known is None or self._known[0] != key:
             own = [layer.weights_in_c() if type(layer) is DecoderLayer else None for layer in layers]
-            fit = [each for each in own if each is not None and each.fit(dtype)]
+            fit = [each for each in own if each is not None and each.fit(dtype, plain=plain)]
             self._known = key, LayersInC(fit) if len(fit) == len(own) and usable() else None
         return self._known[1]

@@ -19,6 +19,7 @@ from . import attention, blocks, int8, layer, library, panels
 from .blocks import BlockWeight
 from .int8 import Int8Weight
 from .library import COUNT, POINTER, STEP
+from .packed import PackedWeight
 from .panels import Panels
 
 _FILE = Path(__file__).with_suffix(".c")
@@ -83,11 +84,12 @@ class LayerWeights:
     qkv_bias: Tensor | None = None
     gate_up_bias: Tensor | None = None
 
-    def fit(self, dtype: torch.dtype) -> bool:
-        """Whether the kernels take these weights with states of `dtype`."""
-        if dtype not in library.TYPES:
+    def fit(self, dtype: torch.dtype, *, plain: bool = True) -> bool:
+        """Whether the kernels take these weights with states of `dtype`; `plain` False: only packed ones."""
+        matrices = self.qkv, self.out, self.gate_up, self.down
+        if dtype not in library.TYPES or not all(_takes(each, dtype) for each in matrices):
             return False
-        if not all(_takes(each, dtype) for each in (self.qkv, self.out, self.gate_up, self.down)):
+        if not plain and not all(isinstance(each, PackedWeight) for each in matrices):
             return False
         rows = self.mlp_norm, self.attention_norm, *(self.head_norms or ()), self.qkv_bias, self.gate_up_bias
         return all(each is None or (each.dtype == dtype and each.is_contiguous()) for each in rows)

@@ -112,7 +112,7 @@ def test_queries_grow_beyond_the_first_length(tmp_path: Path) -> None:
     plain = load(tmp_path, device="cpu")
     tokens = torch.arange(3, 19)[None]
     both = [model.forward(Plan.full(tokens, model.visible())).logits() for model in (grown, plain)]
-    assert torch.equal(both[0][:, :8], both[1][:, :8])
+    torch.testing.assert_close(both[0][:, :8], both[1][:, :8], rtol=1e-5, atol=1e-5)  # only one is fused
     assert not torch.allclose(both[0][:, 8:], both[1][:, 8:], atol=1e-4)
 
 
