@@ -49,8 +49,7 @@ class FusedLayers:
         return run
 
     def _of(self, layers: list[nn.Module], plain: bool, dtype: torch.dtype, version: int) -> LayersInC | None:
-        parts = [part for layer in layers for part in layer._parameters.values() if part is not None]
-        key = plain, dtype, version, *map(id, parts), *(part.data_ptr() for part in parts if part.dim() == 1)
+        key = plain, dtype, version, DecoderLayer.replacements, *map(id, layers)
         if self._known is None or self._known[0] != key:
             own = [layer.weights_in_c() if type(layer) is DecoderLayer else None for layer in layers]
             fit = [each for each in own if each is not None and each.fit(dtype, plain=plain)]

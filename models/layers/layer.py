@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -46,6 +47,9 @@ class DecoderLayer(nn.Module):
     post_attn_norm: nn.Parameter | None
     post_mlp_norm: nn.Parameter | None
     group: dist.ProcessGroup | None = None  # the processes that hold this layer's other heads and inner units
+    replacements: ClassVar[int] = (
+        0  # how often parameters were set or moved, for what is derived from them
+    )
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -63,6 +67,15 @@ class DecoderLayer(nn.Module):
         self.register_parameter("post_mlp_norm", _bias(width, config.post_norms))
         self.norms_heads = config.qk_norm  # whether queries and keys are normalised head by head
         self._make_mlp(config)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        DecoderLayer.replacements += 1
+        super().register_parameter(name, param)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DecoderLayer:
+        DecoderLayer.replacements += 1
+        layer: DecoderLayer = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return layer
 
     def _make_mlp(self, config: DecoderConfig) -> None:
         """The parameters of the MLP."""

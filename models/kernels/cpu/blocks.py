@@ -34,6 +34,7 @@ from torch import Tensor
 
 from . import library
 from .library import COUNT, POINTER, STEP
+from .memory import room
 from .packed import PackedWeight
 
 Activations = Literal["float32", "int8"]
@@ -128,8 +129,12 @@ class BlockWeight(PackedWeight):
 
     def rows(self, index: Tensor) -> Tensor:
         """[..., K] the rows `index` [...], dequantized. Raises IndexError for a row that there is not."""
-        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.shape[0]:
-            raise IndexError(f"rows must lie in 0..{self.shape[0] - 1}, got {int(index.min())}..{int(index.max())}")
+        low, high = (int(each) for each in index.aminmax()) if index.numel() else (0, 0)
+        if low < 0 or high >= self.shape[0]:
+            raise IndexError(f"rows must lie in 0..{self.shape[0] - 1}, got {low}..{high}")
+        if len(self.types) == 1 and index.numel() * self.shape[1] <= _CHUNK:
+            values = _dequantized(self.types[0], self.packed[0], index.reshape(-1), self.shape[1]).to(self.dtype)
+            return values.view(*index.shape, self.shape[1])
         out = torch.empty(index.numel(), self.shape[1], dtype=self.dtype)
         flat, start = index.reshape(-1), 0
         for kind, count, packed in zip(self.types, self.counts, self.packed, strict=True):
@@ -232,7 +237,9 @@ def pack(kind: str, raw: Tensor) -> Tensor:
     """The blocks of a file, uint8 [n, bytes of a row], in panels: uint8 [ceil(n / 32), bytes of a panel]."""
     own, count = TYPES[kind], len(raw)
     columns = raw.shape[1] // own.size * own.block
-    out = torch.zeros(-(-count // WIDTH), panel_bytes(kind, columns), dtype=torch.uint8)
+    panels = -(-count // WIDTH)
+    out = room(panels * panel_bytes(kind, columns)).view(panels, -1)
+    out[-1:] = 0  # rows after the last
     run = library.kernel_on(supported(), _PACKING, "pardec_pack", (COUNT, POINTER, COUNT, COUNT, POINTER, COUNT))
     if run is not None and library.allowed():
         raw = raw.contiguous()

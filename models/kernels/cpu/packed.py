@@ -39,7 +39,7 @@ class PackedWeight(Tensor):
         return _rebuild(type(self), tuple(copies), isinstance(self, nn.Parameter))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return _rebuild, (type(self), self.parts, isinstance(self, nn.Parameter))
+        return _rebuild, (type(self), tuple(map(_alone, self.parts)), isinstance(self, nn.Parameter))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -58,6 +58,12 @@ class PackedWeight(Tensor):
         return func(*args, **kwargs)
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+
+def _alone(part: Any) -> Any:
+    """A tensor in memory of its own: all of its memory is pickled, that of other matrices in it as well."""
+    shares = isinstance(part, Tensor) and part.untyped_storage().nbytes() > part.nbytes
+    return part.clone() if shares else part
 
 
 def _rebuild(kind: type[PackedWeight], parts: tuple[Any, ...], parameter: bool) -> PackedWeight:

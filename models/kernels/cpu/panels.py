@@ -13,6 +13,7 @@ where the processor multiplies pairs of bfloat16, the arithmetic takes half the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from . import library
 from .library import COUNT, POINTER, STEP
+from .memory import room
 from .packed import PackedWeight
 
 WIDTH = 48  # rows of a panel, as in panels.c
@@ -120,7 +122,8 @@ def runs(shape: Sequence[int], device: torch.device, least: int = LEAST) -> bool
 def empty(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Panels:
     """An empty matrix of `rows` and `columns` in panels, float32 or bfloat16."""
     each = 1 if dtype == torch.float32 else 2
-    packed = torch.empty(-(-rows // WIDTH), -(-columns // each), WIDTH, each, dtype=dtype, device="cpu")
+    shape = -(-rows // WIDTH), -(-columns // each), WIDTH, each
+    packed = room(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
     packed[-1, :, (rows - 1) % WIDTH + 1 :] = 0
     packed[:, columns // each :] = 0
     return Panels(packed, rows, columns)
