@@ -238,8 +238,7 @@ def pack(kind: str, raw: Tensor) -> Tensor:
     own, count = TYPES[kind], len(raw)
     columns = raw.shape[1] // own.size * own.block
     panels = -(-count // WIDTH)
-    out = room(panels * panel_bytes(kind, columns)).view(panels, -1)
-    out[-1:] = 0  # rows after the last
+    out = room(panels * panel_bytes(kind, columns)).view(panels, -1).zero_()
     run = library.kernel_on(supported(), _PACKING, "pardec_pack", (COUNT, POINTER, COUNT, COUNT, POINTER, COUNT))
     if run is not None and library.allowed():
         raw = raw.contiguous()
