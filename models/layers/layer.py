@@ -47,9 +47,7 @@ class DecoderLayer(nn.Module):
     post_attn_norm: nn.Parameter | None
     post_mlp_norm: nn.Parameter | None
     group: dist.ProcessGroup | None = None  # the processes that hold this layer's other heads and inner units
-    replacements: ClassVar[int] = (
-        0  # how often parameters were set or moved, for what is derived from them
-    )
+    replacements: ClassVar[int] = 0  # how often parameters were set or moved, for what is derived from them
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()

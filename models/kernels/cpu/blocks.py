@@ -133,8 +133,8 @@ class BlockWeight(PackedWeight):
         if low < 0 or high >= self.shape[0]:
             raise IndexError(f"rows must lie in 0..{self.shape[0] - 1}, got {low}..{high}")
         if len(self.types) == 1 and index.numel() * self.shape[1] <= _CHUNK:
-            values = _dequantized(self.types[0], self.packed[0], index.reshape(-1), self.shape[1]).to(self.dtype)
-            return values.view(*index.shape, self.shape[1])
+            whole = _dequantized(self.types[0], self.packed[0], index.reshape(-1), self.shape[1])
+            return whole.to(self.dtype).view(*index.shape, self.shape[1])
         out = torch.empty(index.numel(), self.shape[1], dtype=self.dtype)
         flat, start = index.reshape(-1), 0
         for kind, count, packed in zip(self.types, self.counts, self.packed, strict=True):
