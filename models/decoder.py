@@ -145,17 +145,16 @@ class Decoder(nn.Module):
         fused = None  # runs successive layers at once
         if chosen and chosen.step == 1 and through is None and self.placement is None and not self.config.each:
             fused = self._fused.run(self.layers, steps[chosen.start], h.dtype, self.weights_version)
-        picked = plan.want.clamp(min=0) if narrowed else None
         done = chosen.start  # layers before this one are done
         for index in chosen:
             layer, step, last = layers[index], steps[index], index == count - 1
+            picked = step.plan.want.clamp(min=0) if narrowed and last else None
             if through is not None:
                 h = through(layer, h, step, index)
             elif fused is None or (last and narrowed and step.pattern.causal):
-                some = step.plan.want.clamp(min=0) if last and narrowed else None
-                h = layer.forward(h, step, index, some)  # not layer(...): accelerate replaces forward itself
+                h = layer.forward(h, step, index, picked)  # not layer(...): accelerate replaces forward itself
             elif last or index + 1 == chosen.stop or index in plan.hidden or (narrowed and index + 2 == count):
-                h, done = fused(h, range(done, index + 1), picked if last else None), index + 1
+                h, done = fused(h, range(done, index + 1), picked), index + 1
             if index in plan.hidden:
                 taps[index] = h.view(*plan.tokens.shape, -1)
 

@@ -20,7 +20,7 @@ from .recognition import Recognised
 
 @dataclass(frozen=True, slots=True)
 class NativeModel:
-    """What is known of a native model before its weights are read. Made by `describe_native`."""
+    """A native model as its files describe it, before its weights are read; `describe_native` makes it."""
 
     spec: FamilySpec
     shape: DecoderConfig

@@ -301,9 +301,10 @@ INLINE ints dot(const int wide, ints sum, words w, words a)
 }
 #endif
 
-/* Rows of x in int8, INT_ROWS by INT_ROWS: of each group the numbers of all rows four by four, then for each row d, and
- * d times the sum of a over the group and over each of its halves. */
-struct rows { int8_t *a; float *d, *added; int groups; };
+/* Rows of x in int8, INT_ROWS by INT_ROWS: of each group the numbers of all rows four by four, then for each row d, d
+ * times the sum of a over the group and over each of its halves, and -128 times the sum over the group: AVX-512
+ * multiplies unsigned bytes, so that codes with a sign are 128 larger there, and a sum starts at that. */
+struct rows { int8_t *a; float *d, *added; int *start; int groups; };
 
 /* The numbers of the i-th row: the next four lie 4 INT_ROWS bytes on. */
 INLINE int8_t *row_of(const struct rows *x, int i, int g)
@@ -325,16 +326,6 @@ INLINE void add_group(const int wide, const float *s, const float *m, ptrdiff_t 
     *(vec *)(total + n) = wide ? value : fused_add(*(const vec *)(m + n), added, value);
 }
 
-/* AVX-512 multiplies unsigned bytes: codes with a sign are 128 larger there, and a group's sum starts at this. */
-INLINE int start_of_sum(const int wide, const int8_t *a)
-{
-    int sum = 0;
-    if (LANES != 16 || !wide) return 0;
-    for (int quad = 0; quad < QUADS; quad++)
-        UNROLL for (int i = 0; i < 4; i++) sum += a[quad * 4 * INT_ROWS + i];
-    return -128 * sum;
-}
-
 #define COLUMNS (VECTORS < 2 ? 1 : 2) /* vectors of a tile */
 
 #if LANES == 8
@@ -350,17 +341,15 @@ INLINE ints whole_of_pairs(__m256i x) { return (ints)_mm256_madd_epi16(x, _mm256
 
 /* The first `rows` rows of INT_ROWS, times one group: added to total [rows][WIDTH]. */
 INLINE void int_tile(const int rows, const int run, const int halves, const uint8_t *codes, const float *s,
-                     const float *m, const int8_t *a, const float *d, const float *added, float *total)
+                     const float *m, const int8_t *a, const float *d, const float *added, const int *start, float *total)
 {
     const int wide = run == 1, each = QUADS / halves;
-    int start[INT_ROWS];
-    UNROLL for (int r = 0; r < rows; r++) start[r] = start_of_sum(wide, a + 4 * r);
     UNROLL for (int first = 0; first < VECTORS; first += COLUMNS)
         UNROLL for (int half = 0; half < halves; half++) {
             ints sum[INT_ROWS][COLUMNS];
             UNROLL for (int r = 0; r < rows; r++)
                 UNROLL for (int j = 0; j < COLUMNS; j++)
-                    sum[r][j] = (ints){0} + start[r];
+                    sum[r][j] = (ints){0} + (LANES == 16 && wide ? start[r] : 0);
 #if LANES == 8
             __m256i part[INT_ROWS][COLUMNS];
 #endif
@@ -406,7 +395,7 @@ INLINE void one_row(const int kind, const uint8_t *panel, int groups, const stru
         for (int line = 0; line < bytes_of_codes(kind) + bytes_of_scales(kind); line += 64)
             __builtin_prefetch(codes + AHEAD + line, 0, 2);
         scales_of(kind, panel, g, s, m);
-        int start = start_of_sum(wide, a);
+        int start = LANES == 16 && wide ? x->start[at] : 0;
         UNROLL for (int from = 0; from < VECTORS; from += COLUMNS) {
             ints sum[2][COLUMNS];
             UNROLL for (int j = 0; j < COLUMNS; j++)
@@ -458,7 +447,7 @@ INLINE void one_row(const int kind, const uint8_t *panel, int groups, const stru
         for (int g = 0; g < groups; g++)                                                                           \
             int_tile(rows, run, halves, codes + g * CODES, s + g * 2 * WIDTH, m + g * 2 * WIDTH,                   \
                      row_of(x, i, first + g), x->d + place_of(x, i, first + g),                                    \
-                     x->added + 3 * place_of(x, i, first + g), total);                                             \
+                     x->added + 3 * place_of(x, i, first + g), x->start + place_of(x, i, first + g), total);        \
     }
 #define INT_TILES(run, halves)                                                                                     \
     INT_TILE(1, run, halves) INT_TILE(2, run, halves) INT_TILE(3, run, halves) INT_TILE(4, run, halves)
@@ -565,6 +554,7 @@ static void round_row(const float *x, const struct rows *rows, int i)
         rows->added[at * 3] = d * (sum[0] + sum[1]);
         rows->added[at * 3 + 1] = d * sum[0];
         rows->added[at * 3 + 2] = d * sum[1];
+        rows->start[at] = -128 * (sum[0] + sum[1]);
     }
 }
 
@@ -580,7 +570,7 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
     ptrdiff_t panel = start_of(kind, groups) - (is_super(kind) ? bytes_of_head(kind) : 0);
     float *copy = NULL;
     const float *numbers = (const float *)x;
-    struct rows rows = {NULL, NULL, NULL, groups};
+    struct rows rows = {NULL, NULL, NULL, NULL, groups};
     int failed = 0;
     if (type != FLOAT32) {
         copy = malloc(sizeof(float) * count * length + 1);
@@ -593,7 +583,8 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
     if (rounded && !failed) {
         size_t all = (size_t)((count + INT_ROWS - 1) / INT_ROWS) * INT_ROWS * groups;
         rows.a = malloc(all * GROUP + 1), rows.d = malloc(4 * all + 1), rows.added = malloc(12 * all + 1);
-        failed = !rows.a || !rows.d || !rows.added;
+        rows.start = malloc(4 * all + 1);
+        failed = !rows.a || !rows.d || !rows.added || !rows.start;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && count > 7)
         for (int i = 0; i < (failed ? 0 : count); i++) round_row(numbers + i * step, &rows, i);
     }
@@ -632,7 +623,7 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
                 }
         }
     }
-    free(copy), free(rows.a), free(rows.d), free(rows.added);
+    free(copy), free(rows.a), free(rows.d), free(rows.added), free(rows.start);
     return failed;
 }
 

@@ -194,11 +194,13 @@ def usable() -> bool:
 
 def _takes(weight: Tensor, dtype: torch.dtype) -> bool:
     """Whether the kernels multiply states of `dtype` with this matrix."""
-    if weight.requires_grad or isinstance(weight, (BlockWeight, Int8Weight)):
-        return not weight.requires_grad
-    if isinstance(weight, Panels) or dtype != torch.float32:
+    if weight.requires_grad:
+        return False
+    if isinstance(weight, (BlockWeight, Int8Weight)):
+        return True
+    if isinstance(weight, Panels):
         return dtype == torch.float32
-    plain = type(weight) is nn.Parameter and weight.is_cpu and weight.dtype == dtype
+    plain = type(weight) is nn.Parameter and weight.is_cpu and weight.dtype == dtype == torch.float32
     return plain and len(weight) >= panels.WIDTH and weight.stride(0) == 1
 
 

@@ -61,7 +61,7 @@ class PackedWeight(Tensor):
 
 
 def _alone(part: Any) -> Any:
-    """A tensor in memory of its own: all of its memory is pickled, that of other matrices in it as well."""
+    """`part`, copied if it is a tensor that shares its memory: pickling writes all of that, other matrices included."""
     shares = isinstance(part, Tensor) and part.untyped_storage().nbytes() > part.nbytes
     return part.clone() if shares else part
 

@@ -141,7 +141,7 @@ typedef void (*Tile)(ARGUMENTS);
 #define TILE(rows, fetch, kind)                                                                                    \
     static void tile_##rows##_##fetch##_##kind(ARGUMENTS)                                                          \
     {                                                                                                              \
-        tile(rows, fetch, kind, x, w, apart, onto, base, base_step, out, out_step, steps);                                \
+        tile(rows, fetch, kind, x, w, apart, onto, base, base_step, out, out_step, steps);                         \
     }
 #define TILES(rows, kind) TILE(rows, 0, kind) TILE(rows, 1, kind)
 #define OF(rows, kind) {tile_##rows##_0_##kind, tile_##rows##_1_##kind}

@@ -47,7 +47,7 @@ def split_arguments(text: str) -> dict[str, str]:
 
 
 def separate_defaults(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits arguments into those of `pardec.load` and those of `Model.generate`. Raises SpecError for any other."""
+    """Returns the arguments that `pardec.load` takes and those that `Model.generate` takes; SpecError for others."""
     for name in arguments:
         if name not in _LOAD + _GENERATE:
             raise SpecError(
