@@ -29,6 +29,9 @@
 #if LANES == 16                 /* rows of x in a tile: its sums stay in registers */
 #define FLOAT_ROWS 8
 #define INT_ROWS 8
+#elif LANES == 8
+#define FLOAT_ROWS 6
+#define INT_ROWS 4
 #else
 #define FLOAT_ROWS 3
 #define INT_ROWS 4
@@ -40,6 +43,8 @@
 #define MOST 4                  /* groups that are summed before their sum is added to the total */
 #define PARTS 6                 /* such sums at least: one long sum would lose more of float32's digits */
 #define ROWS 64                 /* rows of x that go over a panel together */
+#define TOTALS 512              /* sums of rows and panels at once: they stay in a cache */
+#define TILE 8                  /* rows of x in a tile of int8 by AVX2 */
 #define AHEAD 4096              /* bytes from the codes that are read to those that are prefetched */
 
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -219,7 +224,7 @@ INLINE vec code(const int wide, words x, const int i)
 INLINE void float_tile(const int rows, const int wide, const int halves, const uint8_t *codes, const float *s,
                        const float *m, int groups, const float *x, ptrdiff_t step, float *total)
 {
-    vec sum[rows][VECTORS];
+    vec sum[3][VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < VECTORS; j++)
             sum[r][j] = (vec){0};
@@ -248,19 +253,22 @@ INLINE void float_tile(const int rows, const int wide, const int halves, const u
 /* The same from dequantized weights w [groups * GROUP][WIDTH]. */
 INLINE void dense_tile(const int rows, const float *w, int length, const float *x, ptrdiff_t step, float *total)
 {
-    vec sum[rows][VECTORS];
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int j = 0; j < VECTORS; j++)
-            sum[r][j] = (vec){0};
-    for (int k = 0; k < length; k++)
-        UNROLL for (int r = 0; r < rows; r++) {
-            vec one = spread(x[r * step + k]);
-            UNROLL for (int j = 0; j < VECTORS; j++)
-                sum[r][j] = fused_add(*(const vec *)(w + k * WIDTH + j * LANES), one, sum[r][j]);
-        }
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int j = 0; j < VECTORS; j++)
-            *(vec *)(total + r * WIDTH + j * LANES) += sum[r][j];
+    const int columns = LANES == 8 && rows > 3 ? 2 : VECTORS;
+    for (int first = 0; first < WIDTH; first += columns * LANES) {
+        vec sum[FLOAT_ROWS][VECTORS];
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int j = 0; j < columns; j++)
+                sum[r][j] = (vec){0};
+        for (int k = 0; k < length; k++)
+            UNROLL for (int r = 0; r < rows; r++) {
+                vec one = spread(x[r * step + k]);
+                UNROLL for (int j = 0; j < columns; j++)
+                    sum[r][j] = fused_add(*(const vec *)(w + k * WIDTH + first + j * LANES), one, sum[r][j]);
+            }
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int j = 0; j < columns; j++)
+                *(vec *)(total + r * WIDTH + first + j * LANES) += sum[r][j];
+    }
 }
 
 /* Weights of `groups` groups: w[k][row]. */
@@ -333,26 +341,102 @@ INLINE void add_group(const int wide, const float *s, const float *m, ptrdiff_t 
 INLINE __m256i pairs_of(const int wide, words w, __m256i one)
 {
     __m256i own = (__m256i)w;
-    return wide ? _mm256_maddubs_epi16(_mm256_abs_epi8(own), _mm256_sign_epi8(one, own)) : _mm256_maddubs_epi16(own, one);
+    if (!wide) return _mm256_maddubs_epi16(own, one);
+    return _mm256_maddubs_epi16(_mm256_abs_epi8(own), _mm256_sign_epi8(one, own));
 }
 
 INLINE ints whole_of_pairs(__m256i x) { return (ints)_mm256_madd_epi16(x, _mm256_set1_epi16(1)); }
 #endif
 
-/* The first `rows` rows of INT_ROWS, times one group: added to total [rows][WIDTH]. */
-INLINE void int_tile(const int rows, const int run, const int halves, const uint8_t *codes, const float *s,
-                     const float *m, const int8_t *a, const float *d, const float *added, const int *start, float *total)
+#if LANES == 8
+/* Rows of x for tiles: each four numbers in all lanes (two by two, in 16 bits, for codes with a sign), so that a
+ * product reads them from memory without an instruction of its own. */
+struct spread { __m256i a[MOST * TILE * 2 * QUADS]; vec d[MOST][TILE], added[MOST][TILE][3]; };
+
+static void spread_rows(int wide, const struct rows *x, int i, int rows, int first, int groups, struct spread *out)
 {
-    const int wide = run == 1, each = QUADS / halves;
+    for (int g = 0; g < groups; g++)
+        for (int r = 0; r < rows; r++) {
+            const int8_t *a = row_of(x, i + r, first + g);
+            ptrdiff_t at = place_of(x, i + r, first + g);
+            UNROLL for (int quad = 0; quad < QUADS; quad++) {
+                uint32_t four;
+                memcpy(&four, a + quad * 4 * INT_ROWS, 4);
+                __m256i all = _mm256_set1_epi32((int)four);
+                __m256i *to = out->a + ((g * TILE + r) * QUADS + quad) * (wide ? 2 : 1);
+                if (wide) to[0] = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), to[1] = _mm256_srai_epi16(all, 8);
+                else *to = all;
+            }
+            out->d[g][r] = spread(x->d[at]);
+            UNROLL for (int part = 0; part < 3; part++) out->added[g][r][part] = spread(x->added[at * 3 + part]);
+        }
+}
+
+/* `rows` rows times `groups` groups of a panel from the first on: added to total [rows][WIDTH]. `next` is the
+ * distance to the panel that is read next. */
+INLINE void spread_tile(const int kind, const int rows, const uint8_t *panel, ptrdiff_t next, int first, int groups,
+                        const struct spread *x, float *total)
+{
+    const int wide = is_wide(kind), halves = kind == Q6_K ? 2 : 1, each = QUADS / halves, run = run_of(kind);
+    for (int g = 0; g < groups; g++) {
+        const uint8_t *codes = panel + start_of(kind, first + g) + bytes_of_scales(kind);
+        float s[2 * WIDTH] __attribute__((aligned(64))), m[2 * WIDTH] __attribute__((aligned(64)));
+        for (int line = 0; line < bytes_of_codes(kind) + bytes_of_scales(kind); line += 64)
+            __builtin_prefetch(codes + next + line, 0, 2);
+        scales_of(kind, panel, first + g, s, m);
+        for (int j = 0; j < VECTORS; j++)
+            UNROLL for (int half = 0; half < halves; half++) {
+                ints whole[TILE];
+                UNROLL for (int from = half * each; from < (half + 1) * each; from += run) {
+                    __m256i part[TILE];
+                    UNROLL for (int quad = from; quad < from + run; quad++) {
+                        words w[2];
+                        pair_of(kind, codes, quad % (QUADS / 2), j, &w[0], &w[1]);
+                        __m256i own = (__m256i)w[quad / (QUADS / 2)];
+                        __m256i even = wide ? _mm256_srai_epi16(_mm256_slli_epi16(own, 8), 8) : own;
+                        __m256i odd = _mm256_srai_epi16(own, 8);
+                        KEPT(even);
+                        if (wide) KEPT(odd);
+                        UNROLL for (int r = 0; r < rows; r++) {
+                            const __m256i *a = x->a + ((g * TILE + r) * QUADS + quad) * (wide ? 2 : 1);
+                            if (wide) {
+                                ints two = (ints)_mm256_madd_epi16(even, a[0]);
+                                if (quad) whole[r] += two;
+                                else whole[r] = two;
+                                whole[r] += (ints)_mm256_madd_epi16(odd, a[1]);
+                                KEPT(whole[r]);
+                            } else {
+                                __m256i pairs = _mm256_maddubs_epi16(even, *a);
+                                part[r] = quad > from ? _mm256_add_epi16(part[r], pairs) : pairs;
+                                KEPT(part[r]);  /* all products at once would not fit the registers */
+                            }
+                        }
+                    }
+                    UNROLL for (int r = 0; r < rows && !wide; r++) {
+                        ints sum = (ints)_mm256_madd_epi16(part[r], _mm256_set1_epi16(1));
+                        if (from > half * each) whole[r] += sum;
+                        else whole[r] = sum;
+                    }
+                }
+                UNROLL for (int r = 0; r < rows; r++)
+                    add_group(wide, s + half * WIDTH, m + half * WIDTH, j * LANES, whole[r], x->d[g][r],
+                              x->added[g][r][(halves == 2) + half], total + r * WIDTH);
+            }
+    }
+}
+#else
+/* The first `rows` rows of INT_ROWS, times one group: added to total [rows][WIDTH]. */
+INLINE void int_tile(const int rows, const int wide, const int halves, const uint8_t *codes, const float *s,
+                     const float *m, const int8_t *a, const float *d, const float *added, const int *start,
+                     float *total)
+{
+    const int each = QUADS / halves;
     UNROLL for (int first = 0; first < VECTORS; first += COLUMNS)
         UNROLL for (int half = 0; half < halves; half++) {
             ints sum[INT_ROWS][COLUMNS];
             UNROLL for (int r = 0; r < rows; r++)
                 UNROLL for (int j = 0; j < COLUMNS; j++)
                     sum[r][j] = (ints){0} + (LANES == 16 && wide ? start[r] : 0);
-#if LANES == 8
-            __m256i part[INT_ROWS][COLUMNS];
-#endif
             UNROLL for (int quad = half * each; quad < (half + 1) * each; quad++) {
                 words w[COLUMNS];
                 UNROLL for (int j = 0; j < COLUMNS; j++)
@@ -364,16 +448,8 @@ INLINE void int_tile(const int rows, const int run, const int halves, const uint
                     memcpy(&four, a + (quad * INT_ROWS + r) * 4, 4);
                     words one = (words){0} + four;
                     KEPT(one);
-                    UNROLL for (int j = 0; j < COLUMNS; j++) {
-#if LANES == 8
-                        __m256i pairs = pairs_of(wide, w[j], (__m256i)one);
-                        part[r][j] = quad % run ? _mm256_add_epi16(part[r][j], pairs) : pairs;
-                        KEPT(part[r][j]); /* all sums of a group at once would not fit the registers */
-                        if (quad % run == run - 1) sum[r][j] += whole_of_pairs(part[r][j]);
-#else
+                    UNROLL for (int j = 0; j < COLUMNS; j++)
                         sum[r][j] = dot(wide, sum[r][j], w[j], one);
-#endif
-                    }
                 }
             }
             UNROLL for (int r = 0; r < rows; r++)
@@ -382,6 +458,7 @@ INLINE void int_tile(const int rows, const int run, const int halves, const uint
                               spread(added[r * 3 + (halves == 2) + half]), total + r * WIDTH);
         }
 }
+#endif
 
 /* One row and all groups, from the packed codes. */
 INLINE void one_row(const int kind, const uint8_t *panel, int groups, const struct rows *x, int i, float *total)
@@ -438,33 +515,6 @@ INLINE void one_row(const int kind, const uint8_t *panel, int groups, const stru
     }
 }
 
-#define ARGUMENTS                                                                                                  \
-    const uint8_t *codes, const float *s, const float *m, int groups, const struct rows *x, int i, int first, float *total
-
-#define INT_TILE(rows, run, halves)                                                                                \
-    static void int_tile_##rows##_##run(ARGUMENTS)                                                                 \
-    {                                                                                                              \
-        for (int g = 0; g < groups; g++)                                                                           \
-            int_tile(rows, run, halves, codes + g * CODES, s + g * 2 * WIDTH, m + g * 2 * WIDTH,                   \
-                     row_of(x, i, first + g), x->d + place_of(x, i, first + g),                                    \
-                     x->added + 3 * place_of(x, i, first + g), x->start + place_of(x, i, first + g), total);        \
-    }
-#define INT_TILES(run, halves)                                                                                     \
-    INT_TILE(1, run, halves) INT_TILE(2, run, halves) INT_TILE(3, run, halves) INT_TILE(4, run, halves)
-
-INT_TILES(1, 1) INT_TILES(2, 2) INT_TILES(4, 1) INT_TILES(8, 1)
-
-#if INT_ROWS == 8
-#define MORE(run, halves)                                                                                          \
-    INT_TILE(5, run, halves) INT_TILE(6, run, halves) INT_TILE(7, run, halves) INT_TILE(8, run, halves)
-MORE(1, 1) MORE(2, 2) MORE(4, 1) MORE(8, 1)
-#define OF(run)                                                                                                    \
-    {int_tile_1_##run, int_tile_2_##run, int_tile_3_##run, int_tile_4_##run,                                       \
-     int_tile_5_##run, int_tile_6_##run, int_tile_7_##run, int_tile_8_##run}
-#else
-#define OF(run) {int_tile_1_##run, int_tile_2_##run, int_tile_3_##run, int_tile_4_##run}
-#endif
-
 #define ONE(kind)                                                                                                  \
     static void one_##kind(const uint8_t *panel, int groups, const struct rows *x, int i, float *total)             \
     {                                                                                                              \
@@ -476,9 +526,99 @@ ONE(Q4_0) ONE(Q4_1) ONE(Q5_0) ONE(Q5_1) ONE(Q8_0) ONE(IQ4_NL) ONE(MXFP4) ONE(Q4_
 static void (*const ONES[])(const uint8_t *, int, const struct rows *, int, float *) = {
     one_Q4_0, one_Q4_1, one_Q5_0, one_Q5_1, one_Q8_0, one_IQ4_NL, one_MXFP4, one_Q4_K, one_Q5_K, one_Q6_K};
 
+#if LANES == 8
+#define TILE_ARGUMENTS                                                                                             \
+    const uint8_t *panel, ptrdiff_t next, int first, int groups, const struct spread *x, float *total
+#define SPREAD_TILE(kind, n)                                                                                       \
+    static void tile_##kind##_##n(TILE_ARGUMENTS)                                                                  \
+    {                                                                                                              \
+        spread_tile(kind, n, panel, next, first, groups, x, total);                                                \
+    }
+#define TILES(kind)                                                                                                \
+    SPREAD_TILE(kind, 1) SPREAD_TILE(kind, 2) SPREAD_TILE(kind, 3) SPREAD_TILE(kind, 4)                            \
+    SPREAD_TILE(kind, 5) SPREAD_TILE(kind, 6) SPREAD_TILE(kind, 7) SPREAD_TILE(kind, 8)
+#define TILES_OF(kind)                                                                                             \
+    {tile_##kind##_1, tile_##kind##_2, tile_##kind##_3, tile_##kind##_4,                                           \
+     tile_##kind##_5, tile_##kind##_6, tile_##kind##_7, tile_##kind##_8}
+
+TILES(Q4_0) TILES(Q4_1) TILES(Q5_0) TILES(Q5_1) TILES(Q8_0) TILES(IQ4_NL) TILES(MXFP4) TILES(Q4_K) TILES(Q5_K)
+TILES(Q6_K)
+
+static void (*const TILE_OF[][TILE])(TILE_ARGUMENTS) = {
+    TILES_OF(Q4_0), TILES_OF(Q4_1), TILES_OF(Q5_0), TILES_OF(Q5_1), TILES_OF(Q8_0),
+    TILES_OF(IQ4_NL), TILES_OF(MXFP4), TILES_OF(Q4_K), TILES_OF(Q5_K), TILES_OF(Q6_K)};
+
+/* Rows of x, `count` from the i-th on, times `panels` panels of w -> total [panels][count][WIDTH]. The codes of some
+ * groups stay in a cache while all rows go over them. */
+static void rounded_part(int kind, const uint8_t *w, ptrdiff_t panel, int panels, const struct rows *x, int i,
+                         int count, float *total)
+{
+    struct spread some __attribute__((aligned(64)));
+    memset(total, 0, sizeof(float) * panels * count * WIDTH);
+    for (int p = 0; count == 1 && p < panels; p++) ONES[kind](w + p * panel, x->groups, x, i, total + p * WIDTH);
+    for (int first = 0; count > 1 && first < x->groups; first += MOST)
+        for (int from = 0; from < count; from += TILE) {
+            int groups = least(MOST, x->groups - first), rows = least(TILE, count - from);
+            spread_rows(is_wide(kind), x, i + from, rows, first, groups, &some);
+            for (int p = 0; p < panels; p++)
+                TILE_OF[kind][rows - 1](w + p * panel, panel, first, groups, &some,
+                                        total + ((ptrdiff_t)p * count + from) * WIDTH);
+        }
+}
+#else
+#define ARGUMENTS                                                                                                  \
+    const uint8_t *codes, const float *s, const float *m, int groups, const struct rows *x, int i, int first,      \
+        float *total
+
+#define INT_TILE(rows, name, wide, halves)                                                                         \
+    static void int_tile_##rows##_##name(ARGUMENTS)                                                                \
+    {                                                                                                              \
+        for (int g = 0; g < groups; g++)                                                                           \
+            int_tile(rows, wide, halves, codes + g * CODES, s + g * 2 * WIDTH, m + g * 2 * WIDTH,                  \
+                     row_of(x, i, first + g), x->d + place_of(x, i, first + g),                                    \
+                     x->added + 3 * place_of(x, i, first + g), x->start + place_of(x, i, first + g), total);        \
+    }
+#define INT_TILES(name, wide, halves)                                                                              \
+    INT_TILE(1, name, wide, halves) INT_TILE(2, name, wide, halves)                                                \
+    INT_TILE(3, name, wide, halves) INT_TILE(4, name, wide, halves)
+
+INT_TILES(plain, 0, 1) INT_TILES(halves, 0, 2) INT_TILES(wide, 1, 1)
+
+#if INT_ROWS == 8
+#define MORE(name, wide, halves)                                                                                   \
+    INT_TILE(5, name, wide, halves) INT_TILE(6, name, wide, halves)                                                \
+    INT_TILE(7, name, wide, halves) INT_TILE(8, name, wide, halves)
+MORE(plain, 0, 1) MORE(halves, 0, 2) MORE(wide, 1, 1)
+#define OF(name)                                                                                                   \
+    {int_tile_1_##name, int_tile_2_##name, int_tile_3_##name, int_tile_4_##name,                                   \
+     int_tile_5_##name, int_tile_6_##name, int_tile_7_##name, int_tile_8_##name}
+#else
+#define OF(name) {int_tile_1_##name, int_tile_2_##name, int_tile_3_##name, int_tile_4_##name}
+#endif
+
 typedef void (*IntTile)(ARGUMENTS);
 
-static const IntTile INT_TILES_OF[4][INT_ROWS] = {OF(1), OF(2), OF(4), OF(8)};
+static const IntTile INT_TILES_OF[3][INT_ROWS] = {OF(plain), OF(halves), OF(wide)};
+
+/* Rows of x, `count` from the i-th on, times `panels` panels of w -> total [panels][count][WIDTH]. */
+static void rounded_part(int kind, const uint8_t *w, ptrdiff_t panel, int panels, const struct rows *x, int i,
+                         int count, float *total)
+{
+    uint8_t codes[MOST * CODES] __attribute__((aligned(64)));
+    float s[MOST * 2 * WIDTH] __attribute__((aligned(64))), m[MOST * 2 * WIDTH] __attribute__((aligned(64)));
+    const IntTile *tiles = INT_TILES_OF[is_wide(kind) ? 2 : kind == Q6_K];
+    memset(total, 0, sizeof(float) * panels * count * WIDTH);
+    for (int p = 0; p < panels; p++, w += panel, total += count * WIDTH) {
+        if (count == 1) ONES[kind](w, x->groups, x, i, total);
+        for (int first = 0; count > 1 && first < x->groups; first += MOST) {
+            int groups = least(MOST, x->groups - first);
+            UNPACKS[kind](w, first, groups, codes, s, m);
+            for (int from = 0; from < count; from += INT_ROWS)
+                tiles[least(INT_ROWS, count - from) - 1](codes, s, m, groups, x, i + from, first, total + from * WIDTH);
+        }
+    }
+}
+#endif
 
 INLINE void float_tiles(const int wide, const int halves, int rows, const uint8_t *codes, const float *s,
                         const float *m, int groups, const float *x, ptrdiff_t step, float *total)
@@ -496,32 +636,42 @@ static void dense_tiles(int rows, const float *w, int length, const float *x, pt
     case 1: dense_tile(1, w, length, x, step, total); break;
     case 2: dense_tile(2, w, length, x, step, total); break;
     case 3: dense_tile(3, w, length, x, step, total); break;
-#if FLOAT_ROWS == 8
+#if FLOAT_ROWS >= 6
     case 4: dense_tile(4, w, length, x, step, total); break;
     case 5: dense_tile(5, w, length, x, step, total); break;
     case 6: dense_tile(6, w, length, x, step, total); break;
+#endif
+#if FLOAT_ROWS == 8
     case 7: dense_tile(7, w, length, x, step, total); break;
     case 8: dense_tile(8, w, length, x, step, total); break;
 #endif
     }
 }
 
-/* `count` rows of float32 numbers x times `groups` groups: added to total. */
-static void float_part(int kind, int count, const uint8_t *codes, const float *s, const float *m, int groups,
-                       const float *x, ptrdiff_t step, float *w, float *total)
+/* Rows x [count, step] times a panel of `groups` groups -> total [count][WIDTH]. */
+static void float_part(int kind, const uint8_t *panel, int groups, const float *x, ptrdiff_t step, int count,
+                       float *total)
 {
-    int wide = is_wide(kind), halves = kind == Q6_K ? 2 : 1;
-    if (count <= 3) {
-        if (wide) float_tiles(1, 1, count, codes, s, m, groups, x, step, total);
-        else if (halves == 2) float_tiles(0, 2, count, codes, s, m, groups, x, step, total);
-        else float_tiles(0, 1, count, codes, s, m, groups, x, step, total);
-        return;
+    uint8_t codes[MOST * CODES] __attribute__((aligned(64)));
+    float s[MOST * 2 * WIDTH] __attribute__((aligned(64))), m[MOST * 2 * WIDTH] __attribute__((aligned(64)));
+    float w[MOST * GROUP * WIDTH] __attribute__((aligned(64)));
+    const int wide = is_wide(kind), halves = kind == Q6_K ? 2 : 1, each = least(MOST, (groups + PARTS - 1) / PARTS);
+    memset(total, 0, sizeof(float) * count * WIDTH);
+    for (int g = 0; g < groups; g += each, x += each * GROUP) {
+        int some = least(each, groups - g);
+        UNPACKS[kind](panel, g, some, codes, s, m);
+        if (count <= 3) {
+            if (wide) float_tiles(1, 1, count, codes, s, m, some, x, step, total);
+            else if (halves == 2) float_tiles(0, 2, count, codes, s, m, some, x, step, total);
+            else float_tiles(0, 1, count, codes, s, m, some, x, step, total);
+            continue;
+        }
+        if (wide) dequantize(1, 1, codes, s, m, some, w);
+        else if (halves == 2) dequantize(0, 2, codes, s, m, some, w);
+        else dequantize(0, 1, codes, s, m, some, w);
+        for (int i = 0; i < count; i += FLOAT_ROWS)
+            dense_tiles(least(FLOAT_ROWS, count - i), w, some * GROUP, x + i * step, step, total + i * WIDTH);
     }
-    if (wide) dequantize(1, 1, codes, s, m, groups, w);
-    else if (halves == 2) dequantize(0, 2, codes, s, m, groups, w);
-    else dequantize(0, 1, codes, s, m, groups, w);
-    for (int i = 0; i < count; i += FLOAT_ROWS)
-        dense_tiles(least(FLOAT_ROWS, count - i), w, groups * GROUP, x + i * step, step, total + i * WIDTH);
 }
 
 /* The i-th of `rows` from x [length]; d is no number where one of x is none, or infinite. */
@@ -566,7 +716,6 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
                   int threads)
 {
     int groups = length / GROUP, panels = (columns + WIDTH - 1) / WIDTH;
-    int each = least(MOST, (groups + PARTS - 1) / PARTS);
     ptrdiff_t panel = start_of(kind, groups) - (is_super(kind) ? bytes_of_head(kind) : 0);
     float *copy = NULL;
     const float *numbers = (const float *)x;
@@ -588,39 +737,23 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && count > 7)
         for (int i = 0; i < (failed ? 0 : count); i++) round_row(numbers + i * step, &rows, i);
     }
-    int run = run_of(kind), line = run == 1 ? 0 : run == 2 ? 1 : run == 4 ? 2 : 3;
+    int most = 1;               /* panels that rows go over together */
+    if (LANES == 8 && rounded) most = least(TOTALS / least(ROWS, count), (panels + threads - 1) / threads);
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int p = 0; p < (failed ? 0 : panels); p++) {
-        uint8_t codes[MOST * CODES] __attribute__((aligned(64)));
-        float s[MOST * 2 * WIDTH] __attribute__((aligned(64))), m[MOST * 2 * WIDTH] __attribute__((aligned(64)));
-        float dense[MOST * GROUP * WIDTH] __attribute__((aligned(64)));
-        float total[ROWS * WIDTH] __attribute__((aligned(64)));
-        const uint8_t *here = w + p * panel;
+    for (int first = 0; first < (failed ? 0 : panels); first += most) {
+        float total[TOTALS * WIDTH] __attribute__((aligned(64)));
         for (int from = 0; from < count; from += ROWS) {
-            int together = least(ROWS, count - from);
-            memset(total, 0, sizeof(float) * together * WIDTH);
-            int alone = rounded && together == 1;
-            if (alone) ONES[kind](here, groups, &rows, from, total);
-            for (int g = alone ? groups : 0; g < groups; g += each) {
-                int some = least(each, groups - g);
-                UNPACKS[kind](here, g, some, codes, s, m);
-                if (!rounded) {
-                    float_part(kind, together, codes, s, m, some, numbers + from * step + (ptrdiff_t)g * GROUP, step,
-                               dense, total);
-                } else {
-                    for (int i = 0; i < together; i += INT_ROWS)
-                        INT_TILES_OF[line][least(INT_ROWS, together - i) - 1](codes, s, m, some, &rows, from + i, g,
-                                                                            total + i * WIDTH);
-                }
-            }
-            int last = least(WIDTH, columns - p * WIDTH);
-            for (int i = 0; i < together; i++)
-                for (int n = 0; n < last; n += LANES) {
-                    vec value = *(const vec *)(total + i * WIDTH + n);
-                    ptrdiff_t at = (ptrdiff_t)p * WIDTH + n;
-                    if (base) value += load(type, base, (from + i) * base_step + at, last - n);
-                    store(out_type, out, (from + i) * out_step + at, last - n, value);
-                }
+            int together = least(ROWS, count - from), some = least(most, panels - first);
+            if (rounded) rounded_part(kind, w + first * panel, panel, some, &rows, from, together, total);
+            else float_part(kind, w + first * panel, groups, numbers + from * step, step, together, total);
+            for (int p = first; p < first + some; p++)
+                for (int i = from; i < from + together; i++)
+                    for (int n = 0, last = least(WIDTH, columns - p * WIDTH); n < last; n += LANES) {
+                        vec value = *(const vec *)(total + ((p - first) * together + i - from) * WIDTH + n);
+                        ptrdiff_t at = (ptrdiff_t)p * WIDTH + n;
+                        if (base) value += load(type, base, i * base_step + at, last - n);
+                        store(out_type, out, i * out_step + at, last - n, value);
+                    }
         }
     }
     free(copy), free(rows.a), free(rows.d), free(rows.added), free(rows.start);
