@@ -746,8 +746,8 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
             int together = least(ROWS, count - from), some = least(most, panels - first);
             if (rounded) rounded_part(kind, w + first * panel, panel, some, &rows, from, together, total);
             else float_part(kind, w + first * panel, groups, numbers + from * step, step, together, total);
-            for (int p = first; p < first + some; p++)
-                for (int i = from; i < from + together; i++)
+            for (int i = from; i < from + together; i++)
+                for (int p = first; p < first + some; p++)
                     for (int n = 0, last = least(WIDTH, columns - p * WIDTH); n < last; n += LANES) {
                         vec value = *(const vec *)(total + ((p - first) * together + i - from) * WIDTH + n);
                         ptrdiff_t at = (ptrdiff_t)p * WIDTH + n;
