@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..plan import Plan, Visible
 from .choice import Backend, backend
-from .cpu.attention import attend_c, causal_c, kernel
+from .cpu.attention import attend_c, kernel
 from .variable import forced
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern
         if kernel() is not None:
             return attend_c(q, read_rows(k, pattern), read_rows(v, pattern), pattern.last, pattern.ends)
     elif pattern.causal and pattern.backend == "c":
-        return causal_c(q, read_rows(k, pattern), read_rows(v, pattern))
+        return attend_c(q, read_rows(k, pattern), read_rows(v, pattern), causal=True)
     return None
 
 

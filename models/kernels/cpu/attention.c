@@ -38,6 +38,7 @@
 #define WIDE 8                  /* vectors of values that are summed at once for a query, and for each of several */
 #define WIDE_OF(count) ((count) == 1 ? 8 : 4)
 #define LOWEST -1e30f
+#define CHUNK 64                /* queries of a causal call computed at once, so that few of the slots read are hidden */
 #define LINE 64                 /* bytes of a cache line */
 
 /* Pairs (a, b) of two vectors, rounded to bfloat16. */
@@ -437,13 +438,8 @@ static void one_by_one(const Head *one, int shared, int last, int *listed, float
     }
 }
 
-/* q [batch, queries, heads, dim], k and v [batch, slots, kv_heads, dim], out like q, mask [batch, queries, last].
- * `steps` are the strides of the first three dimensions of q, k, v and out, then of the first two of the mask; last
- * dimensions are contiguous. A row reads its first `lengths` [batch] slots, or all if that is NULL; the mask covers the
- * last `last` of them (0 without a mask). `sums` [batch, queries, heads], contiguous, receives the logarithms of the
- * sums of exponentials, unless it is NULL. Mask and sums are float32, everything else is of `type`.
- * Returns 0, or 1 if memory runs out. */
-int pardec_attend(int type, const void *q, const void *k, const void *v, void *out, const float *mask, float *sums,
+/* Attention as `pardec_attend` describes it, where queries see all slots but some of the last. */
+static int attend(int type, const void *q, const void *k, const void *v, void *out, const float *mask, float *sums,
                   const ptrdiff_t *steps, const int64_t *lengths, int batch, int queries, int heads, int kv_heads,
                   int slots, int last, int dim, int threads)
 {
@@ -468,4 +464,32 @@ int pardec_attend(int type, const void *q, const void *k, const void *v, void *o
         free(held);
     }
     return failed;
+}
+
+/* q [batch, queries, heads, dim], k and v [batch, slots, kv_heads, dim], out like q, mask [batch, queries, last].
+ * `steps` are the strides of the first three dimensions of q, k, v and out, then of the first two of the mask; last
+ * dimensions are contiguous. A row reads its first `lengths` [batch] slots, or all if that is NULL; the mask covers the
+ * last `last` of them (0 without a mask). If `causal`, slots are the queries' own, each sees those up to its own, and
+ * there is neither a mask nor lengths. `sums` [batch, queries, heads], contiguous, receives the logarithms of the sums
+ * of exponentials, unless it is NULL, as it is if `causal`. Mask and sums are float32, everything else is of `type`.
+ * Returns 0, or 1 if memory runs out. */
+int pardec_attend(int type, const void *q, const void *k, const void *v, void *out, const float *mask, float *sums,
+                  const ptrdiff_t *steps, const int64_t *lengths, int batch, int queries, int heads, int kv_heads,
+                  int slots, int last, int dim, int causal, int threads)
+{
+    if (!causal)
+        return attend(type, q, k, v, out, mask, sums, steps, lengths, batch, queries, heads, kv_heads, slots, last, dim,
+                      threads);
+    float hidden[CHUNK * CHUNK];
+    ptrdiff_t own[14];
+    for (int i = 0; i < CHUNK * CHUNK; i++) hidden[i] = i % CHUNK > i / CHUNK ? -__builtin_inff() : 0;
+    memcpy(own, steps, sizeof own);
+    own[12] = 0, own[13] = CHUNK;
+    for (int start = 0, failed; start < queries; start += CHUNK) {
+        int count = least(CHUNK, queries - start);
+        failed = attend(type, past(type, q, start * steps[1]), k, v, past(type, out, start * steps[10]), hidden, NULL,
+                        own, NULL, batch, count, heads, kv_heads, start + count, count, dim, threads);
+        if (failed) return 1;
+    }
+    return 0;
 }

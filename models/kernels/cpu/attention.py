@@ -12,22 +12,9 @@ from torch import Tensor
 from . import library
 from .library import COUNT, POINTER, TYPES
 
-_CHUNK = 64  # queries computed at once in a causal call, so that few of the slots read are hidden
 _FILE = Path(__file__).with_name("attention.c")
-_ARGUMENTS = (COUNT, *[POINTER] * 8, *[COUNT] * 8)
+_ARGUMENTS = (COUNT, *[POINTER] * 8, *[COUNT] * 9)
 _Steps = ctypes.c_ssize_t * 14
-
-
-def causal_c(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of q [B, S, H, D] over k, v [B, S, K, D], by `attend_c` in chunks of queries: as q."""
-    hidden = torch.full((_CHUNK, _CHUNK), -torch.inf).triu_(1)
-    parts = []
-    for start in range(0, q.shape[1], _CHUNK):
-        part = q[:, start : start + _CHUNK]
-        count = part.shape[1]
-        last = hidden[:count, :count].expand(len(q), -1, -1)
-        parts.append(attend_c(part, k[:, : start + count], v[:, : start + count], last))
-    return torch.cat(parts, 1)
 
 
 def attend_c(
@@ -37,12 +24,15 @@ def attend_c(
     mask: Tensor | None = None,
     lengths: Tensor | None = None,
     sums: Tensor | None = None,
+    *,
+    causal: bool = False,
 ) -> Tensor:
     """Attention of q [B, Q, H, D] over the slots of k, v [B, S, K, D]: as q. The last dimensions are contiguous.
 
     q, k and v are float32 or bfloat16, all the same, and the mask is float32.
     A row reads its first `lengths` [B] int64 slots, at least one, or all. All of them are seen, or all but those for
     which `mask` [B, Q, M], of the last M slots of each row, has -inf and not 0; each query sees one of its own.
+    With `causal` each query sees the slots up to its own, S = Q, and nothing of this is given.
     The log-sum-exps of the scores are written to `sums` [B, Q, H] float32, contiguous.
     """
     batch, queries, heads, dim = q.shape
@@ -55,7 +45,7 @@ def attend_c(
     threads = library.threads(2 * q.numel() * slots)
     operands = TYPES[q.dtype], q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), start
     wanted = None if sums is None else sums.data_ptr()
-    if kernel()(*operands, wanted, steps, ends, batch, queries, heads, shared, slots, last, dim, threads):
+    if kernel()(*operands, wanted, steps, ends, batch, queries, heads, shared, slots, last, dim, causal, threads):
         raise MemoryError(f"no memory for the attention of {queries} queries of {dim} dimensions")
     return out
 

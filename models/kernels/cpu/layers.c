@@ -26,7 +26,7 @@ typedef struct {
     int (*turn)(int, const void *, ptrdiff_t, const float *, const float *, ptrdiff_t, void *, void *, void *,
                 const ptrdiff_t *, int, int, int, int, int, int);
     int (*attend)(int, const void *, const void *, const void *, void *, const float *, float *, const ptrdiff_t *,
-                  const int64_t *, int, int, int, int, int, int, int, int);
+                  const int64_t *, int, int, int, int, int, int, int, int, int);
 } Kernels;
 
 /* Rows of a matrix that are of one type; `kind` is that of blocks.c or panels.c, `scale` that of int8.c, and `apart`
@@ -62,8 +62,6 @@ typedef struct {
     ptrdiff_t spread;           /* multiplications from which on several threads are faster */
 } Forward;
 
-#define CHUNK 64                /* queries of a causal forward computed at once, so that few slots read are hidden */
-
 static int threads_for(const Forward *one, ptrdiff_t work) { return work >= one->spread ? one->threads : 1; }
 
 static void *past(const Forward *one, const void *x, ptrdiff_t n) { return (char *)x + n * (one->type ? 2 : 4); }
@@ -98,21 +96,9 @@ static int attention(const Forward *one, const Layer *layer, const void *q, cons
     ptrdiff_t own = (ptrdiff_t)layer->heads * layer->dim;
     ptrdiff_t all[14] = {one->wanted * own, own, layer->dim, steps[0], steps[1], steps[2], steps[3], steps[4], steps[5],
                          one->wanted * own, own, layer->dim, one->mask_steps[0], one->mask_steps[1]};
-    float hidden[CHUNK * CHUNK];
-    if (!one->causal)
-        return one->run->attend(one->type, q, k, v, out, one->mask, NULL, all, one->ends, one->batch, one->wanted,
-                                layer->heads, layer->kv_heads, one->slots, one->last, layer->dim,
-                                threads_for(one, 2 * one->batch * one->wanted * own * one->slots));
-    for (int i = 0; i < CHUNK * CHUNK; i++) hidden[i] = i % CHUNK > i / CHUNK ? -__builtin_inff() : 0;
-    all[12] = 0, all[13] = CHUNK;
-    for (int start = 0; start < one->queries; start += CHUNK) {
-        int count = one->queries - start < CHUNK ? one->queries - start : CHUNK, slots = start + count;
-        int threads = threads_for(one, 2 * one->batch * count * own * slots);
-        if (one->run->attend(one->type, past(one, q, start * own), k, v, past(one, out, start * own), hidden, NULL, all,
-                             NULL, one->batch, count, layer->heads, layer->kv_heads, slots, count, layer->dim, threads))
-            return 1;
-    }
-    return 0;
+    return one->run->attend(one->type, q, k, v, out, one->mask, NULL, all, one->ends, one->batch, one->wanted,
+                            layer->heads, layer->kv_heads, one->slots, one->last, layer->dim, one->causal,
+                            threads_for(one, 2 * one->batch * one->wanted * own * one->slots));
 }
 
 /* The rows of x [batch, queries, width] that are picked -> out [batch, wanted, width]. */

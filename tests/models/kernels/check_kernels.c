@@ -16,7 +16,7 @@ int pardec_int8(int, const void *, ptrdiff_t, const char *, const float *, const
 int pardec_norm(const void *, const void *, void *, int, int, int, float);
 int pardec_gate(const void *, void *, int, int, int);
 int pardec_attend(int, const void *, const void *, const void *, void *, const float *, float *, const ptrdiff_t *,
-                  const int64_t *, int, int, int, int, int, int, int, int);
+                  const int64_t *, int, int, int, int, int, int, int, int, int);
 int pardec_greedy(const float *, int64_t *, float *, int, int, int);
 int pardec_likeliest(const float *, int64_t *, float *, int, int, int, int);
 
@@ -123,7 +123,7 @@ static void attention(int type, int queries, int slots, int heads, int kv, int d
 {
     ptrdiff_t steps[14] = {0, heads * dim, dim, 0, kv * dim, dim, 0, kv * dim, dim, 0, heads * dim, dim, 0, 0};
     pardec_attend(type, of(type, a, a16), of(type, b, b16), of(type, c, c16), of(type, out, out16), NULL, NULL, steps,
-                  NULL, 1, queries, heads, kv, slots, 0, dim, 1);
+                  NULL, 1, queries, heads, kv, slots, 0, dim, 0, 1);
     for (int i = 0; i < queries * heads; i++) {
         const float *q = a + i * dim;
         int head = i % heads / (heads / kv);
