@@ -39,7 +39,7 @@ class Agreement:
 def agreement(module: EagleModule, tokens: Tensor) -> Agreement:
     """How often `module` is right on texts [B, T] of its target, with the target's states (256 tokens suffice).
 
-    Both readings of the ids are tried where the config leaves room for two.
+    Both meanings of the layer ids are tried where the config allows two.
     """
     target, readings = module.target, [module.states.layers]
     if module.taps is not None and module.taps.others is not None:

@@ -34,7 +34,7 @@ def parse(text: str | bytes) -> Any:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"it holds half a character, \\u{ord(error.object[error.start]):04x}") from None
+            raise ValueError(f"it holds a lone surrogate, \\u{ord(error.object[error.start]):04x}") from None
     return value
 
 

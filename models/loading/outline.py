@@ -30,7 +30,7 @@ from .recognition import read_checkpoint
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A parameter of two or three axes, but for routers of experts."""
+    """One weight matrix or one stack of matrices; routers of experts are left out."""
 
     name: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A model as `load` will make it."""
+    """The memory of a model that `load` would make, from its files' headers."""
 
     name: str
     family: str

@@ -29,7 +29,7 @@ class Packing:
     def chosen(
         self, decoder: nn.Module, expected: Mapping[str, Target], published: Mapping[str, Published]
     ) -> dict[str, list[FileTensor]]:
-        """The tensors of each parameter that stays packed: of which every one has a type that a kernel multiplies.
+        """The tensors of each parameter that stays packed, because a kernel multiplies the type of every one of them.
 
         Raises ArgumentError where there are none, and the caller asked for them.
         """

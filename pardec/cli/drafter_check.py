@@ -10,7 +10,7 @@ from .common import columns, dump, say, show
 
 
 def check_drafter(name: str, target: str, rows: Sequence[Path], *, json_: bool) -> None:
-    """Prints how `name` loads for `target`, and for EAGLE its agreement under each reading of its layers."""
+    """Prints how `name` loads for `target`; for an EAGLE, also its agreement for each meaning of its layer ids."""
     import pardec
 
     from ..training.self_check import self_check

@@ -109,14 +109,14 @@ class MaskedDriver(TextDriver):
 
     @classmethod
     def references(cls, spec: Spec) -> dict[str, tuple[str, ...]]:
-        """The floor keeps the stop rule. Up to the first end token, `sequential` gives the same without `eos`."""
+        """`eos` stays in the floor. Without it, the baseline `sequential` gives the same tokens up to the end token."""
         eos = [part for part in spec.parts if part.name == "eos"]
         oracle = Spec((Part("oracle"), *eos), spec.cache)
         return {"floor": (str(oracle),), "baseline": ("sequential+eos", "sequential")}
 
     @classmethod
     def judged_against(cls, spec: Spec) -> list[Spec]:
-        """`threshold` and `fixed`; a rule that ends rows early stays."""
+        """`threshold` and `fixed`, each with the `eos` of the spec if it has one."""
         ends = tuple(part for part in spec.parts if part.name == "eos")
         return [Spec((Part(name), *ends)) for name in ("threshold", "fixed")]
 

@@ -165,7 +165,7 @@ def _read(message: str, item: Any, tokenize: Callable[[], Any], hint: str) -> li
     except Exception as error:  # tokenizers and chat templates raise errors of any class
         text = json.dumps(item, ensure_ascii=False, default=str)
         surrogate = next((char for char in text if "\ud800" <= char <= "\udfff"), None)
-        reason = one_line(error) if surrogate is None else f"it holds half a character, {surrogate!a}"
+        reason = one_line(error) if surrogate is None else f"it holds a lone surrogate, {surrogate!a}"
         raise SpecError(f"{message}: {reason}", hint=hint) from error
 
 

@@ -220,7 +220,7 @@ def _check_text(text: str, field: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        message = f"{field or 'the body'} holds half a character, {text[error.start]!a}"
+        message = f"{field or 'the body'} holds a lone surrogate, {text[error.start]!a}"
         raise RequestError(HTTPStatus.BAD_REQUEST, message, param=field or None) from None
 
 

@@ -54,7 +54,7 @@ class RequestError(Exception):
 
 
 class JSON(Response):
-    """A JSON response; text that UTF-8 cannot encode, such as half a surrogate pair, is escaped."""
+    """A JSON response; text that UTF-8 cannot encode, such as a lone surrogate, is escaped."""
 
     media_type = "application/json"
 
@@ -64,7 +64,7 @@ class JSON(Response):
 
 
 def in_utf8(text: str) -> bytes:
-    """Encodes JSON text in UTF-8; half a surrogate pair becomes an escape."""
+    """Encodes JSON text in UTF-8; a lone surrogate becomes an escape."""
     return text.encode("utf-8", "backslashreplace")
 
 

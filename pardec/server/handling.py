@@ -120,7 +120,7 @@ class TextStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(self, decoding: Decoding, answer: TextAnswer, metrics: Metrics, since: float) -> None:
-        """`since` on `time.monotonic`."""
+        """`since`: when the request arrived, on `time.monotonic`."""
         self._decoding, self._answer = decoding, answer
         self._metrics, self._since = metrics, since
         super().__init__(self._events(), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})

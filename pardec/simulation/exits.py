@@ -26,7 +26,7 @@ from .rounds import Round
 
 @dataclass(frozen=True)
 class Exit:
-    """The hits of one layer with `kappa` tokens."""
+    """An early exit after one layer: it hits if the next token is among its `kappa` likeliest."""
 
     layer: int
     kappa: int

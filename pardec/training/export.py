@@ -129,7 +129,7 @@ class Exported:
     ids: Tensor | None  # [Vd] the target's id of each id that it drafts; None: all
 
     def options(self, chosen: Mapping[str, Any]) -> Options:
-        """Options of that shape, with the `chosen` other options. Raises ModelError for a contradicting one."""
+        """The exported shape with the rest as `chosen`. Raises ModelError if `chosen` contradicts the shape."""
         for name, value in self.shape.items():
             if name in chosen and chosen[name] != value:
                 option = "--own-head" if name == "tied" else f"--{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""Checks a draft module on a target: how it loads, and its accuracy under both readings of its layer ids."""
+"""Checks a draft module on a target: how it loads, and its accuracy for both meanings of its layer ids."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SelfCheck:
     """A loaded module, and its agreement with the target."""
 
     module: DraftModule
-    agreement: Agreement | None  # None for other kinds than EAGLE, whose files leave no two readings
+    agreement: Agreement | None  # None for other kinds than EAGLE, whose layer ids have one meaning
     positions: int
 
 

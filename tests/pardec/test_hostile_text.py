@@ -194,8 +194,8 @@ def test_half_a_character_in_a_prompt_file_is_refused_at_its_line(
     file.write_text("\n".join(map(json.dumps, given)))
     code, _, err = cli("generate", folder, "--prompts", file, "-o", rows, "-n", 2, "--device", "cpu")
     assert code == 2
-    assert "line 2 is not JSON: it holds half a character, \\ud800" in err
+    assert "line 2 is not JSON: it holds a lone surrogate, \\ud800" in err
     assert not rows.exists()
     for raw, begin in (("--raw", "prompt 0 cannot be read: "), ("--chat", "does not take prompt 0: ")):
         code, _, err = cli("generate", folder, "-p", "Ann \ud800 has", raw, "-n", 2, "--device", "cpu")
-        assert (code, f"{begin}it holds half a character" in err) == (2, True), err
+        assert (code, f"{begin}it holds a lone surrogate" in err) == (2, True), err

@@ -24,7 +24,7 @@ class Contents:
 
 
 def identity(file: Path) -> tuple[object, ...]:
-    """A value that is another one once the file has changed. Raises OSError where there is no file."""
+    """A value that changes when the file changes. Raises OSError where there is no file."""
     status = file.stat()
     return os.path.realpath(file), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 

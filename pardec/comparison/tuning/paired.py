@@ -55,9 +55,9 @@ def drop(baseline: Sequence[float], sampler: Sequence[float], level: float = 0.9
 
 
 def probability(baseline: Sequence[float], sampler: Sequence[float], points: float) -> float:
-    """The compatibility of the scores with a drop of at most `points`, in [0, 1]; 1/2 for exactly that drop.
+    """The one-sided p-value of the scores under a drop of at most `points`: 1/2 if the drop is exactly that.
 
-    The one-sided p-value of the score test; for graded scores, of a normal approximation of their mean.
+    By the score test; for graded scores, by a normal approximation of their mean.
     """
     first, second = np.asarray(baseline, dtype=np.float64), np.asarray(sampler, dtype=np.float64)
     lost, gained, n, bound = int((second < first).sum()), int((second > first).sum()), len(first), points / 100

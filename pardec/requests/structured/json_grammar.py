@@ -36,7 +36,7 @@ class CompiledSchema:
         self.lark = self.grammar.lark()
         error = _llguidance().LLMatcher.validate_grammar(self.lark, _ll_tokenizer(vocabulary))
         if error:
-            raise refusal("#", f"llguidance does not take its grammar: {error.splitlines()[0]}")
+            raise refusal("#", f"llguidance cannot read its grammar: {error.splitlines()[0]}")
         self._costs: OrderedDict[int, np.ndarray] = OrderedDict()
         self.reserve = self.prefixes.reserve()  # most tokens from any prefix to its shortest end
 

@@ -58,7 +58,7 @@ def pattern(text: str, refuse: Callable[[str], Exception]) -> Expression:
     try:
         inner = _Reader(text, refuse).all(items)
     except UnicodeEncodeError as error:
-        raise refuse(f"the pattern {text!a} holds half a character") from error
+        raise refuse(f"the pattern {text!a} holds a lone surrogate") from error
     inner = _fewest(inner, first=not begins, last=not ends)
     parts = [_QUOTE, *([] if begins else [_ANY]), inner, *([] if ends else [_ANY]), _QUOTE]
     result = sequence(parts)

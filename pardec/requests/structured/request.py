@@ -125,7 +125,7 @@ def _text(form: Any) -> str:
         size = len(text.encode())
     except UnicodeEncodeError as error:
         half = error.object[error.start]
-        raise SpecError(f"response_format holds half a character, {half!a}", hint="write the whole character") from None
+        raise SpecError(f"response_format holds a lone surrogate, {half!a}", hint="write the whole character") from None
     except (TypeError, ValueError) as error:
         raise SpecError(f"response_format is not JSON: {error}", hint="write it with dicts, lists and texts") from error
     if size > _MOST_BYTES:

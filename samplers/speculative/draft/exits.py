@@ -33,7 +33,7 @@ def parse_exits(method: str, text: str | None) -> tuple[int, ...] | None:
 
 
 def fitting_exits(method: str, exits: tuple[int, ...], most: int, name: str) -> tuple[int, ...]:
-    """`exits`. Raises SpecError if one lies after layer `most`, the last that the model called `name` can stop at."""
+    """Returns `exits`; raises SpecError if one is after layer `most`, the last at which the model `name` can stop."""
     if not exits or exits[-1] > most:
         raise SpecError(
             f"{method}: exits of {name} must be at most {most}, got {'-'.join(map(str, exits)) or 'none'}",
