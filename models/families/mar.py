@@ -26,6 +26,7 @@ from ..errors import ModelError
 from ..files.sources import Source
 from ..files.weights import Published, count_parts
 from ..images.contracts import ImageLayout, Imaging, OneSize
+from ..images.weight_files import only_file
 from ..loading.modules import fill_modules, named_tensors
 from .base import Config, ConfigKeys
 from .config_files import BOOKKEEPING, agree, sampling, stated
@@ -254,5 +255,5 @@ def _beside(folder: Path, named: str | None) -> str | None:
     if named is not None:
         file = folder / Path(named).name
         return str(file) if file.is_file() else None
-    files = [file for pattern in ("kl*.ckpt", "kl*.pt", "kl*.safetensors") for file in sorted(folder.glob(pattern))]
-    return str(files[0]) if len(files) == 1 else None
+    only = only_file(folder, ("kl*.ckpt", "kl*.pt", "kl*.safetensors"))
+    return None if only is None else str(only)

@@ -11,7 +11,6 @@ share of its noise that the head's steps add.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +28,7 @@ from ..errors import ArgumentError, ModelError
 from ..files.sources import Source, read_json
 from ..files.tokenizers import load_tokenizer
 from ..files.weights import Published, count_parts, unwrapped
-from ..images.contracts import Condition, ImageLayout
+from ..images.contracts import AnySize, Condition, ImageLayout
 from ..images.latent_vae import LatentVAE, find_vae
 from ..loading import assemble
 from ..loading.kinds import NEXTSTEP
@@ -101,7 +100,7 @@ def networks(config: Config) -> tuple[Projectors, MARHead]:
     return Projectors(size, width), MARHead(size=size, condition=width, width=dim, depth=depth, outputs=size)
 
 
-class NextStepImaging:
+class NextStepImaging(AnySize):
     """The image interface of one checkpoint: tokens of several latents, and the autoencoder that decodes these."""
 
     kind: Literal["text"] = "text"
@@ -130,20 +129,7 @@ class NextStepImaging:
     def downsample(self) -> int:
         return self.patch * (_PIXELS if self.vae is None else self.vae.downsample)
 
-    @property
-    def sizes(self) -> str | None:
-        return f"multiples of {self.downsample} pixels"
-
-    def resized(self, height: int, width: int) -> NextStepImaging:
-        side = self.downsample
-        if height % side or width % side or min(height, width) < 1:
-            near = tuple(max(round(pixels / side), 1) * side for pixels in (height, width))
-            raise ArgumentError(
-                f"size is {height} by {width} pixels, and {self.name} draws {self.sizes}", f"for example size={near}"
-            )
-        other = copy(self)
-        other.layout = ImageLayout(height // side, width // side)
-        return other
+    token_pixels = downsample
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from ..errors import ModelError
 from ..files.sources import Source
 from ..files.weights import Published, count_parts, tensors_of
 from ..images.contracts import OneSize
+from ..images.weight_files import only_file
 from ..loading.modules import fill_modules, named_tensors
 from ..scales.contracts import MultiScaleQuantizer, ScaleModel, Scales
 from ..scales.layout import ScaleLayout
@@ -252,5 +253,5 @@ def loaded(published: Mapping[str, Published], sides: Sequence[int]) -> dict[str
 
 def _beside(folder: Path) -> str | None:
     """The image tokenizer's file in the weights' folder, if there is one."""
-    files = [file for pattern in ("vae*.pth", "vae*.pt", "vae*.safetensors") for file in sorted(folder.glob(pattern))]
-    return str(files[0]) if len(files) == 1 else None
+    file = only_file(folder, ("vae*.pth", "vae*.pt", "vae*.safetensors"))
+    return None if file is None else str(file)

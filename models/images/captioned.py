@@ -1,6 +1,6 @@
-"""The image interface of masked models that read captions with their own embedding and draw codes of one vocabulary.
+"""The image interface of models that read captions with their own embedding and draw codes of one vocabulary.
 
-    input        the ids of a prompt template around the caption, then the grid, masks in its cells
+    input        the ids of a prompt template around the caption, then the grid of codes
     guidance     the same template with a placeholder for no caption, or with a negative prompt
 
 A family says what its template is, where its codes are, and which decoder turns them into pixels.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isqrt
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from .. import finite
 from ..errors import ModelError, one_line
+from ..files.sources import read_json
 from ..files.tokenizers import load_tokenizer
 from .conditioned import Prefix
 from .contracts import Condition, ImageLayout, ImagingParts
@@ -41,6 +43,7 @@ class CaptionedImaging:
     kind: Literal["text"] = "text"
     classes = 0
     codebook: Tensor | None = None  # only stages for autoregressive models compare codes by distance
+    defaults: Mapping[str, Any]
     weights: ClassVar[Mapping[str, Tensor]] = {}
     where: ClassVar[str]  # how to name the decoder, for an error
 
@@ -57,18 +60,22 @@ class CaptionedImaging:
         """`load` makes the decoder, on first use; without it images cannot be decoded."""
         self.name, self.layout, self.tokenizer, self.embedding, self.load = name, layout, tokenizer, embedding, load
         self.defaults = dict(defaults or {})
-        self._decoder: CodeDecoder | None = None
+        self._decoder: Any = None
 
-    def ids(self, caption: str | None) -> list[int]:
+    def ids(self, caption: str | None) -> Sequence[int] | Tensor:
         """The ids before the grid; None means no caption."""
         raise NotImplementedError
+
+    def caption(self, condition: Condition, row: int) -> str:
+        """The caption of a row. Raises ModelError for a condition that is none."""
+        return condition.own_caption(self.name, row)
 
     @property
     def can_decode(self) -> bool:
         return self.load is not None
 
     @property
-    def decoder(self) -> CodeDecoder:
+    def decoder(self) -> Any:
         """The decoder of codes. Raises ModelError where there is none, or its files cannot be read."""
         if self._decoder is None:
             if self.load is None:
@@ -78,7 +85,7 @@ class CaptionedImaging:
 
     @property
     def downsample(self) -> int:
-        return self.decoder.downsample
+        return int(self.decoder.downsample)
 
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
@@ -87,7 +94,7 @@ class CaptionedImaging:
     @torch.inference_mode()
     def prefix(self, conditions: Sequence[Condition]) -> Prefix:
         table = self.embedding()
-        captions = [self._caption(row, condition) for row, condition in enumerate(conditions)]
+        captions = [self.caption(condition, row) for row, condition in enumerate(conditions)]
         negatives = [condition.negative for condition in conditions]
         cond, uncond = (tuple(self._states(table, self.ids(text)) for text in texts) for texts in (captions, negatives))
         return Prefix(cond, uncond)
@@ -99,8 +106,8 @@ class CaptionedImaging:
         except Exception as error:  # tokenizers raise errors of any class
             raise ModelError(f"the tokenizer of {self.name} cannot read {text!r}: {one_line(error)}") from error
 
-    def _states(self, table: Tensor, ids: list[int]) -> Tensor:
-        index = torch.tensor(ids, device=table.device)
+    def _states(self, table: Tensor, ids: Sequence[int] | Tensor) -> Tensor:
+        index = torch.as_tensor(ids, device=table.device)
         if int(index.max()) >= len(table):
             raise ModelError(
                 f"a prompt of {self.name} has the id {int(index.max())}, and the embedding has {len(table)} ids",
@@ -108,13 +115,12 @@ class CaptionedImaging:
             )
         return table[index]
 
-    def _caption(self, row: int, condition: Condition) -> str:
-        if condition.label is not None or condition.features is not None:
-            what = "a label" if condition.label is not None else "features of a caption"
-            raise ModelError(f"row {row} has {what}, and {self.name} takes captions", "pass a prompt instead")
-        if condition.text is None:
-            raise ModelError(f"row {row} has no caption, and {self.name} takes captions", "pass a prompt")
-        return condition.text
+
+def generation_defaults(folder: Path) -> dict[str, Any]:
+    """The sampling arguments that a folder's generation_config.json states, by pardec's names."""
+    settings = read_json(folder / "generation_config.json")
+    own = {key: settings[key] for key in ("temperature", "top_k", "top_p") if settings.get(key) is not None}
+    return own | ({"cfg": float(settings["guidance_scale"])} if settings.get("guidance_scale") else {})
 
 
 def reader(parts: ImagingParts) -> tuple[Any, Callable[[], Tensor]]:

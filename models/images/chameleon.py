@@ -15,21 +15,18 @@ Lumina-mGPT's authors let the model say how large its image is, which the prompt
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from copy import copy
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from .. import finite
-from ..errors import ArgumentError, ModelError
-from ..files.sources import read_json
+from ..errors import ModelError
+from .captioned import CaptionedImaging, generation_defaults
 from .chameleon_words import ChameleonWords
-from .conditioned import Prefix
-from .contracts import Condition, ImageLayout, ImagingParts, OneSize
+from .contracts import AnySize, ImageLayout, ImagingParts, OneSize
 from .vqgan import PATTERNS, VQGAN, find_vqgan, load_vqgan
+from .weight_files import only_file
 
 _DOWNSAMPLE = 16  # pixels per code
 _STEP = 32  # pixels per unit of Lumina-mGPT's grid tokens
@@ -38,12 +35,11 @@ _LUMINA_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_k": 2000, "cfg":
 _TEMPLATE = "Generate an image of {width}x{height} according to the following prompt:\n{caption}"
 
 
-class ChameleonImaging(OneSize):
+class ChameleonImaging(OneSize, CaptionedImaging):
     """The image interface of one Chameleon or Anole checkpoint."""
 
-    kind: Literal["text"] = "text"
-    classes = 0
-    defaults: Mapping[str, Any]
+    where = 'load it with decoder="vqgan.ckpt", or put that file beside the weights'
+    own_defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
 
     def __init__(
         self,
@@ -57,66 +53,43 @@ class ChameleonImaging(OneSize):
         name: str = "this model",
     ) -> None:
         """`embedding` gives the decoder's input embeddings [V, E]; `decoder` names the VQGAN, loaded on first use."""
-        self.words, self.embedding, self.name = words, embedding, name
-        self._source, self._device, self._vqgan = decoder, device, None
+        self.words = words
         side = math.isqrt(tokens)
         if side * side != tokens:
             raise ModelError(f"{name} has {tokens} codes per image, which is no square number")
-        self.layout = self._layout(side, side)
-        self.defaults = {**self._own_defaults(), **(defaults or {})}
 
-    _vqgan: VQGAN | None
-
-    def _own_defaults(self) -> Mapping[str, Any]:
-        return _DEFAULTS
-
-    def _layout(self, rows: int, columns: int) -> ImageLayout:
-        return ImageLayout(rows, columns, closing=(self.words.image_end,), ids=self.words.ids)
-
-    @property
-    def can_decode(self) -> bool:
-        return self._source is not None
-
-    @property
-    def vqgan(self) -> VQGAN:
-        """The image tokenizer's decoder. Raises ModelError where there is none, or that of another model."""
-        if self._vqgan is None:
-            if self._source is None:
+        def load() -> VQGAN:
+            assert decoder is not None, "there is one"
+            vqgan = load_vqgan(decoder, device=device)
+            if vqgan.shape.codes != len(words.ids):
                 raise ModelError(
-                    f"{self.name} has no image tokenizer, so its codes cannot be decoded",
-                    'load it with decoder="vqgan.ckpt", or put that file beside the weights',
-                )
-            vqgan = load_vqgan(self._source, device=self._device)
-            if vqgan.shape.codes != len(self.words.ids):
-                raise ModelError(
-                    f"the image tokenizer {self._source} has {vqgan.shape.codes} codes, but {self.name} "
-                    f"has {len(self.words.ids)}",
+                    f"the image tokenizer {decoder} has {vqgan.shape.codes} codes, but {name} has {len(words.ids)}",
                     "name the image tokenizer that the model was trained with",
                 )
-            self._vqgan = vqgan
-        return self._vqgan
+            return vqgan
+
+        super().__init__(
+            name,
+            self._layout(side),
+            words.tokenizer,
+            embedding,
+            load=None if decoder is None else load,
+            defaults={**self.own_defaults, **(defaults or {})},
+        )
+
+    def _layout(self, side: int) -> ImageLayout:
+        return ImageLayout(side, side, closing=(self.words.image_end,), ids=self.words.ids)
 
     @property
     def downsample(self) -> int:
-        return self.vqgan.shape.downsample if self.can_decode else _DOWNSAMPLE
+        return self.decoder.downsample if self.can_decode else _DOWNSAMPLE
 
     @property
-    def codebook(self) -> Tensor | None:
-        return self.vqgan.codebook.weight if self.can_decode else None
+    def codebook(self) -> Tensor | None:  # type: ignore[override]
+        return self.decoder.codebook.weight if self.can_decode else None
 
-    @property
-    def weights(self) -> Mapping[str, Tensor]:
-        return {}
-
-    @torch.inference_mode()
-    def prefix(self, conditions: Sequence[Condition]) -> Prefix:
-        table = self.embedding()
-        cond, uncond = [], []
-        for row, condition in enumerate(conditions):
-            cond.append(self._states(table, self.prompt(condition.own_caption(self.name, row))))
-            away = self.unconditional() if condition.negative is None else self.prompt(condition.negative)
-            uncond.append(self._states(table, away))
-        return Prefix(tuple(cond), tuple(uncond))
+    def ids(self, caption: str | None) -> list[int]:
+        return self.unconditional() if caption is None else self.prompt(caption)
 
     def prompt(self, caption: str) -> list[int]:
         """The ids before an image of this caption."""
@@ -126,39 +99,18 @@ class ChameleonImaging(OneSize):
         """The ids before an image of no caption."""
         return [self.words.bos, self.words.image_start]
 
-    def _states(self, table: Tensor, ids: list[int]) -> Tensor:
-        return F.embedding(torch.tensor(ids, device=table.device), table)
 
-    @torch.inference_mode()
-    def decode(self, codes: Tensor) -> Tensor:
-        vqgan = self.vqgan
-        return finite.pixels(self.name, vqgan.decode(codes.to(self._device)), vqgan)
-
-
-class LuminaImaging(ChameleonImaging):
+class LuminaImaging(AnySize, ChameleonImaging):
     """The image interface of one Lumina-mGPT checkpoint."""
 
-    def _own_defaults(self) -> Mapping[str, Any]:
-        return _LUMINA_DEFAULTS
+    own_defaults = _LUMINA_DEFAULTS
+    step = _STEP
+    token_pixels = _DOWNSAMPLE
 
-    def _layout(self, rows: int, columns: int) -> ImageLayout:
+    def _layout(self, side: int) -> ImageLayout:
         words = self.words
-        return ImageLayout(rows, columns, row_end=words.row_end, closing=(words.image_end,), ids=words.ids)
-
-    @property
-    def sizes(self) -> str | None:  # type: ignore[override]
-        return f"multiples of {_STEP} pixels, up to {self.words.most_grid * _STEP}"
-
-    def resized(self, height: int, width: int) -> LuminaImaging:
-        units = height // _STEP, width // _STEP
-        if height % _STEP or width % _STEP or not all(1 <= unit <= self.words.most_grid for unit in units):
-            raise ArgumentError(
-                f"size is {height} by {width} pixels, and {self.name} draws {self.sizes}",
-                f"for example size=({_near(height)}, {_near(width)})",
-            )
-        other = copy(self)
-        other.layout = self._layout(height // _DOWNSAMPLE, width // _DOWNSAMPLE)
-        return other
+        self.most_pixels = words.most_grid * _STEP
+        return ImageLayout(side, side, row_end=words.row_end, closing=(words.image_end,), ids=words.ids)
 
     def prompt(self, caption: str) -> list[int]:
         rows, columns = self.layout.grid
@@ -178,12 +130,9 @@ def build(parts: ImagingParts) -> ChameleonImaging:
     if decoder is not None:
         find_vqgan(decoder)
     else:
-        files = [file for pattern in PATTERNS for file in sorted(folder.glob(pattern))]
-        decoder = str(files[0]) if len(files) == 1 else None
-    settings = read_json(folder / "generation_config.json")
-    own = {key: settings[key] for key in ("temperature", "top_k", "top_p") if settings.get(key) is not None}
-    if settings.get("guidance_scale"):
-        own["cfg"] = float(settings["guidance_scale"])
+        beside = only_file(folder, PATTERNS)
+        decoder = None if beside is None else str(beside)
+    own = generation_defaults(folder)
     lumina = _is_lumina(parts.config, name)
     words = ChameleonWords.of(parts, rows=lumina)
     size = _size(parts.config, name) if lumina else 0
@@ -204,7 +153,3 @@ def _size(config: Mapping[str, Any], name: str) -> int:
     if isinstance(stated, int):
         return stated
     return next((size for size in (512, 768, 1024) if str(size) in name), 768)
-
-
-def _near(pixels: int) -> int:
-    return max(round(pixels / _STEP), 1) * _STEP

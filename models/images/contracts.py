@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
@@ -171,7 +172,9 @@ class Imaging(Protocol):
 class OneSize:
     """The sizes of a model that has one: a base of image interfaces."""
 
-    sizes: str | None = None
+    @property
+    def sizes(self) -> str | None:
+        return None
 
     def resized(self: _Imaging, height: int, width: int) -> _Imaging:
         """Returns itself. Raises ArgumentError for another size."""
@@ -182,6 +185,40 @@ class OneSize:
                 "leave size out; enlarge the finished image with --scale or a pipeline's height and width",
             )
         return self
+
+
+class AnySize:
+    """The sizes of a model that draws every multiple of `step` pixels: a base of image interfaces."""
+
+    name: str
+    layout: ImageLayout
+    most_pixels: int | None = None  # the greatest height and width
+
+    @property
+    def step(self) -> int:
+        """Pixels of which height and width are multiples."""
+        return self.token_pixels
+
+    @property
+    def token_pixels(self) -> int:
+        """Pixels per token along one side, with or without a decoder."""
+        raise NotImplementedError
+
+    @property
+    def sizes(self) -> str | None:
+        return f"multiples of {self.step} pixels" + (f", up to {self.most_pixels}" if self.most_pixels else "")
+
+    def resized(self, height: int, width: int) -> Self:
+        """The same interface for images of this size. Raises ArgumentError for a size that it does not have."""
+        step, most = self.step, self.most_pixels or max(height, width)
+        if not all(0 < pixels <= most and pixels % step == 0 for pixels in (height, width)):
+            near = tuple(max(round(pixels / step), 1) * step for pixels in (height, width))
+            raise ArgumentError(
+                f"size is {height} by {width} pixels, and {self.name} draws {self.sizes}", f"for example size={near}"
+            )
+        other = copy(self)
+        other.layout = replace(self.layout, rows=height // self.token_pixels, columns=width // self.token_pixels)
+        return other
 
 
 class _Named(Imaging, Protocol):

@@ -10,20 +10,18 @@ Without a caption `<uncondition>` stands in its place. Codes are those of a VQ m
 
 from __future__ import annotations
 
-from copy import copy
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError, ModelError, one_line
+from ..errors import ModelError, one_line
 from ..files.sources import read_json
 from ..files.weights import inspect
 from ..hf.adapt import check_info
 from ..loading.unread import check_floating
 from .captioned import CaptionedImaging, codes, grid, reader
-from .contracts import ImageLayout, ImagingParts
+from .contracts import AnySize, ImageLayout, ImagingParts
 
 NEWLINE, IMAGE, IMAGE_END, ANSWER, ANSWER_END, CODES = 126084, 126349, 126350, 126354, 126355, 126356
 FOLDER = "vqvae"  # where the VQ model lies in the checkpoint's folder
@@ -35,7 +33,7 @@ _TOKENS = 64 * 64  # tokens of the authors' pictures, which have 1024 by 1024 pi
 DEFAULTS = {"temperature": 1.0, "cfg": 5.0, "sampler": "maskgit:steps=64,noise=1.0,anneal=none"}
 
 
-class DiMOOImaging(CaptionedImaging):
+class DiMOOImaging(AnySize, CaptionedImaging):
     """The image interface of one Lumina-DiMOO checkpoint."""
 
     where = f'load it with decoder="FOLDER" of the VQ model, or put the VQ model into {FOLDER}/ beside the weights'
@@ -45,24 +43,9 @@ class DiMOOImaging(CaptionedImaging):
         return [*self.read(text), ANSWER, IMAGE]
 
     @property
-    def sizes(self) -> str:
-        return f"multiples of {self.token_pixels} pixels"
-
-    @property
     def token_pixels(self) -> int:
         """Pixels per code along one side; without an image tokenizer, the published one's."""
         return self.downsample if self.can_decode else _PIXELS
-
-    def resized(self, height: int, width: int) -> DiMOOImaging:
-        step = self.token_pixels
-        if min(height, width) < step or height % step or width % step:
-            raise ArgumentError(
-                f"size is {height} by {width} pixels, and {self.name} draws {self.sizes}",
-                f"for example size=({32 * step}, {64 * step})",
-            )
-        other = copy(self)
-        other.layout = replace(self.layout, rows=height // step, columns=width // step)
-        return other
 
 
 class DiffusersVQ(torch.nn.Module):

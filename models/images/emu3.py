@@ -10,20 +10,15 @@ The authors end every caption with a few words of praise and have a negative pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from copy import copy
-from dataclasses import replace
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from .. import finite
-from ..errors import ArgumentError, ModelError
+from ..errors import ModelError
 from ..files.sources import read_json
-from .conditioned import Prefix
-from .contracts import Condition, ImageLayout, ImagingParts
+from .captioned import CaptionedImaging, generation_defaults
+from .contracts import AnySize, Condition, ImageLayout, ImagingParts
 from .emu3_vq import Emu3VQ
 from .emu3_words import Emu3Words
 
@@ -36,11 +31,10 @@ _DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_k": 2048, "cfg": 3.0}  
 _AREA = 720 * 720  # pixels of the images that it was trained on
 
 
-class Emu3Imaging:
+class Emu3Imaging(AnySize, CaptionedImaging):
     """The image interface of one Emu3 checkpoint."""
 
-    kind: Literal["text"] = "text"
-    classes = 0
+    where = 'load it with decoder="BAAI/Emu3-VisionTokenizer", or a folder with its files'
 
     def __init__(
         self,
@@ -54,69 +48,39 @@ class Emu3Imaging:
         name: str = "this model",
     ) -> None:
         """`embedding` gives the decoder's input embeddings [V, E]; `vq` is the image tokenizer, loaded on first use."""
-        self.words, self.embedding, self.vq, self.name = words, embedding, vq, name
-        self.downsample = downsample
-        self.defaults = {**_DEFAULTS, **(defaults or {})}
+        self.words, self._downsample = words, downsample
         side = max(round(area**0.5 / downsample), 1)
         tokens = words.tokens
-        self.layout = ImageLayout(
-            side, side, row_end=tokens.row_end, closing=(tokens.frame_end, tokens.image_end, tokens.eos), ids=words.ids
+        closing = tokens.frame_end, tokens.image_end, tokens.eos
+        super().__init__(
+            name,
+            ImageLayout(side, side, row_end=tokens.row_end, closing=closing, ids=words.ids),
+            words.tokenizer,
+            embedding,
+            load=None if vq is None else lambda: vq,
+            defaults={**_DEFAULTS, **(defaults or {})},
         )
 
     @property
-    def sizes(self) -> str | None:
-        return f"multiples of {self.downsample} pixels"
+    def downsample(self) -> int:
+        return self._downsample
 
-    def resized(self, height: int, width: int) -> Emu3Imaging:
-        if height % self.downsample or width % self.downsample or min(height, width) < 1:
-            raise ArgumentError(
-                f"size is {height} by {width} pixels, and {self.name} draws {self.sizes}",
-                f"for example size=({self._near(height)}, {self._near(width)})",
-            )
-        other = copy(self)
-        other.layout = replace(self.layout, rows=height // self.downsample, columns=width // self.downsample)
-        return other
-
-    def _near(self, pixels: int) -> int:
-        return max(round(pixels / self.downsample), 1) * self.downsample
+    token_pixels = downsample
 
     @property
-    def can_decode(self) -> bool:
-        return self.vq is not None
+    def codebook(self) -> Tensor | None:  # type: ignore[override]
+        return self.decoder.codebook if self.can_decode else None
 
-    @property
-    def codebook(self) -> Tensor | None:
-        return None if self.vq is None else self.vq.codebook
+    def caption(self, condition: Condition, row: int) -> str:
+        text = super().caption(condition, row)
+        return text if text.endswith(SUFFIX) else text + SUFFIX
 
-    @property
-    def weights(self) -> Mapping[str, Tensor]:
-        return {}
-
-    @torch.inference_mode()
-    def prefix(self, conditions: Sequence[Condition]) -> Prefix:
-        table = self.embedding()
-        cond, uncond = [], []
-        for row, condition in enumerate(conditions):
-            caption = condition.own_caption(self.name, row)
-            cond.append(self._states(table, caption if caption.endswith(SUFFIX) else caption + SUFFIX))
-            uncond.append(self._states(table, condition.negative or NEGATIVE))
-        return Prefix(tuple(cond), tuple(uncond))
+    def ids(self, caption: str | None) -> Tensor:
+        return self.prompt(caption or NEGATIVE)
 
     def prompt(self, caption: str) -> Tensor:
         """[P] int64: the prompt for an image of `caption`; it ends before the first code."""
         return self.words.prompt(caption, self.layout.grid)
-
-    def _states(self, table: Tensor, caption: str) -> Tensor:
-        return F.embedding(self.prompt(caption).to(table.device), table)
-
-    @torch.inference_mode()
-    def decode(self, codes: Tensor) -> Tensor:
-        if self.vq is None:
-            raise ModelError(
-                f"{self.name} has no image tokenizer, so its codes cannot be decoded",
-                'load it with decoder="BAAI/Emu3-VisionTokenizer", or a folder with its files',
-            )
-        return finite.pixels(self.name, self.vq.decode(codes), self.vq.network)
 
 
 def build(parts: ImagingParts) -> Emu3Imaging:
@@ -134,17 +98,13 @@ def build(parts: ImagingParts) -> Emu3Imaging:
     area = parts.config.get("image_area") or _area(parts) or _AREA
     if not isinstance(area, int) or area < 1:
         raise ModelError(f"image_area of {name} is {area!r}", "it must be the number of pixels of an image")
-    settings = read_json(parts.source.folder / "generation_config.json")
-    own = {key: settings[key] for key in ("temperature", "top_k", "top_p") if settings.get(key) is not None}
-    if settings.get("guidance_scale"):
-        own["cfg"] = float(settings["guidance_scale"])
     return Emu3Imaging(
         words,
         parts.embedding,
         vq=vq,
         downsample=8 if vq is None else vq.downsample,
         area=area,
-        defaults=own,
+        defaults=generation_defaults(parts.source.folder),
         name=name,
     )
 

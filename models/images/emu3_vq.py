@@ -7,7 +7,7 @@ names differ from those of transformers: there the attention has convolutions of
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,10 @@ class Emu3VQ:
             network.load_state_dict(tensors, assign=True)
             self._network = network.eval().requires_grad_(False)
         return self._network
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """The network's weights by name."""
+        yield from self.network.named_parameters()
 
     def decode(self, codes: Tensor) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1] of codes [B, h, w]."""

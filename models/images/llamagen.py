@@ -30,6 +30,7 @@ from .conditioned import Prefix
 from .contracts import Condition, ImageLayout, ImagingParts, OneSize
 from .vq import VQ
 from .vq_files import PATTERNS, find_vq, load_vq
+from .weight_files import only_file
 
 _T5 = ("google/flan-t5-xl", 2048)  # the text encoder of the published checkpoints, and its width
 
@@ -247,5 +248,4 @@ def tokenizer_file(parts: ImagingParts) -> Path | None:
     named = parts.decoder or parts.config.get("image_tokenizer")
     if named is not None:
         return find_vq(named)
-    beside = [file for pattern in PATTERNS for file in sorted(parts.source.folder.glob(pattern))]
-    return beside[0] if len(beside) == 1 else None
+    return only_file(parts.source.folder, PATTERNS)

@@ -83,8 +83,14 @@ class VQGAN(nn.Module):
         self.post_quant_conv = nn.Conv2d(shape.size, shape.z_channels, 1)
         self.codebook = nn.Embedding(shape.codes, shape.size)
 
+    @property
+    def downsample(self) -> int:
+        """Pixels per code along one side."""
+        return self.shape.downsample
+
     def decode(self, codes: Tensor) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1], float32, of codes [B, h, w]. Raises ModelError for invalid codes."""
+        codes = codes.to(self.codebook.weight.device)
         check_codes(codes, self.shape.codes)
         vectors = rearrange(F.embedding(codes, self.codebook.weight), "b h w c -> b c h w")
         pixels: Tensor = self.decoder(self.post_quant_conv(vectors))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -119,6 +119,12 @@ def find_file(source: str, stem: str, what: str, patterns: tuple[str, ...]) -> P
         f"no {what} {source!r}{did_you_mean(source, sorted(known))}",
         f"give an embedded one ({listed(sorted(known))}), a folder with one {patterns[-1]}, or the file",
     )
+
+
+def only_file(folder: Path, patterns: Sequence[str]) -> Path | None:
+    """The only file in the folder that has one of the patterns; None for none or several."""
+    files = [file for pattern in patterns for file in folder.glob(pattern)]
+    return files[0] if len(files) == 1 else None
 
 
 def check_codes(codes: Tensor, size: int, *, least: int = 0) -> None:

@@ -160,9 +160,9 @@ class _Given(LuminaImaging):
         return [int(token) for token in caption.split()]
 
     def unconditional(self) -> list[int]:
-        return self.ids[-1:]
+        return self.given[-1:]
 
-    ids: list[int]
+    given: list[int]
 
 
 def _rounds(case: Case, model: pardec.Model, imaging: _Given) -> str | None:
@@ -212,7 +212,7 @@ def lumina_generate(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str
     own = model.language_model.imaging
     assert isinstance(own, LuminaImaging), "by the vocabulary"
     imaging = _Given(own.words, own.embedding, decoder=None, tokens=4)
-    imaging.ids = case["prompt_ids"]
+    imaging.given = case["prompt_ids"]
     imaging = imaging.resized(32 * p["h_grids"], 32 * p["w_grids"])  # type: ignore[assignment]
     prefix = imaging.prefix([Condition(text=" ".join(map(str, case["prompt_ids"])))])
     if (len(prefix.cond[0]), len(prefix.uncond[0]) if prefix.uncond else 0) != (len(case["prompt_ids"]), 1):
