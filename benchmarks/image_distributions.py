@@ -22,8 +22,7 @@ import pardec
 from pardec.images.scenes import captions, parse
 from pardec.models.images.conditioned import Conditioned
 from pardec.models.images.contracts import Condition
-from pardec.models.images.vq import to_pixels
-from pardec.models.images.vq_files import load_vq
+from pardec.models.images.vq import load_vq, to_pixels
 from pardec.models.plan import Plan, Visible
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -28,9 +28,12 @@ from pardec.images.drawing import draw  # noqa: E402
 from pardec.images.scenes import COLOURS, parse  # noqa: E402
 from pardec.models.images.conditioned import Conditioned  # noqa: E402
 from pardec.models.images.contracts import Condition  # noqa: E402
-from pardec.models.images.vq import VQ, to_pixels  # noqa: E402
-from pardec.models.images.vq_files import load_vq  # noqa: E402
-from pardec.models.images.vq_shape import VQShape  # noqa: E402
+from pardec.models.images.vq import (  # noqa: E402
+    VQ,
+    VQShape,
+    load_vq,
+    to_pixels,
+)
 from pardec.models.plan import Plan, Visible  # noqa: E402
 from tests.resumed import check_a_resumed_run  # noqa: E402
 

@@ -27,9 +27,13 @@ from train_image import options  # noqa: E402
 import pardec  # noqa: E402
 from pardec.images.classes import Score, score  # noqa: E402
 from pardec.models.continuous.schedule import denoising  # noqa: E402
-from pardec.models.images.kl import KL, Latents  # noqa: E402
-from pardec.models.images.kl_files import load_kl, save_kl  # noqa: E402
-from pardec.models.images.kl_shape import KLShape  # noqa: E402
+from pardec.models.images.kl import (  # noqa: E402  # noqa: E402
+    KL,
+    KLShape,
+    Latents,
+    load_kl,
+    save_kl,
+)
 from tests.resumed import check_a_resumed_run  # noqa: E402
 
 torch.set_num_threads(1)

@@ -25,9 +25,12 @@ from image_training.multiscale import tokenizer as untrained  # noqa: E402
 from train_image import RUNS, options  # noqa: E402
 
 import pardec  # noqa: E402
-from pardec.models.images.kl import KL  # noqa: E402
-from pardec.models.images.kl_files import load_kl, save_kl  # noqa: E402
-from pardec.models.images.kl_shape import KLShape  # noqa: E402
+from pardec.models.images.kl import (  # noqa: E402
+    KL,
+    KLShape,
+    load_kl,
+    save_kl,
+)
 from pardec.models.scales.contracts import Scales  # noqa: E402
 from pardec.models.scales.shape import TokenizerShape  # noqa: E402
 from pardec.models.scales.tokenizer_files import load_tokenizer  # noqa: E402

@@ -158,7 +158,7 @@ class MARImaging(OneSize):
     @property
     def decoder(self) -> Any:
         """The autoencoder, on the device of the model. Raises ModelError where there is none, or one of other sizes."""
-        from ..images.kl_files import load_kl
+        from ..images.kl import load_kl
 
         if self._decoder is None:
             if self._source is None:
@@ -203,7 +203,7 @@ def load_mar(
     choice: str,
 ) -> ContinuousModel:
     """Builds the model. Raises ModelError for missing, surplus or misshapen tensors."""
-    from ..images.kl_files import find_kl
+    from ..images.kl import find_kl
 
     if decoder is not None:
         find_kl(decoder)  # a missing one is reported before weights are read

@@ -7,22 +7,88 @@ Autoregressive Image Generation without Vector Quantization, https://arxiv.org/a
 
 The network is diffusers' AutoencoderKL. Letters: B images, H and W pixels, h and w rows and columns of the
 grid (H and W over `shape.downsample`), d channels of a vector.
+
+The published file states no sizes: they are read off its tensors.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
 from einops import rearrange
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from .kl_shape import KLShape
-from .level_shape import GROUPS
+from ..files.configs import reading
+from ..files.sources import read_json
+from ..files.weights import count_parts
+from . import autoencoder_names as names
+from .level_shape import GROUPS, LevelShape, multiples
+from .weight_files import arguments_file, find_file, read_tensors, write_tensors
 
+PATTERNS = ("kl*.safetensors", "kl*.ckpt", "kl*.pt", "kl*.pth")
 SCALE = 0.2325  # MAR's scale: brings the latents of its KL-16 to unit deviation
 _LOG_VARIANCE = -30.0, 20.0  # the range that log variances are clipped to
+_WHAT = "KL autoencoder"
+
+
+@dataclass(frozen=True)
+class KLShape(LevelShape):
+    """Sizes of an autoencoder, named after its authors' arguments; the defaults are MAR's KL-16."""
+
+    embed_dim: int = 16  # channels of the latents
+    ch: int = 128  # channels at the first level
+    ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)  # times ch, one per level; each level but the last halves the image
+    num_res_blocks: int = 2  # per level of the encoder; the decoder has one more
+    attention: tuple[int, ...] = (4,)  # levels of the encoder with attention; the decoder has it only in the middle
+    encoder: bool = True  # False: the file has no encoder, and images cannot be encoded
+
+    def __post_init__(self) -> None:
+        for name in ("ch_mult", "attention"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        self.check(_WHAT, "embed_dim", "num_res_blocks")
+        beyond = [level for level in self.attention if not 0 <= level < len(self.ch_mult)]
+        if beyond:
+            raise ModelError(f"attention is set for level {beyond[0]}, and the levels are 0 to {len(self.ch_mult) - 1}")
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor]) -> KLShape:
+        """Derives the sizes from the published tensors; raises ModelError for another model's tensors."""
+        if "quantize.embedding.weight" in tensors:
+            raise ModelError(
+                "these are the weights of a VQ tokenizer, not of a KL autoencoder",
+                "use a KL autoencoder's file, which has no codebook; MAR's is kl16.ckpt",
+            )
+        if any(name.startswith("decoder.up_blocks.") for name in tensors):
+            raise ModelError(
+                "these are the weights of a KL autoencoder under diffusers' names",
+                "use the authors' file, with tensor names such as decoder.up.0.block.0.conv1.weight",
+            )
+        needed = ("decoder.conv_out.weight", "decoder.conv_in.weight", "post_quant_conv.weight")
+        absent = [name for name in needed if name not in tensors or tensors[name].ndim != 4]
+        if absent:
+            raise ModelError(f"not the weights of a KL autoencoder: there is no {absent[0]}")
+        ch = tensors[needed[0]].shape[1]
+        ch_mult = multiples(tensors, "decoder.up", "block.0.conv1.weight", ch, _WHAT)
+        inner, outer = tensors[needed[2]].shape[:2]
+        if inner != outer:
+            raise ModelError(f"latents of {outer} channels with {inner} channels before the decoder are not supported")
+        attention = {int(hit[1]) for name in tensors if (hit := re.match(r"encoder\.down\.(\d+)\.attn\.", name))}
+        return KLShape(
+            embed_dim=outer,
+            ch=ch,
+            ch_mult=ch_mult,
+            num_res_blocks=count_parts(tensors, "decoder.up.0.block") - 1,
+            attention=tuple(sorted(attention)),
+            encoder=any(name.startswith("encoder.") for name in tensors),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +163,62 @@ class KL(nn.Module):
         inner = rearrange(latents.float() / self.scale, "b h w d -> b d h w").to(weight.dtype)
         pixels: Tensor = self.network.decoder(self.network.post_quant_conv(inner))
         return pixels.float()
+
+
+def load_kl(
+    source: str | os.PathLike[str],
+    *,
+    scale: float | None = None,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> KL:
+    """Load a KL autoencoder: an embedded name, a folder that holds one `kl*` file, or the file, also "owner/name/file".
+
+    Shape arguments are read off the tensors, and the encoder may be absent. `scale` is what latents are multiplied by;
+    if None it is the one that `<file>.args.json` beside the file states, else MAR's. The autoencoder is ready for
+    inference: parameters need no gradient.
+
+    Raises:
+        ModelError: the file is damaged or holds something else, in one line.
+    """
+    file = find_kl(os.fspath(source))
+    tensors = {name: value for name, value in read_tensors(file).items() if not names.UNUSED.match(name)}
+    try:
+        with reading(str(file)):
+            shape = KLShape.of(tensors)
+        with torch.device("meta"):
+            model = KL(shape, scale=_scale(file) if scale is None else scale)
+    except ModelError as error:
+        raise ModelError(f"{file}: {error}", error.hint) from error
+    if not shape.encoder:
+        tensors = {name: value for name, value in tensors.items() if not name.startswith("quant_conv.")}
+    names.fill(model.network, file, tensors, names.latent_diffusion(len(shape.widths)), device, dtype)
+    return model.eval()
+
+
+def save_kl(model: KL, file: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
+    """Write the autoencoder under its published names, `.pt` or `.safetensors`, and a file with its shape and scale.
+    Raises ModelError for another suffix.
+    """
+    path = Path(file)
+    write_tensors(path, {name: value.to(dtype or value.dtype) for name, value in published_tensors(model).items()})
+    arguments = {**asdict(model.shape), "scale": model.scale}
+    arguments_file(path).write_text(json.dumps(arguments, indent=1) + "\n", encoding="utf-8")
+
+
+def published_tensors(model: KL) -> dict[str, Tensor]:
+    """The tensors under their published names and in their published forms."""
+    return names.published_tensors(model.network, names.latent_diffusion(len(model.shape.widths)))
+
+
+def find_kl(source: str) -> Path:
+    """The file of an embedded autoencoder, of a folder that holds one, or the file itself. Raises ModelError."""
+    return find_file(source, "kl", _WHAT, PATTERNS)
+
+
+def _scale(file: Path) -> float:
+    """The scale in the file of arguments next to the weights, else MAR's."""
+    scale = read_json(arguments_file(file)).get("scale", SCALE)
+    if not isinstance(scale, int | float) or isinstance(scale, bool):
+        raise ModelError(f"the scale of latents must be a number, got {scale!r}")
+    return float(scale)

@@ -28,8 +28,7 @@ from ..files.weights import read
 from .captions import TextEncoder
 from .conditioned import Prefix
 from .contracts import Condition, ImageLayout, ImagingParts, OneSize
-from .vq import VQ
-from .vq_files import PATTERNS, find_vq, load_vq
+from .vq import PATTERNS, VQ, find_vq, load_vq
 from .weight_files import only_file
 
 _T5 = ("google/flan-t5-xl", 2048)  # the text encoder of the published checkpoints, and its width

@@ -6,9 +6,18 @@ Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation, https
 
 Encoder and decoder are diffusers' blocks. Letters: B images, H and W pixels, h and w rows and columns of codes (H and W
 over `shape.downsample`), C the codebook's dimensions.
+
+The published file states no sizes: they are read off its tensors.
 """
 
 from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +27,64 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from .level_shape import GROUPS
-from .vq_shape import VQShape
-from .weight_files import check_codes
+from ..files.configs import reading
+from ..files.sources import read_json
+from ..files.weights import count_parts
+from . import autoencoder_names as names
+from .level_shape import GROUPS, LevelShape, multiples
+from .weight_files import arguments_file, check_codes, find_file, read_tensors, write_tensors
+
+PATTERNS = ("vq*.safetensors", "vq*.pt")
+_IGNORED = ("quantize.codebook_used",)  # a statistic of training
+_WHAT = "VQ tokenizer"
+
+
+@dataclass(frozen=True)
+class VQShape(LevelShape):
+    """Sizes of a tokenizer, named after LlamaGen's arguments; the defaults are its published VQ-16."""
+
+    codebook_size: int = 16384
+    codebook_embed_dim: int = 8
+    z_channels: int = 256
+    ch: int = 128  # channels at the first level
+    ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)  # times ch, one per level; each level but the last halves the image
+    num_res_blocks: int = 2  # per level of the encoder; the decoder has one more
+    codebook_l2_norm: bool = True  # codes and features are compared and looked up on the unit sphere
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ch_mult", tuple(self.ch_mult))
+        self.check(_WHAT, "codebook_size", "codebook_embed_dim", "z_channels", "num_res_blocks")
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor], arguments: Mapping[str, Any] | None = None) -> VQShape:
+        """Read the shape off the published tensors; `arguments` are those in a file next to them.
+
+        Raises ModelError for the tensors of another model, or for arguments that contradict them.
+        """
+        if "tok_embeddings.weight" in tensors:
+            raise ModelError(
+                "these are the weights of LlamaGen's transformer, not of its tokenizer",
+                "use the tokenizer's file, vq_*.pt",
+            )
+        needed = ("encoder.conv_in.weight", "quantize.embedding.weight", "post_quant_conv.weight")
+        absent = [name for name in needed if name not in tensors or tensors[name].ndim < 2]
+        if absent:
+            raise ModelError(f"not the weights of a VQ tokenizer: there is no {absent[0]}")
+        ch = tensors[needed[0]].shape[0]
+        shape: dict[str, Any] = {
+            "codebook_size": tensors[needed[1]].shape[0],
+            "codebook_embed_dim": tensors[needed[1]].shape[1],
+            "z_channels": tensors[needed[2]].shape[0],
+            "ch": ch,
+            "ch_mult": multiples(tensors, "encoder.conv_blocks", "res.0.conv1.weight", ch, _WHAT),
+            "num_res_blocks": count_parts(tensors, "encoder.conv_blocks.0.res"),
+        }
+        known = dict(arguments or {})
+        for name, value in shape.items():
+            argument = known.get(name, value)
+            if (tuple(argument) if isinstance(argument, list) else argument) != value:
+                raise ModelError(f"the arguments have {name}={argument}, and the tensors have {value}")
+        return VQShape(**shape, codebook_l2_norm=bool(known.get("codebook_l2_norm", True)))
 
 
 class VQ(nn.Module):
@@ -112,3 +176,47 @@ def to_images(pixels: Tensor) -> NDArray[np.uint8]:
     """Pixels [B, 3, H, W] as images [B, H, W, 3] of 0..255; values outside [-1, 1] are clipped."""
     bytes_ = ((pixels.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
     return np.ascontiguousarray(bytes_.permute(0, 2, 3, 1).numpy())
+
+
+def load_vq(source: str | os.PathLike[str], *, device: str = "cpu", dtype: torch.dtype = torch.float32) -> VQ:
+    """Load an image tokenizer: an embedded name, a folder that holds one `vq*` file, or the file.
+
+    Shape arguments are read off the tensors; a `<file>.args.json` beside the file is compared with them. The tokenizer
+    is ready for inference: parameters need no gradient.
+
+    Raises:
+        ModelError: the file is damaged or holds something else, in one line.
+
+    >>> load_vq("tiny-vq").shape.codebook_embed_dim
+    8
+    """
+    file = find_vq(os.fspath(source))
+    tensors = {name: value for name, value in read_tensors(file).items() if name not in _IGNORED}
+    try:
+        with reading(str(file)):
+            shape = VQShape.of(tensors, read_json(arguments_file(file)))
+    except ModelError as error:
+        raise ModelError(f"{file}: {error}", error.hint) from error
+    with torch.device("meta"):
+        model = VQ(shape)
+    names.fill(model, file, tensors, names.llamagen, device, dtype)
+    return model
+
+
+def save_vq(model: VQ, file: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> None:
+    """Write the tokenizer under LlamaGen's names, `.pt` or `.safetensors`, and a file with its arguments.
+    Raises ModelError for another suffix.
+    """
+    path = Path(file)
+    write_tensors(path, {name: value.to(dtype or value.dtype) for name, value in published_tensors(model).items()})
+    arguments_file(path).write_text(json.dumps(asdict(model.shape), indent=1) + "\n", encoding="utf-8")
+
+
+def published_tensors(model: VQ) -> dict[str, Tensor]:
+    """The tensors under their published names and in their published forms."""
+    return names.published_tensors(model, names.llamagen)
+
+
+def find_vq(source: str) -> Path:
+    """The file of an embedded tokenizer, of a folder that holds one, or the file itself. Raises ModelError."""
+    return find_file(source, "vq", "image tokenizer", PATTERNS)

@@ -14,8 +14,7 @@ import pardec
 from golden_specs import TOLERANCE, Case, Reader, Replay, relative
 from pardec.models.images.conditioned import Conditioned, Prefix
 from pardec.models.images.contracts import Condition
-from pardec.models.images.vq import VQ
-from pardec.models.images.vq_files import load_vq
+from pardec.models.images.vq import VQ, load_vq
 from pardec.models.plan import Plan, Visible
 from pardec.samplers.ops.distribution import filter_logits
 

@@ -12,8 +12,7 @@ from image_training.evaluate import kept
 from image_training.export import export_kl, rounded
 from image_training.options import Options
 from image_training.run import Training, device_of
-from pardec.models.images.kl import KL
-from pardec.models.images.kl_shape import KLShape
+from pardec.models.images.kl import KL, KLShape
 from pardec.models.images.vq import to_pixels
 
 SHAPE: dict[str, Any] = {"embed_dim": 16, "ch": 32, "ch_mult": (1, 1, 2, 2), "num_res_blocks": 1, "attention": (3,)}

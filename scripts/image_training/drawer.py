@@ -18,7 +18,7 @@ from image_training.export_drawer import export, loaded
 from image_training.network import Drawer, text_encoder
 from image_training.options import Options
 from image_training.run import Descent, device_of, muon_and_adamw
-from pardec.models.images.vq_files import load_vq
+from pardec.models.images.vq import load_vq
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny-llamagen": {"dim": 192, "n_layer": 6, "n_head": 6, "ffn_hidden": 512},

@@ -11,10 +11,8 @@ import torch
 from text_training.export import items, opening, rounded, write_pages
 from torch import Tensor
 
-from pardec.models.images.kl import KL
-from pardec.models.images.kl_files import save_kl
-from pardec.models.images.vq import VQ
-from pardec.models.images.vq_files import save_vq
+from pardec.models.images.kl import KL, save_kl
+from pardec.models.images.vq import VQ, save_vq
 from pardec.models.images.weight_files import write_tensors
 
 __all__ = ["SUMMARY", "export", "export_kl", "rounded"]

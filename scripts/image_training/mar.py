@@ -23,7 +23,7 @@ from image_training.run import Descent, device_of, muon_and_adamw
 from pardec.images.classes import NAMES
 from pardec.images.shapes import SIDE
 from pardec.models.continuous.schedule import TRAINED, denoising
-from pardec.models.images.kl_files import load_kl
+from pardec.models.images.kl import load_kl
 
 AUTOENCODER = "tiny-kl"
 SHAPES: dict[str, dict[str, int]] = {

@@ -18,7 +18,7 @@ from image_training.multiscale import features, quantize, start_from, tokenizer
 from image_training.options import Options
 from image_training.run import Training, device_of
 from pardec.images.classes import score
-from pardec.models.images.kl_files import load_kl
+from pardec.models.images.kl import load_kl
 from pardec.models.images.vq import to_images, to_pixels
 from pardec.models.scales.tokenizer import MultiScaleVQ
 

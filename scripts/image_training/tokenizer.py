@@ -14,8 +14,7 @@ from image_training.evaluate import reconstruction
 from image_training.export import export, rounded
 from image_training.options import Options
 from image_training.run import Training, device_of
-from pardec.models.images.vq import VQ, to_pixels
-from pardec.models.images.vq_shape import VQShape
+from pardec.models.images.vq import VQ, VQShape, to_pixels
 
 SHAPE: dict[str, Any] = {
     "codebook_size": 256,

@@ -10,9 +10,7 @@ import torch
 
 from pardec.models.families import FAMILIES
 from pardec.models.files.catalog import TOKENIZER
-from pardec.models.images.vq import VQ
-from pardec.models.images.vq_files import save_vq
-from pardec.models.images.vq_shape import VQShape
+from pardec.models.images.vq import VQ, VQShape, save_vq
 from pardec.models.loading import assemble
 
 SIDE, CODES, CLASSES, FEATURES = 4, 16, 3, 8

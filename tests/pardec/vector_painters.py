@@ -10,9 +10,7 @@ import torch
 
 from pardec.models.families.mar import networks
 from pardec.models.files.sources import MAR_FILE
-from pardec.models.images.kl import KL
-from pardec.models.images.kl_files import save_kl
-from pardec.models.images.kl_shape import KLShape
+from pardec.models.images.kl import KL, KLShape, save_kl
 
 SIDE, SIZE, CLASSES, WIDTH = 4, 4, 5, 32
 SHAPE: dict[str, Any] = {

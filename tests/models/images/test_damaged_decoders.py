@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from pardec.models.errors import ModelError
 from pardec.models.files.catalog import EMBEDDED
-from pardec.models.images.kl_files import load_kl
-from pardec.models.images.vq_files import load_vq
+from pardec.models.images.kl import load_kl
+from pardec.models.images.vq import load_vq
 from pardec.models.scales.tokenizer_files import load_tokenizer
 
 LOADERS: dict[str, tuple[Callable[..., Any], str]] = {

@@ -11,9 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pardec.models.errors import ModelError, UnknownModelError
-from pardec.models.images.kl import KL, SCALE, Latents
-from pardec.models.images.kl_files import load_kl, published_tensors, save_kl
-from pardec.models.images.kl_shape import KLShape
+from pardec.models.images.kl import KL, SCALE, KLShape, Latents, load_kl, published_tensors, save_kl
 from tests.reference import naive_kl
 
 SHAPES = [

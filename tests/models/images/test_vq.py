@@ -11,9 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from pardec.models.errors import ModelError, UnknownModelError
-from pardec.models.images.vq import VQ, to_images, to_pixels
-from pardec.models.images.vq_files import load_vq, published_tensors, save_vq
-from pardec.models.images.vq_shape import VQShape
+from pardec.models.images.vq import VQ, VQShape, load_vq, published_tensors, save_vq, to_images, to_pixels
 from tests.reference import naive_vq
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "llamagen" / "checkpoint"
