@@ -77,7 +77,6 @@ class DraftModule(nn.Module):
     vocabulary: Tensor | None = None  # [Vd] the target's id of each id that it drafts; None: all of them
     depth: int | None = None  # maximum number of tokens that it drafts ahead; None: any
     estimates_acceptance: bool = False  # whether a forward also estimates each token's acceptance probability
-    default_k: int | None = None  # number of drafted tokens that its files recommend
     about: tuple[str, ...] = ()  # decisions made while loading, for people: one line each
 
     def __init__(self, files: DraftFiles, target: LanguageModel) -> None:

@@ -36,9 +36,8 @@ from ..model import LanguageModel
 from ..plan import Plan, Visible
 from .contracts import DraftFiles, DraftKind, DraftModule, register
 from .dflash_conv import BlockConvolution
-from .dflash_files import DFlashLayout, is_dflash, read_layout
+from .dflash_files import DFlashLayout, check_target, is_dflash, read_layout
 from .dflash_heads import Selector, Transition
-from .dflash_target import check_target
 from .parameters import fill, is_copy, left_out, parameter, target_rows
 from .vocabulary import find_vocabulary
 

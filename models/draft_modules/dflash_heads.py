@@ -38,11 +38,6 @@ class Transition(nn.Module):
             self.joint_bias = nn.Parameter(torch.empty(3 * rank))
 
     @property
-    def follows_path(self) -> bool:
-        """Whether the bias depends on tokens before the last one."""
-        return self.kind == "rnn"
-
-    @property
     def looked_up(self) -> tuple[Tensor, ...]:
         """Parameters of which a forward reads only some rows."""
         return (self.table,)
@@ -79,8 +74,6 @@ class Transition(nn.Module):
 
 class Selector(nn.Module):
     """DFlash 2's scores of pairs of tokens, over the likeliest ids of each position."""
-
-    follows_path = False
 
     def __init__(self, *, ids: int, rank: int, width: int, count: int) -> None:
         """A selector over the `count` likeliest of `ids` at each position."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from ..errors import ModelError, listed
@@ -74,7 +72,7 @@ def load(
         lines.append("the head is the target's, its rows for the draft ids")
     lines.append(f"drafts {target.vocab_size if ids is None else len(ids)} of {target.vocab_size} ids")
     lines += left_out(files, config, **({} if own_embedding else {"embed_tokens": target.decoder.embedding}))
-    module.about, module.default_k = tuple(lines), _recommended(files.config)
+    module.about = tuple(lines)
     return module.eval()
 
 
@@ -99,13 +97,6 @@ def _check_target(files: DraftFiles, target: LanguageModel, form: EagleLayout) -
         raise ModelError(
             f"{files.name} drafts with the head of {target.name}, which runs in transformers and does not expose it"
         )
-
-
-def _recommended(config: Any) -> int | None:
-    """The number of tokens to draft that a config of the speculators library recommends."""
-    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
-    count = methods[0].get("speculative_tokens")
-    return count if isinstance(count, int) else None
 
 
 KIND = register(

@@ -45,7 +45,7 @@ class PromptVectors(DraftModule):
         self.vectors = nn.Parameter(vectors, requires_grad=False)
         self.weights = nn.Parameter(weights, requires_grad=False)
         self.steps, self.each = weights.shape
-        self.depth = self.default_k = self.steps
+        self.depth = self.steps
         self.step = tuple(index // self.each for index in range(len(vectors)))
         back = self.each if attention == "ensemble" else 1
         self.above = tuple(max(index - back, -1) for index in range(len(vectors)))

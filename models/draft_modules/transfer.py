@@ -38,7 +38,7 @@ class HiddenTransfer(DraftModule):
         super().__init__(files, target)
         self.layers = layers
         self.maps = nn.ParameterList(nn.Parameter(weight, requires_grad=False) for weight in maps)
-        self.steps = self.depth = self.default_k = len(maps)
+        self.steps = self.depth = len(maps)
         self.step = tuple(range(len(maps)))
         self.about = (f"states are made after layers {', '.join(map(str, layers))} of 0..{target.layers - 1}",)
 

@@ -12,16 +12,18 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+
+from pardec.samplers.logprobs import TokenLogprobs
 
 from ..requests.images import enlarged
 from ..result import Result
 from ..version import __version__
-from .schemas import ChatBody, TextBody
+from .schemas import ChatBody, CompletionBody, TextBody
 from .token_names import Offsets, TokenNames
 
 if TYPE_CHECKING:
-    from pardec.samplers.logprobs import TokenLogprobs
-
+    from ..api import Model
     from .listening import Advanced
     from .request_parser import TextRequest
 
@@ -223,6 +225,25 @@ class Echo:
         if both.startswith(prompt) and both.endswith(answer) and len(both) >= len(prompt) + len(answer):
             prompt = both[: len(both) - len(answer)]  # with the space that is left out at the beginning of a text
         return prompt + text
+
+
+def echo(model: Model, ids: list[int], body: CompletionBody) -> Echo:
+    """A prompt, with log-probabilities if the request wants them; the first token's is NaN."""
+    logprobs = None if body.logprobs is None else _prompt_logprobs(model, ids, body)
+    return Echo(ids, lambda tokens: model.text(tokens) or "", logprobs)
+
+
+def _prompt_logprobs(model: Model, ids: list[int], body: CompletionBody) -> TokenLogprobs:
+    tokens = torch.tensor(ids)
+    logprobs = model.logits(tokens[None])[0, :-1].log_softmax(-1)
+    own = logprobs.gather(1, tokens[1:, None].to(logprobs.device))[:, 0]
+    top = logprobs.topk(min(body.logprobs or 0, logprobs.shape[1]))
+    candidates = logprobs[:, body.logprob_ids or []]
+    parts = (own[:, None], top.values, candidates)
+    first = [torch.full((1, part.shape[1]), torch.nan) for part in parts]
+    own, values, candidates = (torch.cat((nan, part.cpu())) for nan, part in zip(first, parts, strict=True))
+    ids_ = torch.cat((torch.full((1, top.indices.shape[1]), -1), top.indices.cpu()))
+    return TokenLogprobs(own[:, 0].numpy(), ids_.numpy(), values.numpy(), candidates.numpy())
 
 
 def image_answer(results: Sequence[Result], scale: int) -> dict[str, Any]:

@@ -17,9 +17,8 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from ..version import __version__
-from .answers import TextAnswer, image_answer
+from .answers import TextAnswer, echo, image_answer
 from .body_parser import ParsedBody, ParserConfig, check_characters, parse_body
-from .echo import echo
 from .errors import JSON, NO_SUCH_MODEL, RequestError
 from .fields import named
 from .guard import Guard

@@ -21,7 +21,7 @@ from .errors import RequestError
 if TYPE_CHECKING:
     from .body_parser import ParserConfig
 
-CONFIG, JOB = b"F", b"J"
+CONFIG = b"F"  # the kind of a connection that registers a model; any other kind is a request
 NICE, NICER = 5, 14  # niceness at the start, and after QUICK seconds, so that short requests go first
 QUICK = 0.25
 _MEMORY = 2**30  # bytes that a request may add

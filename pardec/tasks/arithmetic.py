@@ -104,7 +104,6 @@ CONTAINER = Story(
     ),
 )
 STORIES = (PERSON, CONTAINER)
-SYMBOLS = "+-*/"
 _ANSWER = re.compile(r"\s*[:=]?\s*(-?(?:0|[1-9][0-9]*))(?![A-Za-z0-9_%]|\s*[-+*/=^]|[.,:][0-9])")
 
 

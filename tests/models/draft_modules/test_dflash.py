@@ -140,7 +140,6 @@ def test_a_path_through_the_markov_head_equals_the_plain_one_s(variant: str, tmp
             estimate = module.estimate(states[None, step : step + 1], embedded)
             assert estimate is not None
             assert (estimate[0, 0] - estimates[step]).abs() < 1e-6
-    assert module.transition.follows_path == (VARIANTS[variant]["markov"] == "rnn")
 
 
 def test_half_precision_files_take_the_target_s_type(tmp_path: Path) -> None:

@@ -167,7 +167,6 @@ def test_what_loading_decided_is_said(tmp_path: Path) -> None:
         "reads the outputs of layers 1, 3, 4: top-level ids 2-4-5 are the default inputs",
         "drafts 15 of 40 ids",
     )
-    assert module.default_k == 4
     assert load_draft_module(tmp_path, target(), taps="0-2-6").states.layers == (0, 2, 6)
 
 
