@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -268,3 +269,29 @@ class _WithGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         return ctx.gradient * grads[0], None, None
+
+
+class HeadsNetwork(Network):
+    """One head per depth on the target's state; head j at t, counted from 0, predicts the token at t + 2 + j."""
+
+    def head_states(self, normed: Tensor, tokens: list[Tensor], head: int) -> Tensor:
+        """The input of a head's last linear for states [..., E] and the `head` + 1 tokens after each, [...]."""
+        raise NotImplementedError
+
+    def head_logits(self, states: Tensor, head: int) -> Tensor:
+        """The logits of a head."""
+        raise NotImplementedError
+
+    def loss(self, batch: Batch, divergence: Loss, generator: torch.Generator) -> tuple[Tensor, list[float]]:
+        counted = self.weights(batch, generator)
+        total, rates = torch.zeros((), device=self.device), []
+        for head in range(min(self.depths, batch.width - 2)):
+            chosen, width = counted[:, 2 + head :], batch.width - 2 - head
+            normed, best = (each[:, 1 + head : 1 + head + width][chosen] for each in (batch.normed, batch.best))
+            tokens = [batch.ids[:, 1 + at : 1 + at + width][chosen] for at in range(head + 1)]
+            states = self.head_states(batch.normed[:, :width][chosen], tokens, head)
+            logits = partial(self.head_logits, head=head)
+            part, rate = self.compare(states, logits, normed, best, divergence, self.options.decay**head)
+            total = total + part
+            rates.append(rate)
+        return total, rates

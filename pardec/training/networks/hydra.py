@@ -20,13 +20,12 @@ from pardec.models.draft_modules.contracts import DraftFiles
 from pardec.models.files.weights import count_parts
 from pardec.models.model import LanguageModel
 
-from ..losses import Loss
 from ..states import Batch
-from .contracts import Network, Options, Target
+from .contracts import HeadsNetwork, Options, Target
 from .parts import linear
 
 
-class Hydra(Network):
+class Hydra(HeadsNetwork):
     kind = "hydra"
     file = "hydra_lm_head.safetensors"
 
@@ -48,8 +47,7 @@ class Hydra(Network):
             for bias, size in ((self.inner_bias, width), (self.skip_bias, width), (self.head_bias, vocabulary)):
                 bias.append(nn.Parameter(torch.zeros(size)))
 
-    def _states(self, normed: Tensor, tokens: list[Tensor], head: int) -> Tensor:
-        """g of a head for states [..., E] and the tokens after them, head + 1 times [...]."""
+    def head_states(self, normed: Tensor, tokens: list[Tensor], head: int) -> Tensor:
         embedded = [F.embedding(ids, self.target.embedding) for ids in tokens]
         z = torch.cat([normed.to(self.compute), *(rows.to(self.compute) for rows in embedded)], -1)
         skip = linear(z, self.skip[head]) + self.skip_bias[head].to(z.dtype)
@@ -57,35 +55,15 @@ class Hydra(Network):
         states: Tensor = skip + inner
         return states
 
-    def _logits(self, g: Tensor, head: int) -> Tensor:
-        logits: Tensor = linear(g, self.head[head]) + self.head_bias[head].to(g.dtype)
+    def head_logits(self, states: Tensor, head: int) -> Tensor:
+        logits: Tensor = linear(states, self.head[head]) + self.head_bias[head].to(states.dtype)
         return logits
-
-    def loss(self, batch: Batch, divergence: Loss, generator: torch.Generator) -> tuple[Tensor, list[float]]:
-        counted = self.weights(batch, generator)
-        total, rates = torch.zeros((), device=self.device), []
-        for head in range(min(self.depths, batch.width - 2)):
-            chosen = counted[:, 2 + head :]
-            width = batch.width - 2 - head
-            normed = batch.normed[:, 1 + head : 1 + head + width][chosen]
-            best = batch.best[:, 1 + head : 1 + head + width][chosen]
-            tokens = [batch.ids[:, 1 + at : 1 + at + width][chosen] for at in range(head + 1)]
-            states = self._states(batch.normed[:, :width][chosen], tokens, head)
-            weight = self.options.decay**head
-
-            def logits(rows: Tensor, head: int = head) -> Tensor:
-                return self._logits(rows, head)
-
-            part, rate = self.compare(states, logits, normed, best, divergence, weight)
-            total = total + part
-            rates.append(rate)
-        return total, rates
 
     @torch.no_grad()
     def chain(self, batch: Batch, length: int) -> Tensor:
         tokens = [F.pad(batch.ids[:, 1:], (0, 1))]
         for head in range(min(length, self.depths)):
-            tokens.append(self._logits(self._states(batch.normed, tokens, head), head).argmax(-1))
+            tokens.append(self.head_logits(self.head_states(batch.normed, tokens, head), head).argmax(-1))
         drafts = torch.stack(tokens[1:], -1)
         return F.pad(drafts, (0, length - drafts.shape[-1]), value=-1)
 

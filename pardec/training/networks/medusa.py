@@ -19,13 +19,12 @@ from torch.nn import functional as F
 from pardec.models.draft_modules.contracts import DraftFiles
 from pardec.models.model import LanguageModel
 
-from ..losses import Loss
 from ..states import Batch
-from .contracts import Network, Options, Target
+from .contracts import HeadsNetwork, Options, Target
 from .parts import linear
 
 
-class Medusa(Network):
+class Medusa(HeadsNetwork):
     kind = "medusa"
     file = "medusa_lm_head.safetensors"
 
@@ -39,36 +38,20 @@ class Medusa(Network):
         self.bias = nn.ParameterList(nn.Parameter(torch.zeros(width)) for _ in self.inner)
         self.head = nn.ParameterList(nn.Parameter(target.head.float().clone()) for _ in range(options.heads))
 
-    def _states(self, normed: Tensor, head: int) -> Tensor:
+    def head_states(self, normed: Tensor, tokens: list[Tensor], head: int) -> Tensor:
         layers = self.options.layers
         g = normed.to(self.compute)
         for at in range(head * layers, (head + 1) * layers):
             g = g + F.silu(linear(g, self.inner[at]) + self.bias[at].to(g.dtype))
         return g
 
-    def loss(self, batch: Batch, divergence: Loss, generator: torch.Generator) -> tuple[Tensor, list[float]]:
-        counted = self.weights(batch, generator)
-        total, rates = torch.zeros((), device=self.device), []
-        for head in range(min(self.depths, batch.width - 2)):
-            chosen = counted[:, 2 + head :]  # head j at t, counted from 0, predicts x_(t+2+j)
-            width = batch.width - 2 - head
-            normed = batch.normed[:, 1 + head : 1 + head + width][chosen]
-            best = batch.best[:, 1 + head : 1 + head + width][chosen]
-            states = self._states(batch.normed[:, :width][chosen], head)
-            weight = self.options.decay**head
-
-            def logits(rows: Tensor, head: int = head) -> Tensor:
-                return linear(rows, self.head[head])
-
-            part, rate = self.compare(states, logits, normed, best, divergence, weight)
-            total = total + part
-            rates.append(rate)
-        return total, rates
+    def head_logits(self, states: Tensor, head: int) -> Tensor:
+        return linear(states, self.head[head])
 
     @torch.no_grad()
     def chain(self, batch: Batch, length: int) -> Tensor:
-        heads = [linear(self._states(batch.normed, head), self.head[head]) for head in range(min(length, self.depths))]
-        drafts = torch.stack([logits.argmax(-1) for logits in heads], -1)
+        states = [self.head_states(batch.normed, [], head) for head in range(min(length, self.depths))]
+        drafts = torch.stack([self.head_logits(each, head).argmax(-1) for head, each in enumerate(states)], -1)
         return F.pad(drafts, (0, length - drafts.shape[-1]), value=-1)
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
