@@ -46,10 +46,10 @@ def deviation(model: LanguageModel, result: Result) -> Deviation:
     for row, start in enumerate(result.prompts):
         stop = start + len(result.tokens[row])
         ids = result.sequences[row, :stop]
-        behind = torch.arange(start - 1, stop - 1, device=model.device)
+        outputs = torch.arange(start - 1, stop - 1, device=model.device)
         with torch.inference_mode():
             hidden = model.forward(Plan.full(ids[None].to(model.device), model.visible()), None)
-            logprobs = hidden.logits(behind[None])[0].log_softmax(-1).cpu()
+            logprobs = hidden.logits(outputs[None])[0].log_softmax(-1).cpu()
         own = logprobs.gather(1, ids[start:, None])[:, 0]
         decoded = torch.from_numpy(result.trace.commit_score[row, start:stop]).log()
         agreement.append(float((logprobs.argmax(-1) == ids[start:]).float().mean()))

@@ -75,7 +75,7 @@ class ResultData:
         prompts: per row, the number of tokens before the generated region.
         seeds: per row; a row with its seed gives the same tokens alone and in any batch.
         settings: the arguments as resolved.
-        pieces: the text of each token, per row; None without a tokenizer. Continuous tokens are a grid of `CELL`.
+        pieces: the text of each token, per row; None without a tokenizer. Continuous ones are a grid of `PLACEHOLDER`.
         images: the images; None for text, and without a decoder.
         shown: per image its caption or class, None where it was made from features; None for text.
         grid: rows and columns of an image's token grid; None for text.

@@ -19,7 +19,7 @@ _HEADS: dict[str, str | tuple[str, ...]] = {
     "layers.{i}.q_norm_bias": _LAYER + "self_attn.q_norm.bias",
     "layers.{i}.k_norm_bias": _LAYER + "self_attn.k_norm.bias",
 }
-_BEHIND: dict[str, str | tuple[str, ...]] = {
+_POST_NORMS: dict[str, str | tuple[str, ...]] = {
     "layers.{i}.post_attn_norm": _LAYER + "input_layernorm.weight",
     "layers.{i}.post_mlp_norm": _LAYER + "post_attention_layernorm.weight",
 }
@@ -31,16 +31,16 @@ def _decoder(config: Config) -> DecoderConfig:
     return replace(plain, head_norms=True, post_norms=bool(config.get("swin_norm")))
 
 
-def _matches(config: Config, behind: bool) -> bool:
-    return config.get("model_type") in MODEL_TYPES and bool(config.get("swin_norm")) == behind
+def _matches(config: Config, post_norms: bool) -> bool:
+    return config.get("model_type") in MODEL_TYPES and bool(config.get("swin_norm")) == post_norms
 
 
-def _register(name: str, summary: str, names: dict[str, str | tuple[str, ...]], *, behind: bool) -> FamilySpec:
+def _register(name: str, summary: str, names: dict[str, str | tuple[str, ...]], *, post_norms: bool) -> FamilySpec:
     return register(
         FamilySpec(
             name=name,
             summary=summary,
-            matches=lambda config: _matches(config, behind),
+            matches=lambda config: _matches(config, post_norms),
             decoder=_decoder,
             names=names,
             attention="causal",
@@ -54,11 +54,11 @@ def _register(name: str, summary: str, names: dict[str, str | tuple[str, ...]], 
 
 
 CHAMELEON = _register(
-    "chameleon", "Chameleon, Anole, Lumina-mGPT: images of a caption", {**NAMES, **_HEADS}, behind=False
+    "chameleon", "Chameleon, Anole, Lumina-mGPT: images of a caption", {**NAMES, **_HEADS}, post_norms=False
 )
 CHAMELEON_LARGE = _register(
     "chameleon-large",
     "Chameleon-30B, Lumina-mGPT-34B: images of a caption",
-    {**{key: stem for key, stem in NAMES.items() if key not in _BEFORE}, **_HEADS, **_BEHIND},
-    behind=True,
+    {**{key: stem for key, stem in NAMES.items() if key not in _BEFORE}, **_HEADS, **_POST_NORMS},
+    post_norms=True,
 )

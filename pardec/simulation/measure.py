@@ -17,7 +17,7 @@ from ..bench.clock import timed
 from .machine import Cost, Link, Machine, PartCosts, Role
 
 TOKENS = (1, 2, 4, 8, 16)
-_BEHIND, _REPEATS = 64, 7  # tokens in the cache before a timed forward; timed forwards of each size
+_CONTEXT, _REPEATS = 64, 7  # tokens in the cache before a timed forward; timed forwards of each size
 
 
 def measured(target: LanguageModel, draft: LanguageModel | DraftModule | None, devices: int = 1) -> Machine:
@@ -40,23 +40,23 @@ def measured(target: LanguageModel, draft: LanguageModel | DraftModule | None, d
 @torch.inference_mode()
 def costs_here(model: LanguageModel, tokens: Sequence[int] = TOKENS) -> PartCosts:
     """Median seconds of a layer, and of the head, in forwards of one row after a short text."""
-    limit = model.max_positions or _BEHIND + max(tokens)
-    behind = min(_BEHIND, limit - max(tokens))
+    limit = model.max_positions or _CONTEXT + max(tokens)
+    context = min(_CONTEXT, limit - max(tokens))
     layers, heads = [], []
     for count in tokens:
-        cache = model.new_cache(1, behind + count)
-        order = torch.arange(behind + count, device=model.device)[None]
+        cache = model.new_cache(1, context + count)
+        order = torch.arange(context + count, device=model.device)[None]
         text = (order + 1) % model.vocab_size
-        model.run(Plan.full(text[:, :behind], Visible.causal()), cache)
+        model.run(Plan.full(text[:, :context], Visible.causal()), cache)
         plan = Plan(
-            tokens=text[:, behind:],
-            positions=order[:, behind:],
-            slots=order[:, behind:],
+            tokens=text[:, context:],
+            positions=order[:, context:],
+            slots=order[:, context:],
             visible=Visible.causal(),
-            lengths=torch.full((1,), behind + count, device=model.device),
+            lengths=torch.full((1,), context + count, device=model.device),
             want=torch.arange(count, device=model.device)[None],
-            uniform=behind + count,
-            span=(behind, behind + count),
+            uniform=context + count,
+            span=(context, context + count),
         )
         hidden = model.run(plan, cache)
         hidden.logits()

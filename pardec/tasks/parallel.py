@@ -46,8 +46,8 @@ def strictly(text: str) -> tuple[str, ...] | None:
     >>> strictly('So it is ["Anna", "Tom"].'), strictly("[Anna, Tom]")
     (('Anna', 'Tom'), None)
     """
-    _, opened, behind = text.rpartition("[")
-    inner, closed, _ = behind.partition("]")
+    _, opened, after = text.rpartition("[")
+    inner, closed, _ = after.partition("]")
     if not opened or not closed or not _STRICT.fullmatch(inner):
         return None
     return tuple(inner[1:-1].split('", "'))

@@ -62,7 +62,7 @@ class Watch:
             self.starts = event.prompts.tolist()
             self.ends = [int(np.flatnonzero(row)[-1]) + 1 if row.any() else len(row) for row in event.open]
             self.when, self.revised = np.full(self.open.shape, -1), np.zeros_like(self.open)
-            self.to_fill, self.steps = int(self.open.sum()), 0
+            self.num_masked, self.steps = int(self.open.sum()), 0
         elif isinstance(event, Step):
             self.steps = event.number + 1
             self.tokens[event.rows], self.open[event.rows] = event.tokens, event.open
@@ -87,7 +87,7 @@ class Watch:
             return
         remaining = int(self.open.sum())
         revisions = "" if revised is None else f"~{revised:<3d} "
-        head = f"step {self.steps:3d}  +{committed:<3d} {revisions}{self.to_fill - remaining:>4d}/{self.to_fill}"
+        head = f"step {self.steps:3d}  +{committed:<3d} {revisions}{self.num_masked - remaining:>4d}/{self.num_masked}"
         self.console.out(f"{head} |{self._plain(0)}" if len(self.open) == 1 else head)
 
     def _plain(self, row: int) -> str:
@@ -104,8 +104,8 @@ class Watch:
         lines = [self._line(row) for row in range(min(len(self.open), ROWS))]
         if len(self.open) > ROWS:
             lines.append(Text(f"and {len(self.open) - ROWS} more rows", style="dim"))
-        remaining = int(self.open.sum())
-        lines.append(Text(f"step {self.steps}, {self.to_fill - remaining} of {self.to_fill} committed", style="dim"))
+        committed = self.num_masked - int(self.open.sum())
+        lines.append(Text(f"step {self.steps}, {committed} of {self.num_masked} committed", style="dim"))
         return Group(*lines)
 
     def _line(self, row: int) -> Text:

@@ -228,11 +228,11 @@ class Prefixes(States):
         return math.inf
 
     def _reserve(self, way: tuple[Symbol, ...], most: Mapping[str, float]) -> float:
-        behind, result = 0.0, 0.0
+        after, result = 0.0, 0.0
         for symbol in reversed(way):
             own = self.grammar.terminals[symbol.index].reserve if isinstance(symbol, Terminal) else most[symbol]
-            result = max(result, own + behind)
-            behind += self._symbol_cost(symbol)
+            result = max(result, own + after)
+            after += self._symbol_cost(symbol)
         return result
 
     def _advance(self, state: int, byte: int) -> int:

@@ -404,8 +404,8 @@ class Automaton(States):
     def row(self, state: int) -> list[int]:
         """The state after each byte [256]."""
         representatives = {of: byte for byte, of in reversed(list(enumerate(self.classes)))}
-        behind = {of: self.step(state, byte) for of, byte in representatives.items()}
-        return [behind[of] for of in self.classes]
+        successors = {of: self.step(state, byte) for of, byte in representatives.items()}
+        return [successors[of] for of in self.classes]
 
     def explore(self, most: int) -> bool:
         """Visits every state; False if that takes more than `most` options."""

@@ -41,7 +41,7 @@ class Structure:
         """The request, constrained to the schema."""
         if self.template is None:
             return replace(request, grammars=self.grammars, stops=self.grammars)
-        constrained_spans = tuple(self.template.joints_of(start) for start in request.prompts)
+        constrained_spans = tuple(self.template.constrained_spans_of(start) for start in request.prompts)
         return replace(
             request,
             allowed=self.template.allowed(request.prompts),

@@ -45,7 +45,7 @@ class Template:
     Attributes:
         rest: [T] int64: fixed tokens, the mask id in gaps.
         sets: [S, V] bool, and `at` [T] int64, as in `Allowed`.
-        joints: the gaps whose positions are constrained together, with starts in `rest`.
+        constrained_spans: the gaps whose positions are constrained together, with starts in `rest`.
     """
 
     rest: Tensor
@@ -59,7 +59,7 @@ class Template:
             return None
         return Allowed(self.sets, tuple(torch.nn.functional.pad(self.at, (start, 0)) for start in starts))
 
-    def joints_of(self, start: int) -> tuple[ConstrainedSpan, ...]:
+    def constrained_spans_of(self, start: int) -> tuple[ConstrainedSpan, ...]:
         """The gaps of a row whose prompt has `start` tokens."""
         return tuple(replace(gap, start=gap.start + start) for gap in self.constrained_spans)
 

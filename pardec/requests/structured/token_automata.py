@@ -47,12 +47,12 @@ def text_automaton(
     kind = np.where(lengths > 0, lengths + 1, 0)
     kind[list(pads)] = 1
     state = np.arange(last + 1)[:, None]
-    behind = state + np.arange(-1, longest + 1)
-    behind = np.minimum(behind, last if most is None else last + 1)
-    behind[:, 0] = last + 1
+    successors = state + np.arange(-1, longest + 1)
+    successors = np.minimum(successors, last if most is None else last + 1)
+    successors[:, 0] = last + 1
     if most is not None:
-        behind[behind > last] = last + 1
-    return TokenAutomaton(length, kind, behind, np.arange(last + 1) >= least)
+        successors[successors > last] = last + 1
+    return TokenAutomaton(length, kind, successors, np.arange(last + 1) >= least)
 
 
 @lru_cache(maxsize=64)
@@ -72,15 +72,15 @@ def value_automaton(
             level_end, depth = len(reached), depth + 1
         row = np.full(len(vocabulary), -1)
         if depth < length:
-            behind, table = _behind(automaton, state, tokens, table)
-            for each in np.unique(behind[behind >= 0]).tolist():
+            successors, table = _successors(automaton, state, tokens, table)
+            for each in np.unique(successors[successors >= 0]).tolist():
                 if each not in number:
                     number[each] = len(reached)
                     reached.append(each)
             if len(reached) > most:
                 raise TooManyStates
-            some = behind >= 0
-            row[some] = [number[each] for each in behind[some].tolist()]
+            some = successors >= 0
+            row[some] = [number[each] for each in successors[some].tolist()]
         rows.append(row.astype(np.int32))
     end = len(reached)
     accepting = np.array([*(automaton.accepts(state) for state in reached), True])
@@ -115,7 +115,7 @@ def _padded(vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
     return padded, lengths
 
 
-def _behind(
+def _successors(
     automaton: Automaton, state: int, tokens: tuple[np.ndarray, np.ndarray], table: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The byte state after each token [V], -1 for a dead end; and the extended `table` [N, 256] of states."""

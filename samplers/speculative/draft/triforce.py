@@ -58,7 +58,6 @@ class DraftedText:
 
     Attributes:
         text: what the inner loop sees as the rows' committed tokens.
-        probs: of each inner commit [B, D, V], the distributions that its tokens are samples of.
     """
 
     def __init__(self, text: Sequences, distribution: Callable[..., Tensor]) -> None:
