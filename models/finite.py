@@ -65,7 +65,7 @@ def named_weights(*parts: Any) -> Iterable[tuple[str, Tensor]]:
 
 
 def by_weights(name: str, what: str, *parts: Any) -> ModelError | None:
-    """The error of a model called `name` whose `what` are not finite, if weights of its networks `parts` are not."""
+    """The error for a model whose `what` are not finite because weights of its networks `parts` are not; else None."""
     wrong = damaged(named_weights(*parts))
     return None if wrong is None else ModelError(f"{name} gives {what} that are not finite: {wrong}", _AGAIN)
 
@@ -104,7 +104,7 @@ def pixels(name: str, image: Tensor, decoder: Any) -> Tensor:
 
 
 def conditioning(name: str, outputs: Iterable[Tensor], reader: Any) -> None:
-    """Raises ModelError if `outputs` of the model called `name` are not finite because weights of `reader` are not."""
+    """Raises ModelError if `outputs` of the model `name` are not finite, and weights of `reader` are the cause."""
     if all(bool(states.isfinite().all()) for states in outputs):
         return
     if (error := by_weights(name, "states of an image's condition", reader)) is not None:

@@ -123,7 +123,7 @@ class Plan:
 
     @property
     def slot_span(self) -> tuple[int, int] | None:
-        """Host knowledge: (start, stop) where every row's slots are arange(start, stop), as for a tree."""
+        """(start, stop), if the host knows that the slots of all rows are arange(start, stop), as for a tree."""
         if self.stored is not None:
             return self.stored
         if self.span is None and self.uniform is not None and self.visible.parents is not None:

@@ -23,7 +23,7 @@ class FusedLayers:
         self._known: tuple[Hashable, LayersInC | None] | None = None
 
     def run(self, layers: Iterable[nn.Module], step: LayerPass, dtype: torch.dtype, version: int) -> Run | None:
-        """What runs some of `layers` as they would run one by one; None where only they can.
+        """A function that runs a range of `layers` in C; None where the kernels do not support this forward.
 
         `dtype` is the states', and `version` counts how often weights were replaced in place.
         """

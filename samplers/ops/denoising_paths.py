@@ -43,7 +43,7 @@ def width(head: Head) -> int:
 def denoise(
     head: Head, states: States, noise: Tensor, *, temperature: float = 1.0, last: Last = "map", every: int = 1
 ) -> Tensor:
-    """Samples tokens [N, d] from `noise` [N, width]; `every` is that of `Head.ready`."""
+    """Samples tokens [N, d] from `noise` [N, width]; `every` as in `Head.ready`."""
     e, states = noise.view(len(noise), head.steps + 1, head.size), head.ready(states, every)
     x = e[:, 0]
     for number, index in enumerate(reversed(range(1, head.steps)), 1):

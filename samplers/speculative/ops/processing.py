@@ -61,9 +61,8 @@ class Processing(RowState):
     def compose(self) -> None:
         """Chooses the steps that this request needs; called again when rows leave or join.
 
-        Attributes:
-            excludes: whether any row may be without some tokens, before the filters.
-            unchanged: whether the target's logits stay as they are.
+        Sets `excludes`, whether any row may be without some tokens before the filters, and `unchanged`, whether the
+        target's logits stay as they are.
         """
         self.excludes = bool(self.allowed or any(self.grammars) or self.request.min_new_tokens)
         steps = (
