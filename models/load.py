@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from .continuous.contracts import ContinuousModel
-from .cuda_graphs.capture import Graphs, check_graphs
+from .cuda_graphs.capture import Graphs, GraphsArgument, use_graphs
 from .cuda_graphs.runner import GraphRunner
 from .decoder import Decoder
 from .decoder_config import DecoderConfig
@@ -101,7 +101,7 @@ def load_any(
     packed: bool | None = None,
     activations: str | None = None,
     tp: bool = False,
-    cuda_graphs: bool = False,
+    cuda_graphs: GraphsArgument = "auto",
     adapter: str | os.PathLike[str] | None = None,
     images: bool = True,
 ) -> LanguageModel | ContinuousModel | ScaleModel:
@@ -113,21 +113,23 @@ def load_any(
     weights. `packed` keeps the block-quantized matrices of a GGUF file as they are, which is the default on CPUs with a
     kernel for them; `activations` is the type of what these, or on a CPU quantized weights, multiply: "float32" or
     "int8". With `tp`, each of the processes that torchrun started holds a share of every layer. With `cuda_graphs`,
-    forwards of few queries whose shapes come again are captured as CUDA graphs and replayed. `adapter`,
-    a folder or hub id in PEFT's layout, is merged into the weights. Without `images`, a model that draws and writes is
-    loaded for its text; nothing changes for others.
+    forwards of few queries whose shapes come again are captured as CUDA graphs and replayed; "auto" does so for native
+    language models on one CUDA device whose weights are not quantized. `adapter`, a folder or hub id in PEFT's layout,
+    is merged into the weights. Without `images`, a model that draws and writes is loaded for its text; nothing changes
+    for others.
     Raises ModelError, with what would work, for what cannot be loaded faithfully.
     """
     check(quantize=quantize, device_map=device_map, activations=activations)
+    graphs_wanted = True if cuda_graphs is True else None
     if tp:
-        exclusive("tp", quantize=quantize, device_map=device_map, cuda_graphs=cuda_graphs or None)
+        exclusive("tp", quantize=quantize, device_map=device_map, cuda_graphs=graphs_wanted)
         device = tensor_parallel.own_device(device)
     lora = None if adapter is None else read_adapter(adapter, offline=offline)
     source = locate(name_or_path, revision=revision, offline=offline)
     target, device_reason = choose_device(device)
-    if cuda_graphs:
+    if graphs_wanted:
         exclusive("cuda_graphs", device_map=device_map)
-        check_graphs(target, source.name)
+    captured = use_graphs(cuda_graphs, target, source.name, tp=tp, device_map=device_map, quantize=quantize)
     image_decoder = None if decoder is None else os.fspath(decoder)
     found = read_checkpoint(source, attention=attention)
     config, published, why = found.config, found.published, found.why
@@ -140,7 +142,7 @@ def load_any(
             "device_map": device_map,
             "text_encoder": text_encoder,
         }
-        foreign |= {"quantize": quantize, "tp": tp or None, "cuda_graphs": cuda_graphs or None}
+        foreign |= {"quantize": quantize, "tp": tp or None, "cuda_graphs": graphs_wanted}
         foreign |= {"packed": packed, "activations": activations}
         for name, value in foreign.items():
             if value is not None:
@@ -159,7 +161,7 @@ def load_any(
     if found.spec is None:
         refused: dict[str, Any] = {"mask_id": mask_id, "block": block, "shift": shift, "attention": attention}
         refused |= {"decoder": decoder, "text_encoder": text_encoder}
-        refused |= {"tp": tp or None, "cuda_graphs": cuda_graphs or None}
+        refused |= {"tp": tp or None, "cuda_graphs": graphs_wanted}
         refused |= {"packed": packed, "activations": None if in_blocks(quantize, target) else activations}
         for name, value in refused.items():
             if value is not None:
@@ -223,10 +225,10 @@ def load_any(
         files = (source, config, published, shape.vocab, entry, kind, image_decoder, text_encoder, offline)
         with configs.reading(source.name):
             imaging = _imaging(spec.imaging, ImagingParts(*files, embedding=lambda: stack.embedding))
-    if cuda_graphs:
+    if captured:
         where += ", by CUDA graphs"
     model = LanguageModel(
-        decoder=GraphRunner(stack, Graphs()) if cuda_graphs else stack,
+        decoder=GraphRunner(stack, Graphs(), automatic=cuda_graphs == "auto") if captured else stack,
         decoding_config=decoding_config,
         config=config,
         tokenizer=tokenizer,

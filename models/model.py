@@ -14,8 +14,7 @@ from torch import Tensor
 from .caches.kv_cache import KVCache
 from .caches.prefix_cache import PrefixCache
 from .caches.reuse_cache import LayerReuse, ReuseCache
-from .cuda_graphs.runner import native
-from .decoder import Decoder
+from .cuda_graphs.runner import native, plain_decoder
 from .errors import CacheError, CapacityError, ModelError, SpecError
 from .hidden import Hidden, IdSubset
 from .kernels.cpu.blocks import BlockWeight
@@ -189,12 +188,14 @@ class LanguageModel:
         shared: int = 0,
         store: Store | None = None,
         reuse: LayerReuse | None = None,
+        captured: bool = True,
     ) -> KVCache:
         """An empty cache. Raises CapacityError past the length to which this checkpoint can be run faithfully.
 
         `scratch` more slots are for tree drafts, whose nodes take more slots than positions. The first `shared` slots
         are in memory once for all rows: CacheError says where they cannot be. With a `store` only the newest slots are
         kept as they are, and none can be shared. With `reuse`, layers keep what they computed of a query as well.
+        If not `captured`, forwards over it are no CUDA graphs, and another cache may use its memory as its own.
         """
         if self.limit is not None and capacity > self.limit:
             raise CapacityError(
@@ -206,14 +207,16 @@ class LanguageModel:
         if store is not None:
             return self._stored_cache(store, batch, capacity, scratch)
         if not shared:
-            return self.decoder.new_cache(batch, capacity + scratch)
+            stack = self.decoder if captured else native(self.decoder) or self.decoder
+            return stack.new_cache(batch, capacity + scratch)
         if (reason := self.shared_prefix_off_reason) is not None:
             raise CacheError(
                 f"rows of {self.name} cannot share their first {shared} slots: {reason}",
                 "make the cache without shared slots",
             )
-        assert isinstance(self.decoder, Decoder), "others have a reason"
-        return self.decoder.new_cache(batch, capacity + scratch, shared)
+        plain = plain_decoder(self.decoder)
+        assert plain is not None, "others have a reason"
+        return plain.new_cache(batch, capacity + scratch, shared)
 
     def _reuse_cache(self, reuse: LayerReuse, batch: int, capacity: int) -> KVCache:
         if self.processes > 1:
@@ -244,9 +247,10 @@ class LanguageModel:
             return "its rows begin with the condition of an image, which is no token"
         if self.processes > 1:
             return "processes share it"
-        if not isinstance(self.decoder, Decoder):
+        stack = plain_decoder(self.decoder)
+        if stack is None:
             return "its forwards are not those of the native decoder, or use CUDA graphs"
-        if self.decoder.config.least_window is not None or self.decoder.config.canvas:
+        if stack.config.least_window is not None or stack.config.canvas:
             return "a layer has a sliding window or a canvas"
         return None
 

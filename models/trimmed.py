@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from .caches.kv_cache import KVCache
+from .cuda_graphs.runner import GraphRunner, plain_decoder
 from .decoder import Decoder
 from .errors import ModelError, listed, one_line
 from .hidden import Hidden, IdSubset
@@ -39,9 +40,9 @@ ORDER = "frequent_ids.json"  # in a checkpoint's folder: ids as a JSON list, the
 class Trimmed(WrapperStack):
     """The stack `base` with the rows `ids` [N] of its head."""
 
-    base: Decoder
+    base: Decoder | GraphRunner
 
-    def __init__(self, base: Decoder, ids: Tensor) -> None:
+    def __init__(self, base: Decoder | GraphRunner, ids: Tensor) -> None:
         weight = base.head.weight
         self.base, self.subset = base, IdSubset(ids, len(weight))
         rows = layout.empty((len(ids), weight.shape[1]), dtype=weight.dtype, device=weight.device)
@@ -85,8 +86,8 @@ class Trimmed(WrapperStack):
 def trimmed(model: LanguageModel, ids: Sequence[int]) -> LanguageModel:
     """The model with logits of these ids alone. Raises ModelError for unknown ids, and for heads in parts."""
     decoder = model.decoder
-    plain = isinstance(decoder, Decoder) and decoder.placement is None and model.processes == 1
-    if not isinstance(decoder, Decoder) or not plain or model.quantized is not None:
+    stack = plain_decoder(decoder)
+    if stack is None or stack.placement is not None or model.processes > 1 or model.quantized is not None:
         raise ModelError(
             f"the head of {model.name} cannot be cut: {model.choice or 'it does not run natively'}",
             "use a native model on one device, without quantization",
@@ -97,9 +98,9 @@ def trimmed(model: LanguageModel, ids: Sequence[int]) -> LanguageModel:
         what = f"not in 0..{model.vocab_size - 1}: {listed(map(str, wrong))}" if wrong else "none at all"
         what = f"listed twice: {listed(map(str, twice))}" if twice and not wrong else what
         raise ModelError(f"the ids that the head of {model.name} is cut to are {what}", "list each id once")
-    stack = Trimmed(decoder, torch.tensor(sorted(ids), device=model.device))
+    cut_stack = Trimmed(decoder, torch.tensor(sorted(ids), device=model.device))
     cut = f"head of {len(ids)} of {model.vocab_size} ids"
-    result = replace(model, decoder=stack)
+    result = replace(model, decoder=cut_stack)
     result.choice = f"{model.choice}, {cut}, {bytes_read(result):,} bytes read a step instead of {bytes_read(model):,}"
     result.choice = result.choice.removeprefix(", ")
     return result

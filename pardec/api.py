@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ def load(
     packed: bool | None = None,
     activations: str | None = None,
     tp: bool = False,
-    cuda_graphs: bool = False,
+    cuda_graphs: bool | Literal["auto"] = "auto",
     adapter: str | Path | None = None,
     images: bool = True,
 ) -> Model:
@@ -89,7 +89,9 @@ def load(
         tp: under torchrun, each process holds a share of every layer, for models beyond one GPU. All of them have to
             make the same calls, and all get the same tokens.
         cuda_graphs: on a CUDA device, capture forwards of few queries whose shapes recur as CUDA graphs, so that small
-            batches do not wait for Python. KV caches keep their memory between requests. Off by default.
+            batches do not wait for Python. KV caches keep their memory between requests. "auto" does so for native
+            language models on one such device that are not quantized; True refuses what cannot be captured, and False
+            runs every forward as it comes. `Result.environment["forwards"]` says how they ran.
         adapter: a LoRA adapter in PEFT's layout, a folder or a hub id, merged into the weights before anything else is
             done with them. The model is then called "name+adapter", and so it is in results.
         images: False loads a model that both draws and writes (Lumina-DiMOO, MMaDA) for its text: prompts are then

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 import numpy as np
 import torch
 
+from pardec.models.cuda_graphs.runner import runner
 from pardec.models.errors import ModelError
 from pardec.models.kernels.choice import prepare
 from pardec.models.parallel.threads import stepping, threads_for
@@ -184,6 +185,8 @@ class Engine:
             values["weights_version"] = str(self.network.weights_version)
         if self.network.processes > 1:
             values["processes"] = str(self.network.processes)
+        if (graphs := runner(getattr(self.network, "decoder", None))) is not None:
+            values |= {"forwards": graphs.describe(), "graph_bytes": str(graphs.nbytes)}
         return values
 
     def exactness(self, sampler: Any) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from pardec.models.cuda_graphs.runner import GraphRunner, store_size
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.kernels.cpu.library import supported
@@ -41,8 +42,9 @@ class MemoryPlan:
 
     Attributes:
         parts: weights; kv: the cache of committed tokens; scratch: the cache of other nodes; drafter_weights;
-            drafter_kv; prompt_work and round_work: temporary tensors of the two kinds of forward, of which the
-            larger counts. Of round_work, `logits` and `taps` (states that a drafter reads) are listed as well.
+            drafter_kv; graphs, where the model has CUDA graphs: a round's forward, captured; prompt_work and
+            round_work: temporary tensors of the two kinds of forward, of which the larger counts. Of round_work,
+            `logits` and `taps` (states that a drafter reads) are listed as well.
         nodes: the nodes of a draft, node 0 included.
         fits: whether the peak is within the budget; None without one.
         largest_batch: rows that fit; 0 if none does.
@@ -188,6 +190,10 @@ class _Sizes:
             logits + max(head, scores, sampling) + taps,
         )
         parts |= {"prompt_work": max(prompt, last), "round_work": round_}
+        if isinstance(model.decoder, GraphRunner) and model.decoder.captures(batch * (nodes + queries)):
+            # Temporary tensors of captured forwards are in memory of their own, and so are their results.
+            results = batch * (nodes + queries) * (model.width + width) * model.dtype.itemsize
+            parts["graphs"] = self._work(batch, nodes + queries, capacity, nodes + queries == 1) + taps + results
         return parts, nodes, logits, taps
 
     def peak(self, sampler: SpeculativeSampler, batch: int) -> int:
@@ -298,6 +304,8 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
 def _plain(stack: Any, batch: int, slots: int) -> int:
     """Bytes of a plain cache with `slots` slots and a scratch slot, in the layers of `stack`."""
     like = stack.new_cache(1, 1)
+    if isinstance(stack, GraphRunner):
+        batch, slots = store_size(batch, slots)
     return sum(batch * (slots + 1) * prod(part.shape[2:]) * part.dtype.itemsize for part in (*like.k, *like.v))
 
 

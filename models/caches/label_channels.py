@@ -53,7 +53,7 @@ def calibrate(model: LanguageModel, texts: Sequence[Sequence[int]]) -> list[Tens
         if not text:
             continue
         size = len(text)
-        cache = model.new_cache(1, size)
+        cache = model.new_cache(1, size, captured=False)
         tokens = torch.tensor([text], device=model.device)
         order = torch.arange(size, device=model.device)[None]
         lengths = torch.tensor([size], device=model.device)

@@ -2,8 +2,11 @@
 
 A forward of a small batch launches hundreds of kernels, and launching them costs the host more than a GPU takes to run
 them. A shape that comes again is captured: the plan's tensors are copied into static ones, and all kernels are launched
-at once. So a plan is stripped of what only the host knows (`uniform`, `span`): a captured forward reads the whole
-capacity of its cache and learns from `lengths` which slots are valid.
+at once. What only the host knows (`uniform`, `span`) is part of the shape where it stays the same from step to step:
+without a cache, and for queries that see a whole canvas which fills its cache, once there were some forwards over it.
+There attention needs no mask, and the fastest kernels take it. Elsewhere a captured forward reads a power of two of
+slots, enough for the length that the host knows (the whole capacity where it knows none), and learns from `lengths`
+which of them are valid.
 
 A shape is captured when it comes for the second time; what comes once, such as a prompt, never is. Wide forwards keep a
 GPU busy as they are. Rows and, in narrow forwards, queries are rounded up to few sizes, with padding in the scratch
@@ -27,9 +30,10 @@ from ..decoder import Decoder
 from ..hidden import Hidden
 from ..plan import Plan, Visible
 from .capture import CaptureError, Capturer
-from .static_cache import StaticCache, Stores
+from .static_cache import SLOTS, StaticCache, Stores
 
 _MOST = 48  # limit of graphs; the least recently used one is dropped
+_LASTING = 16  # after so many forwards over a canvas of one length, graphs are made for this very length
 _SHAPES = 1024  # limit of remembered shapes that were seen once
 _WIDEST = 2048  # with more queries in all rows, the device takes longer than the host
 
@@ -40,6 +44,8 @@ _BLANK = {"positions": -1, "slots": -1, "want": -1, "parents": -1}
 _BY_QUERY = ("tokens", "positions", "slots", "soft", "want", "parents", "dense")  # tensors [B, Q, ...]
 
 _Key = tuple[Hashable, ...]
+# Slots that a captured forward reads, None for all; and its `uniform` and `span`, where these are fixed.
+_Known = tuple[int | None, int | None, tuple[int, int] | None]
 
 
 @dataclass(slots=True)
@@ -71,18 +77,20 @@ class GraphRunner:
 
     Attributes:
         stack: the native stack.
+        automatic: whether graphs are used where they can be, and were not asked for by name.
         counts: forwards by how they ran: "recorded" (captured, then replayed), "replayed", or without a graph, by
             the reason.
     """
 
-    def __init__(self, stack: Decoder, capturer: Capturer) -> None:
-        self.stack = stack
+    def __init__(self, stack: Decoder, capturer: Capturer, *, automatic: bool = False) -> None:
+        self.stack, self.automatic = stack, automatic
         self.counts: Counter[str] = Counter()
         self._capturer = capturer
-        self._stores = Stores(stack.new_cache, rounded, self._forget)
+        self._stores = Stores(stack.new_cache, store_size, self._forget)
         self._graphs: OrderedDict[_Key, _Graph] = OrderedDict()
         self._refused: dict[_Key, str] = {}
         self._shapes: set[_Key] = set()
+        self._canvases: Counter[tuple[int, ...]] = Counter()  # forwards over canvases by their store, length and width
         self._lock = Lock()  # threads use the static tensors in turn
 
     def __getattr__(self, name: str) -> Any:
@@ -102,17 +110,26 @@ class GraphRunner:
         if plan.visible.before:
             plan = replace(plan, visible=plan.visible.from_first_slot())
         with self._lock:
-            key = self._key(plan, cache)
-            graph, how = self._find(key, plan, cache)
+            key = self._key(plan, cache, known := self._known(plan, cache))
+            graph, how = self._find(key, plan, cache, known)
             self.counts[how] += 1
             return self.stack(plan, cache) if graph is None else graph(plan)
+
+    def captures(self, queries: int) -> bool:
+        """Whether forwards of so many queries in all rows are captured."""
+        return queries <= _WIDEST
 
     def describe(self) -> str:
         """How the forwards so far have run, in one line."""
         counts = ", ".join(f"{count} {how}" for how, count in self.counts.most_common())
         return f"forwards: {counts or 'none'}; {len(self._graphs)} shapes kept"
 
-    def _find(self, key: _Key, plan: Plan, cache: KVCache | None) -> tuple[_Graph | None, str]:
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory that graphs hold, and caches between two requests."""
+        return getattr(self._capturer, "nbytes", 0) + self._stores.nbytes
+
+    def _find(self, key: _Key, plan: Plan, cache: KVCache | None, known: _Known) -> tuple[_Graph | None, str]:
         """The graph of this shape and how it was found; None and the reason why there is none."""
         if key in self._graphs:
             self._graphs.move_to_end(key)
@@ -123,10 +140,11 @@ class GraphRunner:
             if len(self._shapes) >= _SHAPES:
                 self._shapes.clear()
                 self._refused.clear()
+                self._canvases.clear()
             self._shapes.add(key)
             return None, "the first of its shape"
         try:
-            graph = self._capture(plan, cache)
+            graph = self._capture(plan, cache, known)
         except CaptureError as error:
             self._refused[key] = f"refused: {error}"
             return None, self._refused[key]
@@ -141,31 +159,52 @@ class GraphRunner:
             return "a cache of others"
         if torch.is_grad_enabled():
             return "gradients are on"
-        if plan.attention:
-            return "attention is kept"
-        if plan.tokens.numel() > _WIDEST:
+        if plan.attention or plan.queries:
+            return "attention is kept" if plan.attention else "queries are kept"
+        if not self.captures(plan.tokens.numel()):
             return f"more than {_WIDEST} queries"
         return None
 
-    def _key(self, plan: Plan, cache: KVCache | None) -> _Key:
+    def _known(self, plan: Plan, cache: KVCache | None) -> _Known:
+        """What a graph of this forward may take from the host, so that the next forwards have the same."""
+        length = plan.uniform
+        if length is None:
+            return None, None, None
+        if cache is None:
+            whole = _shape(plan, "tokens", plan.tokens)[1] == plan.width == length
+            return None, length if whole else None, plan.span if whole and plan.span == (0, length) else None
+        if not isinstance(cache, StaticCache):
+            return None, None, None
+        if plan.visible.kind == "bidirectional" and length == cache.capacity:
+            canvas = cache.store.number, length, plan.width
+            self._canvases[canvas] += 1
+            if self._canvases[canvas] > _LASTING:
+                return length, length, None
+        slots = max(SLOTS, 1 << (length - 1).bit_length())
+        return slots if slots < cache.store.size[1] else None, None, None
+
+    def _key(self, plan: Plan, cache: KVCache | None, known: _Known) -> _Key:
         """The properties of a forward that capturing fixes."""
         number = cache.store.number if isinstance(cache, StaticCache) else 0
         layers = None if plan.layers is None else (plan.layers.start, plan.layers.stop, plan.layers.step)
         shapes = tuple((name, tensor.dtype, _shape(plan, name, tensor)) for name, tensor in _tensors(plan).items())
         visible = plan.visible.kind, plan.visible.block
-        return number, visible, layers, plan.skip, plan.parallel, plan.hidden, plan.attention, plan.narrow, shapes
+        version = getattr(self.stack, "weights_version", 0)  # a graph reads the memory of the weights it was made with
+        what = plan.skip, plan.parallel, plan.hidden, plan.attention, plan.queries, plan.narrow
+        return number, known, visible, layers, *what, shapes, version
 
-    def _capture(self, plan: Plan, cache: KVCache | None) -> _Graph:
+    def _capture(self, plan: Plan, cache: KVCache | None, known: _Known) -> _Graph:
         # Not in inference mode: static tensors are written later, in any mode.
         with torch.inference_mode(False), torch.no_grad():
             inputs = {
                 name: tensor.new_full(_shape(plan, name, tensor), _BLANK.get(name, 0))
                 for name, tensor in _tensors(plan).items()
             }
-            fixed = _fixed(plan, inputs)
+            slots, uniform, span = known
+            fixed = _fixed(plan, inputs, uniform, span)
             static = None
             if isinstance(cache, StaticCache):
-                static = cache.first_rows(cache.store.size[0] if plan.rows is not None else fixed.batch)
+                static = cache.first_rows(cache.store.size[0] if plan.rows is not None else fixed.batch, slots)
             results: list[Hidden] = []
 
             def step() -> tuple[Tensor, ...]:
@@ -184,6 +223,18 @@ class GraphRunner:
                 del self._graphs[key]
 
 
+def runner(stack: object) -> GraphRunner | None:
+    """What captures the forwards of a stack, also where a wrapper is around it; None where nothing does."""
+    inner = getattr(stack, "base", stack)
+    return inner if isinstance(inner, GraphRunner) else None
+
+
+def plain_decoder(stack: object) -> Decoder | None:
+    """The native stack, for what graphs do not support; None for other stacks, and if graphs were asked for by name."""
+    graphs = runner(stack)
+    return native(stack) if graphs is None or graphs.automatic else None
+
+
 def native(stack: object) -> Decoder | None:
     """The native stack, with or without graphs; None for other stacks."""
     inner = stack.stack if isinstance(stack, GraphRunner) else stack
@@ -197,6 +248,15 @@ def rounded(count: int) -> int:
     [1, 4, 8, 16, 40]
     """
     return 1 << (count - 1).bit_length() if count <= 8 else -(-count // 8) * 8
+
+
+def store_size(rows: int, slots: int) -> tuple[int, int]:
+    """Rows and slots of the memory of a cache that is captured, for a request of so many.
+
+    >>> store_size(3, 200)
+    (4, 256)
+    """
+    return rounded(rows), -(-slots // SLOTS) * SLOTS
 
 
 def _shape(plan: Plan, name: str, tensor: Tensor) -> tuple[int, ...]:
@@ -216,11 +276,11 @@ def _tensors(plan: Plan) -> dict[str, Tensor]:
     }
 
 
-def _fixed(plan: Plan, inputs: dict[str, Tensor]) -> Plan:
-    """The plan over these tensors, without host knowledge."""
+def _fixed(plan: Plan, inputs: dict[str, Tensor], uniform: int | None, span: tuple[int, int] | None) -> Plan:
+    """The plan over these tensors, with no other knowledge of the host than this."""
     names = {field.name for field in fields(Visible)}
     visible: dict[str, Any] = {name: tensor for name, tensor in inputs.items() if name in names}
     own: dict[str, Any] = {"want": inputs["positions"][:, :1]}
     own |= {name: tensor for name, tensor in inputs.items() if name not in names}
-    own |= {"uniform": None, "span": None, "stored": None}
+    own |= {"uniform": uniform, "span": span, "stored": None}
     return replace(plan, **own, visible=replace(plan.visible, **visible), fixed=True)

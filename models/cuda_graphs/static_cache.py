@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ..caches.kv_cache import KVCache
+from ..plan import Plan
 
-_SLOTS = 128  # capacities are multiples of this, so that requests of about one length share memory
+SLOTS = 128  # capacities are multiples of this, so that requests of about one length share memory
 _IDLE = 2  # limit of idle stores
 _store_ids = count(1)
 
@@ -39,15 +40,18 @@ class Stores:
     """The stores of one stack: caches acquire them, and release them when they die."""
 
     def __init__(
-        self, make: Callable[[int, int], KVCache], rounded: Callable[[int], int], on_drop: Callable[[int], None]
+        self,
+        make: Callable[[int, int], KVCache],
+        rounded: Callable[[int, int], tuple[int, int]],
+        on_drop: Callable[[int], None],
     ) -> None:
-        """`make(rows, capacity)` makes a cache; rows are `rounded` up; `on_drop` gets the number of a dropped store."""
+        """`make(rows, capacity)` makes a cache; both are `rounded` up; `on_drop` gets the number of a dropped store."""
         self._make, self._rounded, self._on_drop = make, rounded, on_drop
         self._idle: list[Store] = []
 
     def acquire(self, rows: int, capacity: int) -> Store:
         """A store with room for so many rows and slots; its contents are undefined."""
-        size = self._rounded(rows), -(-capacity // _SLOTS) * _SLOTS
+        size = self._rounded(rows, capacity)
         idle = next((store for store in self._idle if store.size == size), None)
         if idle is not None:
             self._idle.remove(idle)
@@ -55,8 +59,18 @@ class Stores:
             self._on_drop(self._idle.pop(0).number)
         if idle is not None:
             return idle
-        cache = self._make(*size)
+        try:
+            cache = self._make(*size)
+        except torch.OutOfMemoryError:
+            while self._idle:
+                self._on_drop(self._idle.pop().number)
+            cache = self._make(*size)
         return Store(cache.k, cache.v)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the idle stores."""
+        return sum(part.nbytes for store in self._idle for part in (*store.k, *store.v))
 
     def release(self, store: Store) -> None:
         """Takes back a store that nobody uses. The garbage collector may call this any time: it does nothing else."""
@@ -71,9 +85,10 @@ class StaticCache(KVCache):
         self._stores = stores
         self._use(stores.acquire(batch, capacity))
 
-    def first_rows(self, rows: int) -> KVCache:
-        """A cache of the first `rows` of the store, for a captured step."""
-        cache = KVCache(layers=0, batch=rows, capacity=self.store.size[1], kv_heads=0, head_dim=0)
+    def first_rows(self, rows: int, slots: int | None) -> KVCache:
+        """A cache of the first `rows` of the store, for a captured step that reads so many `slots`; None: all."""
+        cache = _FirstRows(layers=0, batch=rows, capacity=self.store.size[1], kv_heads=0, head_dim=0)
+        cache.slots_read = self.store.size[1] if slots is None else slots
         cache.k, cache.v = ([tensor[:rows] for tensor in layers] for layers in (self.store.k, self.store.v))
         return cache
 
@@ -115,3 +130,12 @@ class StaticCache(KVCache):
     def _flat(self, rows: Tensor, slots: Tensor) -> Tensor:
         capacity = self.store.size[1]
         return (rows[:, None] * (capacity + 1) + torch.where(slots < 0, capacity, slots)).flatten()
+
+
+class _FirstRows(KVCache):
+    """A cache whose forwards read a fixed number of slots."""
+
+    slots_read = 0
+
+    def extent(self, plan: Plan) -> int:
+        return self.slots_read

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from ..caches.kv_cache import KVCache
-from ..decoder import Decoder
+from ..cuda_graphs.runner import plain_decoder
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
 from ..files.weights import Published
@@ -135,7 +135,7 @@ def _matches(config: Mapping[str, Any], published: Mapping[str, Published]) -> b
 def _load(files: DraftFiles, target: LanguageModel) -> LongSpecModule:
     """Raises ModelError unless the target is a native decoder whose keys have the drafter's sizes."""
     own = getattr(target.decoder, "config", None)
-    if not isinstance(target.decoder, Decoder) or not isinstance(own, DecoderConfig) or own.canvas or own.post_norms:
+    if plain_decoder(target.decoder) is None or not isinstance(own, DecoderConfig) or own.canvas or own.post_norms:
         raise ModelError(f"{files.name} reads the target's keys, which {target.name} does not expose", "use eagle")
     last, published = own.of(own.layers - 1), files.published
     prefix = next(name for name in published if name.endswith(_QUERY)).removesuffix(_QUERY)

@@ -135,7 +135,7 @@ def _check_floating(published: Mapping[str, Published]) -> None:
 
 
 def _native_stack(model: LanguageModel) -> Decoder | None:
-    return model.decoder.base if isinstance(model.decoder, Trimmed) else native(model.decoder)
+    return native(model.decoder.base if isinstance(model.decoder, Trimmed) else model.decoder)
 
 
 def _native(

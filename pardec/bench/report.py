@@ -45,6 +45,10 @@ def _beside(row: Row) -> str:
     )
 
 
+def _replayed(forwards: dict[str, int] | None) -> str:
+    return "" if not forwards else f"{forwards.get('replayed', 0) / sum(forwards.values()):.0%} of forwards"
+
+
 def _part(name: str) -> Callable[[Row], str]:
     return lambda row: _ms(row["split_s"][name])
 
@@ -63,6 +67,7 @@ DECODE: tuple[Column, ...] = (
     ("time / predicted", lambda row: "" if row["over_predicted"] is None else f"{row['over_predicted']:.2f}x"),
     ("positions", lambda row: str(row["tokens_fed"])),
     ("peak MiB", lambda row: _mb(row["peak_bytes"])),
+    ("CUDA graphs", lambda row: _replayed(row.get("forwards"))),
     ("other loops / pardec", _beside),
 )
 MEMORY: tuple[Column, ...] = (

@@ -14,7 +14,7 @@ import pardec
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.continuous.diffusion_head import DiffusionHead
 from pardec.models.continuous.mar_reader import Reader
-from pardec.models.cuda_graphs.capture import Graphs, check_graphs
+from pardec.models.cuda_graphs.capture import Graphs, GraphsArgument, use_graphs
 from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.errors import ModelError
 from pardec.models.families import FAMILIES, FamilySpec, mar
@@ -30,7 +30,7 @@ _SPREAD = 0.02  # standard deviation of the weights
 
 
 def shaped(
-    name: str, *, device: str = "auto", dtype: str = "auto", seed: int = 0, cuda_graphs: bool = False
+    name: str, *, device: str = "auto", dtype: str = "auto", seed: int = 0, cuda_graphs: GraphsArgument = "auto"
 ) -> pardec.Model:
     """The model of a shape by name; the same weights for the same seed on the same kind of device.
 
@@ -46,23 +46,22 @@ def build(
     device: str = "auto",
     dtype: str = "auto",
     seed: int = 0,
-    cuda_graphs: bool = False,
+    cuda_graphs: GraphsArgument = "auto",
 ) -> pardec.Model:
     """A model of any `config` of a native family, as a published config.json has it."""
     target, reason = choose_device(device)
     kind, _ = choose_dtype(dtype, target, torch.bfloat16)
     choice = f"random weights on {target} ({reason}), {str(kind).removeprefix('torch.')}"
     initializer = _Initializer(target, kind, seed)
-    if cuda_graphs:
-        check_graphs(target, name)
+    graphs = cuda_graphs if use_graphs(cuda_graphs, target, name) else None
     if config["model_type"] == "mar":
-        if cuda_graphs:
+        if cuda_graphs is True:
             raise ModelError(f"cuda_graphs cannot be used with {name}, which has continuous tokens", "leave it out")
         return pardec.Model(_vectors(name, config, initializer, choice))
     spec = next((spec for spec in FAMILIES.values() if spec.matches(config)), None)
     if spec is None:
         raise ModelError(f"no native family has model_type {config['model_type']!r}")
-    return pardec.Model(_language(name, spec, config, initializer, choice, cuda_graphs=cuda_graphs))
+    return pardec.Model(_language(name, spec, config, initializer, choice, graphs=graphs))
 
 
 class _Initializer:
@@ -88,7 +87,13 @@ class _Initializer:
 
 
 def _language(
-    name: str, spec: FamilySpec, config: dict[str, Any], initializer: _Initializer, choice: str, *, cuda_graphs: bool
+    name: str,
+    spec: FamilySpec,
+    config: dict[str, Any],
+    initializer: _Initializer,
+    choice: str,
+    *,
+    graphs: GraphsArgument | None,
 ) -> LanguageModel:
     shape = spec.decoder(config)
     decoder = assemble.empty(shape)
@@ -99,7 +104,7 @@ def _language(
     masked = spec.attention != "causal"
     mask = None if not masked else min(spec.mask[0] if spec.mask else shape.vocab, shape.vocab - 1)
     return LanguageModel(
-        decoder=GraphRunner(decoder, Graphs()) if cuda_graphs else decoder,
+        decoder=decoder if graphs is None else GraphRunner(decoder, Graphs(), automatic=graphs == "auto"),
         decoding_config=DecodingConfig(mask, (), 0, None, spec.shift, spec.attention, spec.block),
         config=config,
         tokenizer=None,
@@ -112,7 +117,7 @@ def _language(
         layers=shape.layers,
         width=shape.width,
         max_positions=spec.positions(config),
-        choice=choice,
+        choice=choice + ("" if graphs is None else ", by CUDA graphs"),
     )
 
 

@@ -47,7 +47,7 @@ def decode(
     quiet: o.Quiet = False,
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
-    cuda_graphs: o.CudaGraphs = False,
+    cuda_graphs: o.CudaGraphs = None,
 ) -> None:
     """Time a step and its parts, next to the hardware's minimum and other loops with the same weights and tokens.
 
@@ -86,11 +86,12 @@ def decode(
     from ..bench.shapes import shaped
 
     torch.set_num_threads(threads)
+    graphs = "auto" if cuda_graphs is None else cuda_graphs
     rows: list[dict[str, Any]] = []
     columns = report.MEMORY if memory else report.DECODE
     for name, published in [*((name, True) for name in model or ()), *((name, False) for name in shape or ())]:
         make: Callable[..., pardec.Model] = pardec.load if published else shaped
-        loaded = make(name, device=device, dtype=dtype, cuda_graphs=cuda_graphs)
+        loaded = make(name, device=device, dtype=dtype, cuda_graphs=graphs)
         say(repr(loaded), quiet=quiet)
         if chat_template.worth_saying(loaded, chat):
             applied = chat_template.applies(loaded, chat)
@@ -115,7 +116,7 @@ def decode(
             rows.append(row)
             say(report.line(columns, row), quiet=quiet or sys.stdout.isatty())
     settings = {"pairs": pairs, "threads": threads, "block_length": block_length, "dtype": dtype, "device": device}
-    settings |= {"cuda_graphs": cuda_graphs, **distribution}
+    settings |= {"cuda_graphs": graphs, **distribution}
     _output(report.document(sys.argv[1:], rows, settings), columns, json_, output, quiet)
 
 

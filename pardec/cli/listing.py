@@ -130,7 +130,12 @@ def _recognition(name: str, card: dict[str, Any]) -> dict[str, Any]:
     from pardec.models.loading.recognition import describe
 
     described = describe(name)
-    return described | memory_described(name) if described["loads"] == "natively" else described
+    if described["loads"] != "natively":
+        return described
+    import torch
+
+    graphs = {"forwards": "by CUDA graphs where their shapes recur"} if torch.cuda.is_available() else {}
+    return described | memory_described(name) | graphs
 
 
 def _may_be_a_model(name: str) -> bool:

@@ -79,7 +79,12 @@ Packed = Annotated[
 ]
 Activations = Annotated[str | None, _option(RUN, "What packed weights multiply: float32, or int8, which is faster.")]
 TensorParallel = Annotated[bool, _option(RUN, "Tensor parallelism under torchrun.", "--tp")]
-CudaGraphs = Annotated[bool, _option(RUN, "Replay small forwards as CUDA graphs.", "--cuda-graphs")]
+CudaGraphs = Annotated[
+    bool | None,
+    _option(
+        RUN, "Replay small forwards as CUDA graphs; by default where they can be.", "--cuda-graphs/--no-cuda-graphs"
+    ),
+]
 Adapter = Annotated[
     str | None, _option(RUN, "A LoRA adapter in PEFT's layout, a folder or hub id, merged into the weights.")
 ]
@@ -288,7 +293,7 @@ class Loading:
     quantize: Quantize = None
     packed: Packed = None
     activations: Activations = None
-    cuda_graphs: CudaGraphs = False
+    cuda_graphs: CudaGraphs = None
     adapter: Adapter = None
     revision: Revision = None
     offline: Offline = False

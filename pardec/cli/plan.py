@@ -97,7 +97,7 @@ def _before_loading(model: str, temperature: float | None, loading: o.TextLoadin
             f"changes nothing: {model} is on this machine, and nothing is downloaded",
             None,
         ),
-        ("--cuda-graphs", given.pop("cuda_graphs"), "takes memory that is known once the model is loaded", None),
+        ("--cuda-graphs", given.pop("cuda_graphs", None), "takes memory that is known once the model is loaded", None),
     )
     for option, value, why, way_out in without_effect:
         if value is not None and value is not False:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pardec.models.errors import SpecError
 from pardec.models.files.catalog import embedded_names
@@ -72,7 +72,7 @@ class Loading:
     quantize: str | None = None
     packed: bool | None = None
     activations: str | None = None
-    cuda_graphs: bool = False
+    cuda_graphs: bool | Literal["auto"] = "auto"
     adapter: str | None = None
 
 

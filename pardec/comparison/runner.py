@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pardec.models.errors import SpecError
 from pardec.models.printable import plain
@@ -69,7 +69,7 @@ def compare(
     quantize: str | None = None,
     packed: bool | None = None,
     activations: str | None = None,
-    cuda_graphs: bool = False,
+    cuda_graphs: bool | Literal["auto"] = "auto",
     adapter: str | None = None,
     **generate_arguments: Any,
 ) -> Table:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pardec.models.decoder import Decoder
+from pardec.models.cuda_graphs.runner import plain_decoder
 from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
@@ -72,7 +72,7 @@ def exit_ranks(model: LanguageModel, texts: Sequence[np.ndarray], rows: Sequence
 
     Raises ModelError for a model that is not a native one with causal attention.
     """
-    if not isinstance(model.decoder, Decoder) or model.decoding_config.attention != "causal":
+    if plain_decoder(model.decoder) is None or model.decoding_config.attention != "causal":
         raise ModelError(
             f"{model.name} gives no states of its layers", "mirror needs a native model with causal attention"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pardec.models.decoder import Decoder
+from pardec.models.cuda_graphs.runner import plain_decoder
 
 from ..cards import name_of
 from ..traits import NONE, Party, Reasons, Trait, Why, refuse
@@ -63,7 +63,7 @@ def check(
         single = ((slot, getattr(sampler, slot)) for slot in ("draft", "shape", "length", "accept", "cache"))
         stages = [*single, *(("logits", stage) for stage in sampler.logits)]
         parties = [party(slot, stage, published=published) for slot, stage in stages if stage is not None]
-        parties += [party("within", drafter, NONE, published=published) for drafter in _within(sampler.draft)]
+        parties += [party("within", drafter, NONE, published=published) for drafter in nested(sampler.draft)]
     if model is not None:
         parties.append(_model_party(model))
     if request is not None:
@@ -71,9 +71,9 @@ def check(
     refuse(parties)
 
 
-def _within(drafter: Drafter) -> list[Drafter]:
+def nested(drafter: Drafter) -> list[Drafter]:
     """The drafters inside `drafter`, whose requirements and conflicts also apply to it."""
-    return [one for held in drafter.held for one in (held, *_within(held))]
+    return [one for held in drafter.held for one in (held, *nested(held))]
 
 
 def party(slot: str, stage: Any, provides: frozenset[Trait] | None = None, *, published: bool = True) -> Party:
@@ -94,8 +94,8 @@ def _model_party(model: LanguageModel) -> Party:
 
 def _not_plain(model: LanguageModel) -> str | None:
     """The reason why a model is not a native text decoder whose queries see all earlier slots; None if it is one."""
-    decoder = model.decoder
-    if not isinstance(decoder, Decoder):
+    decoder = plain_decoder(model.decoder)
+    if decoder is None:
         return "its forwards are not those of the native decoder, or use CUDA graphs, or have an image condition"
     if decoder.config.least_window is not None or decoder.config.attention_cap is not None:
         return "a layer has a sliding window, or caps its attention scores"

@@ -26,6 +26,7 @@ from pardec.models.plan import Plan
 from ..prefix_reuse import PrefixReuse
 from ..request import Request
 from ..traits import Trait
+from .compatibility import nested
 from .contracts import Draft, SpeculativeSampler, Verdict
 from .forward import FedNodes, VerifyForward, grouped
 from .probe_nodes import QueryVectors, extended, inputs_of
@@ -90,8 +91,9 @@ def forward_of(model: LanguageModel, text: Sequences, sampler: SpeculativeSample
     begins = states is not None or Trait.READS_PROMPT not in drafter.provides
     shared = shared_length(model, request, text, begins=begins) if shares else 0
     size, scratch = (len(text), int(text.limit.max())), nodes - 1
+    plain = any(Trait.PLAIN_DECODER in each.requires for each in (*sampler.stages, *nested(drafter)))
     cache: KVCache = (
-        model.new_cache(*size, scratch=scratch, shared=shared)
+        model.new_cache(*size, scratch=scratch, shared=shared, captured=not plain)
         if stage is None
         else stage.new_cache(model, *size, scratch=scratch, shared=shared)
     )

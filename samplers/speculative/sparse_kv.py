@@ -98,7 +98,7 @@ class SparseAttention(Cache):
     def new_cache(
         self, model: LanguageModel, rows: int, capacity: int, *, scratch: int = 0, shared: int = 0
     ) -> KVCache:
-        whole = model.new_cache(rows, capacity, scratch=scratch)
+        whole = model.new_cache(rows, capacity, scratch=scratch, captured=False)
         nodes = scratch + 1
         return PartialCache(whole, slots=min(self.most + (self.refresh + 1) * nodes, whole.capacity))
 

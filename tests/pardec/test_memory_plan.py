@@ -20,6 +20,7 @@ from pardec.models.model import DecodingConfig, LanguageModel
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.speculative.loop import VerifyLoop
+from tests.models.traced import captured
 from tests.samplers.ar_toys import prompts, request
 
 VOCAB = 600
@@ -135,3 +136,19 @@ def test_the_command_prints_lines_or_json(capsys: pytest.CaptureFixture[str]) ->
     assert document["peak"] == sum(document["parts"].values()) - min(
         document["parts"]["prompt_work"], document["parts"]["round_work"]
     )
+
+
+def test_graphs_have_memory_of_their_own() -> None:
+    """Memory of captured forwards and the rounding of caches are part of the plan, and absent without graphs."""
+    model = pardec.load("tiny-llama", device="cpu")
+    bare = plan(model, "lookup:k=3", batch=3, prompt=100, new=60)
+    assert "graphs" not in bare.parts
+    sizes = plan(pardec.Model(captured(model.language_model)), "lookup:k=3", batch=3, prompt=100, new=60)
+    slot = bare.parts["kv"] // (3 * (160 + 1))
+    assert sizes.parts["kv"] == slot * 4 * (256 + 1)
+    assert sizes.parts["graphs"] > 0
+    assert sizes.peak - bare.peak == sizes.parts["graphs"] + (
+        sizes.parts["kv"] + sizes.parts["scratch"] - bare.parts["kv"] - bare.parts["scratch"]
+    )
+    wide = plan(pardec.Model(captured(model.language_model)), "lookup:k=3", batch=600, prompt=100, new=60)
+    assert "graphs" not in wide.parts  # more queries than are captured

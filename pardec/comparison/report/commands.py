@@ -11,7 +11,7 @@ from ...tasks.scorers import SCORERS
 _DEFAULTS = {
     "limit": 50, "seeds": [0], "split": "heldout", "problem_seed": 7, "batch_size": 8, "references": True,
     "replays": 4, "points": None, "cost_ratio": None, "dtype": "auto", "revision": None, "quantize": None,
-    "device": "auto", "device_map": None, "executor": "local", "workers": None, "cuda_graphs": False, "adapter": None,
+    "device": "auto", "device_map": None, "executor": "local", "workers": None, "cuda_graphs": "auto", "adapter": None,
     "packed": None, "activations": None,
 }  # fmt: skip
 
@@ -61,8 +61,8 @@ def shell(config: Mapping[str, Any]) -> list[str]:
             lines.append("--chat" if value else "--raw")
         elif name == "packed":
             lines.append("--packed" if value else "--dense")
-        elif value is True:
-            lines.append(f"--{name.replace('_', '-')}")
+        elif isinstance(value, bool):
+            lines.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
         elif name == "seeds":
             lines.append("--seeds " + ",".join(map(str, value)))
         elif isinstance(value, list | tuple):

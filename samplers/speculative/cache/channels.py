@@ -69,7 +69,7 @@ class Channels(QueryReading):
     def new_cache(
         self, model: LanguageModel, rows: int, capacity: int, *, scratch: int = 0, shared: int = 0
     ) -> KVCache:
-        return self.view(model, model.new_cache(rows, capacity, scratch=scratch))
+        return self.view(model, model.new_cache(rows, capacity, scratch=scratch, captured=False))
 
     def view(self, model: LanguageModel, cache: KVCache) -> LabelCache:
         least = min(k.shape[3] for k in cache.k) // 2

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx import Node
 
 from pardec.models.cuda_graphs.capture import CaptureError, Graphs
 from pardec.models.cuda_graphs.runner import GraphRunner
@@ -127,6 +128,82 @@ def test_what_the_host_knows_is_not_captured() -> None:
     ours, theirs, stack = both(asked, rows=1)
     agree(ours, theirs, torch.ones(1, 2, dtype=torch.bool))
     assert stack.counts == {"the first of its shape": 1, "recorded": 1, "replayed": 3}
+
+
+def windows(kind: str, lengths: list[int], start: int = 20, width: int = 20) -> list[Plan]:
+    """Forwards of one row's window from `start` on, over a text of each of these lengths, as the host knows them."""
+    visible = Visible.bidirectional() if kind == "bidirectional" else Visible.causal()
+    place = (start + torch.arange(width))[None]
+    want = torch.arange(width)[None]
+    return [
+        Plan(ids(1, width, seed=length), place, place, visible, torch.tensor([length]), want, uniform=length,
+             span=(start, start + width))
+        for length in lengths
+    ]  # fmt: skip
+
+
+def masks_of(network: GraphRunner) -> list[bool]:
+    """Whether attention has a mask, for each captured forward and layer."""
+    programs = network._capturer.programs  # type: ignore[attr-defined]
+    nodes = [node for program in programs for node in program.graph.nodes if "scaled_dot_product" in str(node.target)]
+    return [any(isinstance(each, Node) for each in (*node.args[3:], *node.kwargs.values())) for node in nodes]
+
+
+def test_windows_of_a_lasting_canvas_are_captured_without_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pardec.models.cuda_graphs.runner._LASTING", 2)
+    plain = model("bidirectional")
+    other = captured(plain)
+    for canvas in (60, 90):  # each length has a graph of its own
+        caches = [each.new_cache(1, canvas) for each in (plain, other)]
+        whole = Plan.full(ids(1, canvas), Visible.bidirectional())
+        for each, cache in zip((plain, other), caches, strict=True):
+            each.forward(whole, cache)
+        for start in (20, 0, 30, 40, 10):
+            (plan,) = windows("bidirectional", [canvas], start)
+            one, two = (each.forward(plan, cache) for each, cache in zip((plain, other), caches, strict=True))
+            torch.testing.assert_close(one.logits(), two.logits(), atol=1e-5, rtol=1e-4)
+    # The graph of the first two forwards over each canvas learns the length from the device.
+    assert other.decoder.counts == {"the first of its shape": 6, "recorded": 4, "replayed": 2}
+    assert masks_of(other.decoder) == 2 * ([True] * 3 + [False] * 3)
+
+
+@pytest.mark.parametrize("kind", ["bidirectional", "causal"])
+def test_lengths_that_grow_read_a_power_of_two_of_slots(kind: str) -> None:
+    plain = model(kind)
+    other = captured(plain)
+    caches = [poisoned(each.new_cache(1, 600)) for each in (plain, other)]
+    for cache in caches:
+        for tensor in (*cache.k, *cache.v):
+            tensor[:, :550] = torch.randn(1, 550, 2, 8, generator=torch.Generator().manual_seed(3))
+    for plan in windows(kind, [40, 41, 127, 128, 129, 255, 256, 500, 511]):
+        one, two = (each.forward(plan, cache) for each, cache in zip((plain, other), caches, strict=True))
+        torch.testing.assert_close(one.logits(), two.logits(), atol=1e-5, rtol=1e-4)
+    assert other.decoder.counts == {"the first of its shape": 3, "recorded": 3, "replayed": 3}
+
+
+@pytest.mark.parametrize("visible", [Visible.bidirectional(), Visible.causal()], ids=["bidirectional", "causal"])
+def test_without_a_cache_what_the_host_knows_is_captured(visible: Visible) -> None:
+    plain = model()
+    other = captured(plain)
+    for seed in range(3):
+        plan = Plan.full(ids(2, 20, seed=seed), visible)
+        one, two = (each.forward(plan) for each in (plain, other))
+        torch.testing.assert_close(one.logits(), two.logits(), atol=1e-5, rtol=1e-4)
+    ragged = replace(plan, uniform=None, span=None, lengths=torch.tensor([20, 11]))
+    one, two = (each.forward(ragged) for each in (plain, other))
+    torch.testing.assert_close(one.logits()[1, :11], two.logits()[1, :11], atol=1e-5, rtol=1e-4)
+    assert other.decoder.counts == {"the first of its shape": 2, "recorded": 1, "replayed": 1}
+    assert not any(masks_of(other.decoder))
+
+
+def test_new_weights_are_not_read_from_an_old_recording() -> None:
+    network = captured(model())
+    cache = network.new_cache(3, SLOTS)
+    for plan in plans("causal"):
+        network.forward(plan, cache)
+    network.decoder.stack.weights_version += 1
+    network.forward(plan, cache)
+    assert network.decoder.counts == {"the first of its shape": 2, "recorded": 1, "replayed": 1}
 
 
 def test_rows_that_leave_and_uneven_widths_share_recordings() -> None:
