@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kernels.matmul import Linear
+from ..layers.image_layer import modulated
 from .contracts import Gaussian, States
 from .schedule import Denoising, denoising
 
@@ -48,7 +49,8 @@ class Modulated(nn.Module):
 
     def forward(self, h: Tensor, shift: Tensor, scale: Tensor, gate: Tensor) -> Tensor:
         # Not mlp["0"](...): a transition is short, and calling modules a fifth of it.
-        inner = self.mlp["0"].forward(torch.addcmul(shift, self.in_ln.forward(h), scale))
+        norm = self.in_ln
+        inner = self.mlp["0"].forward(modulated(h, scale, shift, EPS, norm.weight, norm.bias))
         return torch.addcmul(h, gate, self.mlp["2"].forward(F.silu(inner)))
 
 
@@ -63,7 +65,7 @@ class Last(nn.Module):
         return shift, 1 + scale
 
     def forward(self, h: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-        return self.linear.forward(torch.addcmul(shift, F.layer_norm(h, h.shape[-1:], eps=EPS), scale))
+        return self.linear.forward(modulated(h, scale, shift, EPS))
 
 
 class Times(nn.Module):
@@ -108,8 +110,8 @@ class MARHead(nn.Module):
     def at(self, x: Tensor, modulations: Sequence[Modulations]) -> Tensor:
         """[..., N, outputs] of points x [N, d], each under modulations [..., N, W]."""
         h = self.input_proj.forward(x.to(modulations[-1][0].dtype))
-        for block, modulated in zip((*self.res_blocks, self.final_layer), modulations, strict=True):
-            h = block.forward(h, *modulated)
+        for block, how in zip((*self.res_blocks, self.final_layer), modulations, strict=True):
+            h = block.forward(h, *how)
         return h
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kernels.matmul import Linear
+from ..layers.image_layer import attention, mlp
 from .diffusion_head import EPS
 
 
@@ -24,7 +25,7 @@ class LayerCache:
     """The keys and values of one layer."""
 
     def __init__(self) -> None:
-        self.k, self.v = torch.empty(0), torch.empty(0)  # [R, H, L, D / H]
+        self.k, self.v = torch.empty(0), torch.empty(0)  # [R, L, H, D / H]
         self.at: Tensor | None = None  # [R, K] the positions that the coming calls compute; None: they replace all
         self.first: int | None = None  # instead of `at`: calls compute so many first positions, and append new ones
 
@@ -32,12 +33,12 @@ class LayerCache:
         """Keeps what a call computes, and returns the keys and values of all positions."""
         if self.first is not None:
             self.k, self.v = (
-                torch.cat((new[:, :, : self.first], old[:, :, self.first :], new[:, :, self.first :]), 2)
+                torch.cat((new[:, : self.first], old[:, self.first :], new[:, self.first :]), 1)
                 for new, old in ((k, self.k), (v, self.v))
             )
         elif self.at is not None:
-            index = self.at[:, None, :, None].expand_as(k)
-            self.k, self.v = self.k.scatter(2, index, k), self.v.scatter(2, index, v)
+            index = self.at[..., None, None].expand_as(k)
+            self.k, self.v = self.k.scatter(1, index, k), self.v.scatter(1, index, v)
         else:
             self.k, self.v = k, v
         return self.k, self.v
@@ -52,11 +53,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None, cache: LayerCache | None = None) -> Tensor:
         """x [R, L, D]; `mask` [R, 1, 1, L] bool of visible positions, None for all. A `cache` adds earlier K/V."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
         if cache is not None:
             k, v = cache.update(k, v)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(-2))
+        out: Tensor = self.proj(attention(q, k, v, mask))
         return out
 
 
@@ -79,8 +79,7 @@ class Block(nn.Module):
 
     def feed(self, x: Tensor) -> Tensor:
         """The second half of a block: adds the MLP to x, position by position."""
-        out: Tensor = x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x))))
-        return out
+        return x + mlp(self.norm2(x), self.mlp)
 
 
 class MARBackbone(nn.Module):

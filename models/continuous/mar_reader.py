@@ -187,10 +187,10 @@ class ReusingReader:
     def _changed(self, before: Tensor, now: Tensor, must: Tensor) -> Tensor:
         """[R, K] ascending: the positions that the next layers compute, including the tokens `must` [R, S].
 
-        What has changed the most follows from the first rows of the values [.., H, L, D / H], those of the condition.
+        What has changed the most follows from the first rows of the values [.., L, H, D / H], those of the condition.
         """
         rows, assured = len(must), F.pad(must, (self.network.buffer, 0))
-        cosine = F.cosine_similarity(now[:rows].float(), before[:rows].float(), dim=-1).mean(1)
+        cosine = F.cosine_similarity(now[:rows].float(), before[:rows].float(), dim=-1).mean(-1)
         order = cosine.masked_fill(assured, -torch.inf).argsort(dim=1, stable=True)
         share, positions = self.reuse.share or 0.0, assured.shape[1]
         count = max(int(must.sum(1).max()) + self.reuse.margin, int(positions * share))

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ..caches.kv_cache import KVCache
 from ..errors import CacheError
 from ..kernels.matmul import Linear
+from ..layers.image_layer import attention, mlp, modulated
 from .contracts import Scales, TokenReduction
 
 _SHARPEST = math.log(100.0)  # upper bound of the learned factors of queries, as published
@@ -29,7 +30,7 @@ _SOFTER = 0.25  # factor of scores without normalised queries, as published
 
 
 class Modulation(NamedTuple):
-    """A block's scales, shifts and gates for a class, [R, 1, D] each."""
+    """A block's gates, scales (1 + s) and shifts for a class, [R, 1, D] each."""
 
     gate1: Tensor
     gate2: Tensor
@@ -99,15 +100,11 @@ class Attention(nn.Module):
         q, k, v = self.mat_qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)  # [R, n, H, D] each
         q, v = q + self.q_bias.view(self.heads, -1), v + self.v_bias.view(self.heads, -1)
         if self.scale_mul_1H11 is None:
-            scale = _SOFTER / math.sqrt(q.shape[-1])
-        else:
-            sharp = self.scale_mul_1H11.clamp(max=_SHARPEST).exp().view(self.heads, 1)
-            q, k, scale = F.normalize(q, dim=-1) * sharp, F.normalize(k, dim=-1), 1.0
-        keys, values = cache.append(layer, k, v, rows)
-        mixed = F.scaled_dot_product_attention(
-            q.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2), attn_mask=mask, scale=scale
-        )
-        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(-2))
+            q = q * _SOFTER
+        else:  # scores are not divided by the root of D, as `attention` does
+            sharp = self.scale_mul_1H11.clamp(max=_SHARPEST).exp().view(self.heads, 1) * math.sqrt(q.shape[-1])
+            q, k = F.normalize(q, dim=-1) * sharp, F.normalize(k, dim=-1)
+        out: Tensor = self.proj(attention(q, *cache.append(layer, k, v, rows), mask))
         return out
 
 
@@ -125,16 +122,17 @@ class Block(nn.Module):
     def modulation(self, condition: Tensor, common: Tensor | None) -> Modulation:
         """The modulation for `condition` [R, D]; `common` [R, 6 D] is shared by all blocks."""
         each = self.ada_lin(condition) if common is None else common + self.ada_gss.flatten()
-        return Modulation(*(part[:, None] for part in each.unflatten(-1, (6, self.width)).unbind(1)))
+        gate1, gate2, scale1, scale2, *shifts = (
+            part[:, None] for part in each.unflatten(-1, (6, self.width)).unbind(1)
+        )
+        return Modulation(gate1, gate2, 1 + scale1, 1 + scale2, *shifts)
 
     def forward(
         self, x: Tensor, how: Modulation, cache: ScaleCache, layer: int, rows: Tensor | None, mask: Tensor | None
     ) -> Tensor:
         mixed = self.attn(modulated(x, how.scale1, how.shift1, self.eps), cache, layer, rows, mask)
-        x = x + how.gate1 * mixed
-        inner = F.gelu(self.ffn["fc1"](modulated(x, how.scale2, how.shift2, self.eps)), approximate="tanh")
-        out: Tensor = x + how.gate2 * self.ffn["fc2"](inner)
-        return out
+        x = torch.addcmul(x, how.gate1, mixed)
+        return torch.addcmul(x, how.gate2, mlp(modulated(x, how.scale2, how.shift2, self.eps), self.ffn, "tanh"))
 
 
 class VARTransformer(nn.Module):
@@ -250,7 +248,7 @@ class VARTransformer(nn.Module):
     def read(self, states: Tensor, labels: Tensor) -> Tensor:
         """[R, n, V] float32: the logits of states [R, n, D]."""
         scale, shift = self.head_nm["ada_lin"](self.class_emb(labels)).unflatten(-1, (2, self.width)).unbind(1)
-        normed = modulated(states, scale[:, None], shift[:, None], self.eps)
+        normed = modulated(states, 1 + scale[:, None], shift[:, None], self.eps)
         logits: Tensor = self.head(normed)
         return logits if logits.dtype == torch.float64 else logits.float()
 
@@ -265,8 +263,3 @@ class VARTransformer(nn.Module):
         if rows is None:
             cache.modulation = labels, each
         return each
-
-
-def modulated(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
-    """(1 + scale) LN(x) + shift, without weights of the norm's own."""
-    return F.layer_norm(x, x.shape[-1:], eps=eps) * (1 + scale) + shift

@@ -134,7 +134,8 @@ def _recognition(name: str, card: dict[str, Any]) -> dict[str, Any]:
         return described
     import torch
 
-    graphs = {"forwards": "by CUDA graphs where their shapes recur"} if torch.cuda.is_available() else {}
+    captured = "known by" in described and torch.cuda.is_available()
+    graphs = {"forwards": "by CUDA graphs where their shapes recur"} if captured else {}
     return described | memory_described(name) | graphs
 
 
