@@ -114,7 +114,7 @@ def load_any(
     kernel for them; `activations` is the type of what these, or on a CPU quantized weights, multiply: "float32" or
     "int8". With `tp`, each of the processes that torchrun started holds a share of every layer. With `cuda_graphs`,
     forwards of few queries whose shapes come again are captured as CUDA graphs and replayed; "auto" does so for native
-    language models on one CUDA device whose weights are not quantized. `adapter`, a folder or hub id in PEFT's layout,
+    models on one CUDA device whose weights are not quantized. `adapter`, a folder or hub id in PEFT's layout,
     is merged into the weights. Without `images`, a model that draws and writes is loaded for its text; nothing changes
     for others.
     Raises ModelError, with what would work, for what cannot be loaded faithfully.
@@ -142,7 +142,7 @@ def load_any(
             "device_map": device_map,
             "text_encoder": text_encoder,
         }
-        foreign |= {"quantize": quantize, "tp": tp or None, "cuda_graphs": graphs_wanted}
+        foreign |= {"quantize": quantize, "tp": tp or None}
         foreign |= {"packed": packed, "activations": activations}
         for name, value in foreign.items():
             if value is not None:
@@ -157,7 +157,11 @@ def load_any(
             other, source, config, published, device=target, dtype=kind, decoder=image_decoder, choice=choice
         )
         with configs.reading(source.name):
-            return _described(guarded(source.name, make, published, kind), lora)
+            other_model = _described(guarded(source.name, make, published, kind), lora)
+        if captured:
+            other_model.capture(Graphs)
+            other_model.choice += ", by CUDA graphs"
+        return other_model
     if found.spec is None:
         refused: dict[str, Any] = {"mask_id": mask_id, "block": block, "shift": shift, "attention": attention}
         refused |= {"decoder": decoder, "text_encoder": text_encoder}

@@ -90,7 +90,7 @@ def load(
             make the same calls, and all get the same tokens.
         cuda_graphs: on a CUDA device, capture forwards of few queries whose shapes recur as CUDA graphs, so that small
             batches do not wait for Python. KV caches keep their memory between requests. "auto" does so for native
-            language models on one such device that are not quantized; True refuses what cannot be captured, and False
+            models on one such device that are not quantized; True refuses what cannot be captured, and False
             runs every forward as it comes. `Result.environment["forwards"]` says how they ran.
         adapter: a LoRA adapter in PEFT's layout, a folder or a hub id, merged into the weights before anything else is
             done with them. The model is then called "name+adapter", and so it is in results.

@@ -185,7 +185,8 @@ class Engine:
             values["weights_version"] = str(self.network.weights_version)
         if self.network.processes > 1:
             values["processes"] = str(self.network.processes)
-        if (graphs := runner(getattr(self.network, "decoder", None))) is not None:
+        graphs = getattr(self.network, "graphs", None) or runner(getattr(self.network, "decoder", None))
+        if graphs is not None:
             values |= {"forwards": graphs.describe(), "graph_bytes": str(graphs.nbytes)}
         return values
 

@@ -16,11 +16,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..cuda_graphs.functions import FunctionGraphs
 from ..kernels.matmul import Linear
 from ..layers.image_layer import modulated
 from .contracts import Gaussian, States
@@ -89,6 +91,8 @@ class MARHead(nn.Module):
     With `outputs`, so many values are predicted instead: `flow_head` has d, the velocity.
     """
 
+    graphs: FunctionGraphs | None = None  # where transitions, which are short, are captured
+
     def __init__(self, *, size: int, condition: int, width: int, depth: int, outputs: int | None = None) -> None:
         super().__init__()
         self.size = size
@@ -113,6 +117,10 @@ class MARHead(nn.Module):
         for block, how in zip((*self.res_blocks, self.final_layer), modulations, strict=True):
             h = block.forward(h, *how)
         return h
+
+    def at_parts(self, x: Tensor, *parts: Tensor) -> tuple[Tensor]:
+        """`at` in float32, for modulations one after the other: three of each block, two of the last layer."""
+        return (self.at(x, [parts[start : start + 3] for start in range(0, len(parts), 3)]).float(),)
 
 
 class _ModulationCache:
@@ -220,6 +228,9 @@ class TransitionHead:
         embedding: Tensor = self.network.time_embed(self._timesteps)
         return embedding
 
+    def capture(self, graphs: FunctionGraphs, make: Any) -> None:
+        self.network.graphs = graphs
+
     def refresh(self) -> None:
         """Drops values cached from the old weights; called after weights were replaced."""
         vars(self).pop("_times", None)
@@ -249,7 +260,11 @@ class TransitionHead:
         if isinstance(states, _Reusing):
             assert isinstance(index, int), "a path takes one transition after the other"
             return states.blocks.outputs(x, index, guided=states.uncond is not None)
-        return self.network.at(x, self._modulations(index, states)).float()
+        modulations = self._modulations(index, states)
+        if self.network.graphs is None or not isinstance(index, int):
+            return self.network.at(x, modulations).float()
+        parts = [part for block in modulations for part in block]
+        return self.network.graphs("transition", self.network.at_parts, (x, *parts))[0]
 
     def _modulations(self, index: int | Tensor, states: States) -> Sequence[Modulations]:
         if isinstance(states, _Ready) and isinstance(index, int):

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..cuda_graphs.functions import WIDEST, FunctionGraphs
 from ..kernels.matmul import Linear
 from ..layers.image_layer import attention, mlp
 from .diffusion_head import EPS
@@ -86,6 +87,7 @@ class MARBackbone(nn.Module):
     """Maps known tokens and a class to a vector z per token."""
 
     causal = False
+    graphs: FunctionGraphs | None = None  # where the decoder's forwards, whose shapes recur, are captured
 
     def __init__(
         self,
@@ -161,11 +163,17 @@ class MARBackbone(nn.Module):
 
     def decode(self, x: Tensor, index: Tensor) -> Tensor:
         """z [R, S, D] of every token, from the output of `encode`."""
-        x = self.canvas(x, index) + self.decoder_pos_embed_learned
+        x = self.canvas(x, index)
+        if self.graphs is None or x.shape[0] * x.shape[1] > WIDEST:
+            return self.decode_canvas(x)[0]
+        return self.graphs("decoder", self.decode_canvas, (x,))[0]
+
+    def decode_canvas(self, x: Tensor) -> tuple[Tensor]:
+        """z of a canvas [R, B + S, D]."""
+        x = x + self.decoder_pos_embed_learned
         for block in self.decoder_blocks:
             x = block(x, None)
-        z: Tensor = self.decoder_norm(x)[:, self.buffer :] + self.diffusion_pos_embed_learned
-        return z
+        return (self.decoder_norm(x)[:, self.buffer :] + self.diffusion_pos_embed_learned,)
 
     def forward(self, latents: Tensor, known: Tensor, labels: Tensor) -> Tensor:
         """z [R, S, D]; arguments as of `continuous.Backbone.states`, a negative label is unconditional."""

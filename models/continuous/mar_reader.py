@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..cuda_graphs.functions import FunctionGraphs
 from ..errors import ModelError
 from .contracts import Reuse, States
 from .diffusion_head import MARHead
@@ -35,6 +36,9 @@ class Reader:
 
     def __init__(self, network: MARBackbone, head: MARHead) -> None:
         self.network, self.head = network, head
+
+    def capture(self, graphs: FunctionGraphs, make: Any) -> None:
+        self.network.graphs = graphs
 
     def start(self, conditions: Any, *, size: Any, guided: bool) -> Reader:
         """Returns itself: nothing is cached, since all states change with every token."""

@@ -21,6 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from ..cuda_graphs.capture import Capturer
+from ..cuda_graphs.functions import FunctionGraphs
+from ..cuda_graphs.runner import GraphRunner
 from ..decoder import Decoder
 from ..errors import ArgumentError
 from ..images.contracts import Condition
@@ -62,6 +65,9 @@ class NextStepReader:
         """With `normalise` every token is layer-normed before it is read, as the published option `use_norm`."""
         self.decoder, self.projectors, self.head, self.prompts = decoder, projectors, head, prompts
         self.normalise = normalise
+
+    def capture(self, graphs: FunctionGraphs, make: Callable[[], Capturer]) -> None:
+        self.decoder = GraphRunner(self.decoder, make())
 
     @property
     def tokens(self) -> int:

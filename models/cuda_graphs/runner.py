@@ -16,9 +16,10 @@ need few graphs. The head is not part of a graph: its number of rows differs fro
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -29,13 +30,15 @@ from ..caches.kv_cache import KVCache
 from ..decoder import Decoder
 from ..hidden import Hidden
 from ..plan import Plan, Visible
-from .capture import CaptureError, Capturer
+from .capture import Capturer
+from .functions import WIDEST
+from .kept_graphs import KeptGraphs, Key
 from .static_cache import SLOTS, StaticCache, Stores
 
 _MOST = 48  # limit of graphs; the least recently used one is dropped
 _LASTING = 16  # after so many forwards over a canvas of one length, graphs are made for this very length
-_SHAPES = 1024  # limit of remembered shapes that were seen once
-_WIDEST = 2048  # with more queries in all rows, the device takes longer than the host
+_CANVASES = 1024  # limit of canvases that are counted
+_WIDEST = WIDEST
 
 _NARROW = 16  # up to so many queries per row, widths are rounded up, as for trees; wider windows have few widths
 
@@ -43,7 +46,6 @@ _NARROW = 16  # up to so many queries per row, widths are rounded up, as for tre
 _BLANK = {"positions": -1, "slots": -1, "want": -1, "parents": -1}
 _BY_QUERY = ("tokens", "positions", "slots", "soft", "want", "parents", "dense")  # tensors [B, Q, ...]
 
-_Key = tuple[Hashable, ...]
 # Slots that a captured forward reads, None for all; and its `uniform` and `span`, where these are fixed.
 _Known = tuple[int | None, int | None, tuple[int, int] | None]
 
@@ -84,12 +86,10 @@ class GraphRunner:
 
     def __init__(self, stack: Decoder, capturer: Capturer, *, automatic: bool = False) -> None:
         self.stack, self.automatic = stack, automatic
-        self.counts: Counter[str] = Counter()
+        self._kept: KeptGraphs[_Graph] = KeptGraphs()
+        self.counts, self.describe = self._kept.counts, self._kept.describe
         self._capturer = capturer
         self._stores = Stores(stack.new_cache, store_size, self._forget)
-        self._graphs: OrderedDict[_Key, _Graph] = OrderedDict()
-        self._refused: dict[_Key, str] = {}
-        self._shapes: set[_Key] = set()
         self._canvases: Counter[tuple[int, ...]] = Counter()  # forwards over canvases by their store, length and width
         self._lock = Lock()  # threads use the static tensors in turn
 
@@ -111,47 +111,18 @@ class GraphRunner:
             plan = replace(plan, visible=plan.visible.from_first_slot())
         with self._lock:
             key = self._key(plan, cache, known := self._known(plan, cache))
-            graph, how = self._find(key, plan, cache, known)
-            self.counts[how] += 1
+            make = partial(self._capture, plan, cache, known)
+            graph = self._kept.get(key, partial(self._unsuited, plan, cache), make, most=_MOST)
             return self.stack(plan, cache) if graph is None else graph(plan)
 
     def captures(self, queries: int) -> bool:
         """Whether forwards of so many queries in all rows are captured."""
         return queries <= _WIDEST
 
-    def describe(self) -> str:
-        """How the forwards so far have run, in one line."""
-        counts = ", ".join(f"{count} {how}" for how, count in self.counts.most_common())
-        return f"forwards: {counts or 'none'}; {len(self._graphs)} shapes kept"
-
     @property
     def nbytes(self) -> int:
         """Bytes of device memory that graphs hold, and caches between two requests."""
         return getattr(self._capturer, "nbytes", 0) + self._stores.nbytes
-
-    def _find(self, key: _Key, plan: Plan, cache: KVCache | None, known: _Known) -> tuple[_Graph | None, str]:
-        """The graph of this shape and how it was found; None and the reason why there is none."""
-        if key in self._graphs:
-            self._graphs.move_to_end(key)
-            return self._graphs[key], "replayed"
-        if (reason := self._unsuited(plan, cache) or self._refused.get(key)) is not None:
-            return None, reason
-        if key not in self._shapes:
-            if len(self._shapes) >= _SHAPES:
-                self._shapes.clear()
-                self._refused.clear()
-                self._canvases.clear()
-            self._shapes.add(key)
-            return None, "the first of its shape"
-        try:
-            graph = self._capture(plan, cache, known)
-        except CaptureError as error:
-            self._refused[key] = f"refused: {error}"
-            return None, self._refused[key]
-        self._graphs[key] = graph
-        if len(self._graphs) > _MOST:
-            self._graphs.popitem(last=False)
-        return graph, "recorded"
 
     def _unsuited(self, plan: Plan, cache: KVCache | None) -> str | None:
         """Why a plan cannot be captured, or is not worth capturing; otherwise None."""
@@ -177,13 +148,15 @@ class GraphRunner:
             return None, None, None
         if plan.visible.kind == "bidirectional" and length == cache.capacity:
             canvas = cache.store.number, length, plan.width
+            if len(self._canvases) >= _CANVASES:
+                self._canvases.clear()
             self._canvases[canvas] += 1
             if self._canvases[canvas] > _LASTING:
                 return length, length, None
         slots = max(SLOTS, 1 << (length - 1).bit_length())
         return slots if slots < cache.store.size[1] else None, None, None
 
-    def _key(self, plan: Plan, cache: KVCache | None, known: _Known) -> _Key:
+    def _key(self, plan: Plan, cache: KVCache | None, known: _Known) -> Key:
         """The properties of a forward that capturing fixes."""
         number = cache.store.number if isinstance(cache, StaticCache) else 0
         layers = None if plan.layers is None else (plan.layers.start, plan.layers.stop, plan.layers.step)
@@ -219,8 +192,8 @@ class GraphRunner:
     def _forget(self, number: int) -> None:
         """Drops the graphs that were captured on this store."""
         with self._lock:
-            for key in [key for key in self._graphs if key[0] == number]:
-                del self._graphs[key]
+            for key in [key for key in self._kept.graphs if key[0] == number]:
+                del self._kept.graphs[key]
 
 
 def runner(stack: object) -> GraphRunner | None:

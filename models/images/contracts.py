@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+from ..cuda_graphs.capture import Capturer
+from ..cuda_graphs.functions import Capturable, FunctionGraphs
 from ..errors import ArgumentError, ModelError
 from ..files.sources import Source
 from ..files.weights import Published
@@ -261,12 +263,20 @@ class ImageModel:
     choice: str = field(default="", repr=False)  # why this device and dtype
     adapter: str | None = None  # the LoRA adapter that is merged into its weights
     weights_version: int = field(default=0, init=False)  # how often its weights were replaced in place
+    graphs: FunctionGraphs | None = field(default=None, init=False, repr=False)  # where forwards are captured
     # Attributes that only language models use.
     tokenizer: ClassVar[None] = None
     quantized: ClassVar[None] = None
     prefix_cache: ClassVar[None] = None
     max_positions: ClassVar[None] = None
     processes: ClassVar[int] = 1
+
+    def capture(self, make: Callable[[], Capturer]) -> None:
+        """Captures forwards whose shapes come again; `make` makes a capturer with memory of its own."""
+        self.graphs = FunctionGraphs(make())
+        for name in ("backbone", "head", "transformer"):
+            if isinstance(part := getattr(self, name, None), Capturable):
+                part.capture(self.graphs, make)
 
     def describe(self) -> str:
         """Where and how the model runs, and why, in one line."""

@@ -12,7 +12,8 @@ the published tensors. Letters: R rows, n tokens fed, S scales, L tokens of an i
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, cast
+import weakref
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..caches.kv_cache import KVCache
+from ..cuda_graphs.functions import WIDEST, FunctionGraphs
+from ..cuda_graphs.static_cache import Store, Stores
 from ..errors import CacheError
 from ..kernels.matmul import Linear
 from ..layers.image_layer import attention, mlp, modulated
@@ -58,6 +61,13 @@ class ScaleCache(KVCache):
         self.filled = np.zeros((rows, layers), dtype=np.int64)  # number of valid slots per row and layer
         self.scales = np.zeros(rows, dtype=np.int64)  # number of scales fed per row
         self.modulation: tuple[Tensor, list[Modulation]] | None = None  # labels, and the modulations of every block
+        self.store: Store | None = None  # the memory of K and V, where it stays in place for captured forwards
+
+    def over(self, store: Store) -> ScaleCache:
+        """This cache with its K and V in a store."""
+        self.k, self.v, self.store = store.k, store.v, store
+        self.filled = np.zeros((self.batch, len(store.k)), dtype=np.int64)
+        return self
 
     def advance(self, first: int, last: int, rows: list[int]) -> None:
         """Records that these rows are fed scales `first` to `last`. Raises CacheError unless these come next."""
@@ -138,6 +148,9 @@ class Block(nn.Module):
 class VARTransformer(nn.Module):
     """A `ScaleTransformer`."""
 
+    graphs: FunctionGraphs | None = None  # where the blocks' forwards over a scale are captured
+    stores: Stores  # the caches' memory, with `graphs`
+
     def __init__(
         self,
         scales: Scales,
@@ -174,8 +187,19 @@ class VARTransformer(nn.Module):
         return len(self.blocks)
 
     def new_cache(self, rows: int) -> ScaleCache:
-        size = self.width // self.heads
-        return ScaleCache(len(self.blocks), rows, self.scales.tokens, self.heads, size, self.pos_start)
+        if self.graphs is None:
+            return self._cache(rows, self.scales.tokens)
+        store = self.stores.acquire(rows, self.scales.tokens)
+        cache = self._cache(rows, self.scales.tokens, layers=0).over(store)
+        weakref.finalize(cache, self.stores.release, store).atexit = False
+        return cache
+
+    def capture(self, graphs: FunctionGraphs, make: Any) -> None:
+        self.graphs, self.stores = graphs, Stores(self._cache, lambda *size: size, graphs.forget)
+
+    def _cache(self, rows: int, tokens: int, layers: int | None = None) -> ScaleCache:
+        count = len(self.blocks) if layers is None else layers
+        return ScaleCache(count, rows, tokens, self.heads, self.width // self.heads, self.pos_start)
 
     def __call__(
         self,
@@ -226,6 +250,9 @@ class VARTransformer(nn.Module):
         )
         x = x + self.lvl_embed(levels) + self.pos_1LC[0, at]
         how_each = self._modulations(labels, cache, rows)
+        in_place = cache.store is not None and cache.k is cache.store.k and rows is None and reduction is None
+        if self.graphs is not None and in_place and x.shape[0] * x.shape[1] <= WIDEST:
+            return self._captured(x, how_each, cache, levels if first < last else None)
         for layer, (block, how) in enumerate(zip(cast(list[Block], self.blocks), how_each, strict=True)):
             whole, visible = x, levels
             which = None if reduction is None else reduction.select(layer, x[:, -size:])
@@ -233,10 +260,7 @@ class VARTransformer(nn.Module):
                 chosen = x[:, -size:].gather(1, which[..., None].expand(-1, -1, x.shape[-1]))
                 x = torch.cat((x[:, :-size], chosen), 1)
                 visible = torch.cat((levels[:-size], levels[-which.shape[1] :]))
-            mask = None  # every token sees all stored slots
-            if first < last:  # every token sees stored slots, its own scale and earlier scales
-                own = visible[:, None] >= visible
-                mask = torch.cat((own.new_ones(len(own), int(cache.filled[which_rows[0], layer])), own), 1)
+            mask = _mask(visible, int(cache.filled[which_rows[0], layer])) if first < last else None
             x = block(x, how, cache, layer, rows, mask)
             if reduction is not None and which is not None:
                 earlier = whole.shape[1] - size
@@ -244,6 +268,25 @@ class VARTransformer(nn.Module):
             if reduction is not None:
                 reduction.observe(layer, x[:, -size:])
         return x
+
+    def _captured(self, x: Tensor, how_each: list[Modulation], cache: ScaleCache, levels: Tensor | None) -> Tensor:
+        """x [R, n, D] after all blocks, over a cache of `new_cache`, whose rows have equally many slots."""
+        assert cache.store is not None
+        assert self.graphs is not None
+        store, start, size = cache.store, int(cache.filled[0, 0]), (cache.batch, cache.capacity)
+
+        def blocks(x: Tensor, *inputs: Tensor) -> tuple[Tensor]:
+            mask = None if levels is None else inputs[-1]
+            held = self._cache(*size, layers=0).over(store)
+            held.filled[:] = start
+            for layer, block in enumerate(cast(list[Block], self.blocks)):
+                x = block(x, Modulation(*inputs[6 * layer : 6 * layer + 6]), held, layer, None, mask)
+            return (x,)
+
+        inputs = [x, *(part for how in how_each for part in how)] + ([] if levels is None else [_mask(levels, start)])
+        (out,) = self.graphs(store.number, blocks, inputs, start)
+        cache.filled[:] = start + x.shape[1]
+        return out
 
     def read(self, states: Tensor, labels: Tensor) -> Tensor:
         """[R, n, V] float32: the logits of states [R, n, D]."""
@@ -263,3 +306,9 @@ class VARTransformer(nn.Module):
         if rows is None:
             cache.modulation = labels, each
         return each
+
+
+def _mask(levels: Tensor, stored: int) -> Tensor:
+    """[n, stored + n] bool: a token sees the slots stored before, its own scale and earlier ones, by `levels` [n]."""
+    own = levels[:, None] >= levels
+    return torch.cat((own.new_ones(len(own), stored), own), 1)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import pardec
-from pardec.models.cuda_graphs.runner import GraphRunner, native
+from pardec.models.cuda_graphs.runner import native, runner
 from pardec.models.errors import ModelError, PardecError
 from pardec.models.model import LanguageModel
 from pardec.samplers.events import Finished
@@ -266,8 +266,9 @@ def _predict(
 
 def _forwards(model: pardec.Model) -> dict[str, int] | None:
     """How the model's forwards have run so far, if they are CUDA graphs."""
-    stack = model.network.decoder if isinstance(model.network, LanguageModel) else None
-    return dict(stack.counts) if isinstance(stack, GraphRunner) else None
+    network = model.network
+    graphs = runner(network.decoder) if isinstance(network, LanguageModel) else network.graphs
+    return None if graphs is None else dict(graphs.counts)
 
 
 def _decode(model: pardec.Model, call: Call) -> Finished:

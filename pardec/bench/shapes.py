@@ -55,9 +55,10 @@ def build(
     initializer = _Initializer(target, kind, seed)
     graphs = cuda_graphs if use_graphs(cuda_graphs, target, name) else None
     if config["model_type"] == "mar":
-        if cuda_graphs is True:
-            raise ModelError(f"cuda_graphs cannot be used with {name}, which has continuous tokens", "leave it out")
-        return pardec.Model(_vectors(name, config, initializer, choice))
+        vectors = _vectors(name, config, initializer, choice)
+        if graphs is not None:
+            vectors.capture(Graphs)
+        return pardec.Model(vectors)
     spec = next((spec for spec in FAMILIES.values() if spec.matches(config)), None)
     if spec is None:
         raise ModelError(f"no native family has model_type {config['model_type']!r}")

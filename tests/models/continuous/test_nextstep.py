@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from pardec.models.continuous.contracts import Backbone, ContinuousModel, States
+from pardec.models.continuous.nextstep import NextStepReader
+from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.errors import ArgumentError
 from pardec.models.images.contracts import Condition
 from pardec.models.load import load_continuous
 from tests.models import nextstep_files as files
+from tests.models.traced import Traced
 from tests.reference import naive_nextstep as naive
 
 TOKENS, SIZE = 9, 16
@@ -102,6 +105,32 @@ def test_any_sequence_of_calls_gives_what_no_cache_gives(model: ContinuousModel)
             assert states.uncond is not None
             assert fresh.uncond is not None
             torch.testing.assert_close(states.uncond, fresh.uncond, atol=1e-4, rtol=1e-4)
+
+
+def test_captured_forwards_give_what_uncaptured_ones_give(model: ContinuousModel, tmp_path: Path) -> None:
+    """One token after the other, as the loop does: states and the transitions of a token."""
+    other = load_continuous(files.write(tmp_path / "model"))
+    reader = other.backbone
+    assert isinstance(reader, NextStepReader)
+    decoder = reader.decoder
+    weights = [*other.backbone.parameters(), *(weight for _, weight in other.head.named_parameters())]  # type: ignore[attr-defined]
+    other.capture(lambda: Traced(lambda: [*weights, *decoder.tables()]))
+    backbones, latents = [started(model), started(other)], torch.randn(3, TOKENS, SIZE, generator=torch.manual_seed(7))
+    with torch.inference_mode():
+        for token in range(TOKENS):
+            found = []
+            for each, backbone in zip((model, other), backbones, strict=True):
+                states = each.head.ready(call(backbone, latents, 3 * [(token, token + 1)]))
+                x = latents[:, token]
+                for index in reversed(range(each.head.steps)):
+                    x = each.head.distribution(x, index, states).mean
+                found.append(x)
+            torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-4)
+    assert isinstance(reader.decoder, GraphRunner)
+    for graphs in (reader.decoder, other.graphs):
+        assert graphs is not None
+        assert graphs.counts["replayed"] > 3, graphs.describe()
+        assert not [why for why in graphs.counts if why.startswith("refused")]
 
 
 def test_a_row_alone_is_the_row_in_a_batch(model: ContinuousModel) -> None:
