@@ -88,6 +88,7 @@ class Hidden:
     # Layer -> [B, M, S] float32, attention of the queries `Plan.attending` to the slots read (without a cache slot
     # i is query i), averaged over the heads; all 0 where a query is padding. Its layers are `Plan.attention`.
     attention: Mapping[int, Tensor] = field(default_factory=dict)
+    made: tuple[Tensor, ...] = ()  # what `Plan.tail` computed, where the forward was captured with it
 
     def normed(self) -> Tensor:
         """[B, Q, E] the states after the final norm, the input of the head's matmul."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -108,6 +109,9 @@ class Plan:
     narrow: bool = False  # only the outputs `want` are needed: the last layer may skip the rest
     attention: tuple[int, ...] = ()  # layers whose attention is kept: see `Hidden.attention`
     attending: Tensor | None = None  # [B, M] int64 the queries whose attention is kept, -1 pads; None: all
+    # Computes tensors [B, K, ...] from the float32 logits [B, K, V] of `want`. A captured forward runs it and returns
+    # them as `Hidden.made`; others ignore it. Equal functions compute the same.
+    tail: Callable[[Tensor], tuple[Tensor, ...]] | None = None
     queries: int = 0  # number of queries kept per layer, ending at a row's last wanted one: see `Hidden.queries`
     fixed: bool = False  # the forward will be replayed with other values in these tensors: the host must not read any
 

@@ -11,7 +11,8 @@ which of them are valid.
 A shape is captured when it comes for the second time; what comes once, such as a prompt, never is. Wide forwards keep a
 GPU busy as they are. Rows and, in narrow forwards, queries are rounded up to few sizes, with padding in the scratch
 slot: reading the weights is most of what such a forward costs, and a batch that shrinks or drafts of uneven lengths
-need few graphs. The head is not part of a graph: its number of rows differs from step to step, and it is two kernels.
+need few graphs. The head is part of a graph where the plan says what is to be computed of its logits (`Plan.tail`);
+elsewhere the number of its rows differs from step to step, and it is two kernels.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class _Graph:
 
     inputs: dict[str, Tensor]  # as `_tensors` names them
     replay: Callable[[], Any]
-    outputs: tuple[Tensor, ...]  # states, then taps
+    outputs: tuple[Tensor, ...]  # states, taps, what `Plan.tail` made
     hidden: Hidden  # what the captured forward returned: its head, its taps' layers
     memory: Any  # tensors that must live as long as the graph
 
@@ -70,8 +71,11 @@ class _Graph:
         self.replay()
         width = plan.want.shape[1] if self.hidden.narrowed else plan.width
         states = self.outputs[0][: plan.batch, :width].clone()
-        taps = (output[: plan.batch, : plan.width].clone() for output in self.outputs[1:])
-        return replace(self.hidden, plan=plan, states=states, taps=dict(zip(self.hidden.taps, taps, strict=True)))
+        count = 1 + len(self.hidden.taps)
+        taps = (output[: plan.batch, : plan.width].clone() for output in self.outputs[1:count])
+        made = tuple(output[: plan.batch, : plan.want.shape[1]].clone() for output in self.outputs[count:])
+        taps = dict(zip(self.hidden.taps, taps, strict=True))
+        return replace(self.hidden, plan=plan, states=states, taps=taps, made=made)
 
 
 class GraphRunner:
@@ -163,7 +167,7 @@ class GraphRunner:
         shapes = tuple((name, tensor.dtype, _shape(plan, name, tensor)) for name, tensor in _tensors(plan).items())
         visible = plan.visible.kind, plan.visible.block
         version = getattr(self.stack, "weights_version", 0)  # a graph reads the memory of the weights it was made with
-        what = plan.skip, plan.parallel, plan.hidden, plan.attention, plan.queries, plan.narrow
+        what = plan.skip, plan.parallel, plan.hidden, plan.attention, plan.queries, plan.narrow, plan.tail
         return number, known, visible, layers, *what, shapes, version
 
     def _capture(self, plan: Plan, cache: KVCache | None, known: _Known) -> _Graph:
@@ -181,8 +185,9 @@ class GraphRunner:
             results: list[Hidden] = []
 
             def step() -> tuple[Tensor, ...]:
-                results.append(self.stack(fixed, static))
-                return results[-1].states, *results[-1].taps.values()
+                results.append(hidden := self.stack(fixed, static))
+                made = () if fixed.tail is None else fixed.tail(hidden.logits())
+                return hidden.states, *hidden.taps.values(), *made
 
             memory = () if static is None else (*static.k, *static.v)
             replay, outputs = self._capturer.capture(step, (*inputs.values(), *memory))
@@ -242,10 +247,12 @@ def _shape(plan: Plan, name: str, tensor: Tensor) -> tuple[int, ...]:
 
 
 def _tensors(plan: Plan) -> dict[str, Tensor]:
-    """The tensors of a plan and its `Visible` by name; `want` only where the last layer is narrowed to it."""
+    """The tensors of a plan and its `Visible` by name; `want` only where something is computed of it alone."""
     values = {field.name: getattr(part, field.name) for part in (plan, plan.visible) for field in fields(part)}
     return {
-        name: value for name, value in values.items() if isinstance(value, Tensor) and (name != "want" or plan.narrow)
+        name: value
+        for name, value in values.items()
+        if isinstance(value, Tensor) and (name != "want" or plan.narrow or plan.tail is not None)
     }
 
 

@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 
 from pardec.models import finite
 from pardec.models.caches.kv_cache import KVCache
+from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.errors import PardecError
 from pardec.models.hidden import Hidden, IdSubset
 from pardec.models.images.conditioned import Shifted, copy_cache_rows
@@ -25,6 +26,7 @@ from pardec.models.plan import Plan
 
 from ..batching import RowState
 from ..ops.chunked_distribution import CHUNK_BYTES, ChunkedDistribution, RowDistribution, join, needs_chunks
+from ..ops.confidence import Confidence, confidence
 from ..ops.distribution import DenseDistribution, Distribution, split
 from ..prefix_reuse import PrefixReuse
 from ..trace import PROMPT
@@ -40,6 +42,18 @@ Prepare = Callable[[Plan, Group], Plan]
 Read = Callable[[Hidden, Group, "Tensor | None"], Hidden]
 Process = Callable[[Tensor, Group, "Tensor | None", "Tensor | None"], Tensor]
 Complete = Callable[[Evidence], Evidence]
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedTail:
+    """What a step computes of the logits alone: those without the mask id, their highest, and their confidence."""
+
+    mask_id: int
+
+    def __call__(self, logits: Tensor) -> tuple[Tensor, ...]:
+        if self.mask_id < logits.shape[-1]:
+            logits.select(-1, self.mask_id).fill_(-torch.inf)
+        return logits, logits.amax(-1), *confidence(logits)
 
 
 class MaskedForward(RowState):
@@ -126,6 +140,9 @@ class MaskedForward(RowState):
         def hooks(name: str) -> tuple[Any, ...]:
             return tuple(getattr(part, name) for part in parts if hasattr(part, name))
 
+        captured = isinstance(self.model.decoder, GraphRunner) and not self.request.conditions
+        plain = not any(map(hooks, ("read", "mix", "process"))) and type(self) is MaskedForward
+        self.tail = MaskedTail(self.canvas.mask_id) if captured and plain else None
         self.begin: tuple[Callable[[], None], ...] = hooks("begin")
         self.prepare: tuple[Prepare, ...] = hooks("prepare")
         self.read: tuple[Read, ...] = hooks("read")
@@ -172,6 +189,8 @@ class MaskedForward(RowState):
                 positions = None if positions is None else positions.gather(1, columns)
             narrow = (group.plan.tokens.shape[1] - want.shape[1]) * len(want) * self.model.width >= _NARROW_GAIN
         plan = replace(group.plan, tokens=group.at_queries(self.canvas.tokens), want=want, narrow=narrow)
+        if self.tail is not None and index is None and not self._many:
+            plan = replace(plan, tail=self.tail)
         for prepare in self.prepare:
             plan = prepare(plan, group)
         self.runs.append((plan, self.cache))
@@ -185,6 +204,10 @@ class MaskedForward(RowState):
         """The distribution at the wanted positions, without the mask id and tokens that are not allowed there."""
         if self._many and needs_chunks(hidden.plan.want.numel(), self.model.vocab_size):
             return self.chunked(hidden, group, positions)
+        if hidden.made:  # the forward was captured with all of it
+            logits, highest, *statistics = hidden.made
+            self.highest = self.highest + highest.sum()
+            return DenseDistribution(logits, known=Confidence(*statistics))
         logits = hidden.logits()
         for mix in self.mix:
             logits = mix(logits)

@@ -46,7 +46,8 @@ def argmax(values: Tensor) -> Tensor:
 
     On a CPU it is numpy's, which takes a fifth of the time of torch's.
     """
-    if values.device.type != "cpu" or values.dtype == torch.bfloat16 or values.requires_grad:
+    followed = torch._C._len_torch_dispatch_stack() > 0  # by a mode that records operations
+    if values.device.type != "cpu" or values.dtype == torch.bfloat16 or values.requires_grad or followed:
         return values.argmax(-1)
     return torch.from_numpy(np.asarray(values.numpy().argmax(-1)))
 

@@ -110,9 +110,14 @@ class DenseDistribution(Distribution):
     logits share another's, which means nothing. Statistics are computed once per row and then aligned to the block.
     """
 
-    def __init__(self, row_logits: Tensor, index: Tensor | None = None) -> None:
-        """`row_logits`: [B, W, V], or [R, V] with `index` [B, W] int64, the row of each position."""
+    def __init__(self, row_logits: Tensor, index: Tensor | None = None, *, known: Confidence | None = None) -> None:
+        """`row_logits`: [B, W, V], or [R, V] with `index` [B, W] int64, the row of each position.
+
+        `known` are statistics [B, W] that were computed already.
+        """
         self.row_logits, self.index = row_logits, index
+        if known is not None:
+            self.confidence = known
 
     @property
     def vocab(self) -> int:

@@ -31,7 +31,7 @@ _TINY = {
 def model(name: str, *, dry: bool) -> pardec.Model:
     """`name` in bfloat16 on the GPU; in a dry run, a model of its family with two layers on the CPU."""
     if not dry:
-        return shaped(name, device="cuda", dtype="bfloat16")
+        return shaped(name, device="cuda", dtype="bfloat16", cuda_graphs=False)
     return build(name, config_of(name) | _TINY[name], device="cpu", dtype="bfloat16")
 
 

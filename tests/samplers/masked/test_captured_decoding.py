@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pardec.api import Model
 from pardec.models.cuda_graphs.runner import GraphRunner
+from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
 from pardec.samplers.events import Finished
+from pardec.samplers.masked import predict
+from pardec.samplers.ops.distribution import DenseDistribution
 from tests.grids import thinned
 from tests.models.traced import captured
 from tests.samplers import ar_toys, picture_toys, toys
@@ -57,6 +61,44 @@ def test_masked_models_decode_the_same(family: str, spec: str) -> None:
     found = counts(other)
     assert found["replayed"] >= 2
     assert found["recorded"] == found["the first of its shape"]
+
+
+@pytest.mark.parametrize(
+    "spec", ["threshold:tau=0.2@dual", "sequential@dkv", "entropy+fixed@prefix", "credit+localleap@dual"]
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.covers(1)
+def test_head_and_confidence_are_part_of_the_graph(
+    spec: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predict, "wanted_columns", lambda *_: (None, None))  # as on a GPU, where shapes stay
+    plain = toys.toy("dream")
+    other = captured(plain)
+    seen = list[int]()
+    known = DenseDistribution.__init__
+
+    def noted(self: DenseDistribution, *args: Any, **named: Any) -> None:
+        seen.append("known" in named)
+        known(self, *args, **named)
+
+    monkeypatch.setattr(DenseDistribution, "__init__", noted)
+    given = toys.prompts([5, 3])
+    whole = toys.fill(plain, spec, given, [6, 10], temperature=temperature)
+    assert not any(seen)
+    for _ in range(2):
+        equal(whole, toys.fill(other, spec, given, [6, 10], temperature=temperature))
+    found = counts(other)
+    assert sum(seen) >= found["replayed"] > 2
+
+
+def test_damaged_weights_are_found_in_captured_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict, "wanted_columns", lambda *_: (None, None))
+    other = captured(toys.toy("llada"))
+    toys.fill(other, "sequential@dual", toys.prompts([5, 3]), [6, 10])
+    other.decoder.stack.layers[1].down_weight.data[0, 0] = float("nan")
+    with pytest.raises(ModelError, match="holds NaN or infinity"):
+        toys.fill(other, "sequential@dual", toys.prompts([5, 3]), [6, 10])
+    assert counts(other)["replayed"] > 2
 
 
 def test_layers_that_compute_a_share_run_as_they_come() -> None:
