@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from .caches.kv_cache import KVCache
-from .cuda_graphs.runner import GraphRunner, plain_decoder
+from .cuda_graphs.runner import GraphRunner, plain_decoder, runner
 from .decoder import Decoder
 from .errors import ModelError, listed, one_line
 from .hidden import Hidden, IdSubset
@@ -85,8 +85,7 @@ class Trimmed(WrapperStack):
 
 def trimmed(model: LanguageModel, ids: Sequence[int]) -> LanguageModel:
     """The model with logits of these ids alone. Raises ModelError for unknown ids, and for heads in parts."""
-    decoder = model.decoder
-    stack = plain_decoder(decoder)
+    stack = plain_decoder(model.decoder)
     if stack is None or stack.placement is not None or model.processes > 1 or model.quantized is not None:
         raise ModelError(
             f"the head of {model.name} cannot be cut: {model.choice or 'it does not run natively'}",
@@ -98,7 +97,7 @@ def trimmed(model: LanguageModel, ids: Sequence[int]) -> LanguageModel:
         what = f"not in 0..{model.vocab_size - 1}: {listed(map(str, wrong))}" if wrong else "none at all"
         what = f"listed twice: {listed(map(str, twice))}" if twice and not wrong else what
         raise ModelError(f"the ids that the head of {model.name} is cut to are {what}", "list each id once")
-    cut_stack = Trimmed(decoder, torch.tensor(sorted(ids), device=model.device))
+    cut_stack = Trimmed(runner(model.decoder) or stack, torch.tensor(sorted(ids), device=model.device))
     cut = f"head of {len(ids)} of {model.vocab_size} ids"
     result = replace(model, decoder=cut_stack)
     result.choice = f"{model.choice}, {cut}, {bytes_read(result):,} bytes read a step instead of {bytes_read(model):,}"

@@ -63,11 +63,13 @@ class NextStepReader:
         self, decoder: Decoder, projectors: Projectors, head: MARHead, prompts: Prompts, *, normalise: bool = False
     ) -> None:
         """With `normalise` every token is layer-normed before it is read, as the published option `use_norm`."""
-        self.decoder, self.projectors, self.head, self.prompts = decoder, projectors, head, prompts
+        self.decoder: Decoder | GraphRunner = decoder
+        self.projectors, self.head, self.prompts = projectors, head, prompts
         self.normalise = normalise
 
     def capture(self, graphs: FunctionGraphs, make: Callable[[], Capturer]) -> None:
-        self.decoder = GraphRunner(self.decoder, make())
+        if isinstance(self.decoder, Decoder):
+            self.decoder = GraphRunner(self.decoder, make())
 
     @property
     def tokens(self) -> int:

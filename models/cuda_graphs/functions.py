@@ -53,8 +53,9 @@ class FunctionGraphs:
             if graph is None:
                 return function(*inputs)
             for kind in {tensor.dtype for tensor in inputs}:  # one kernel copies all tensors of a type
-                pairs = [pair for pair in zip(graph.inputs, inputs, strict=True) if pair[1].dtype == kind]
-                torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
+                torch._foreach_copy_(
+                    *([each for each in part if each.dtype == kind] for part in (graph.inputs, inputs))
+                )
             graph.replay()
             return tuple(output.clone() for output in graph.outputs)
 

@@ -72,9 +72,9 @@ class _Graph:
         width = plan.want.shape[1] if self.hidden.narrowed else plan.width
         states = self.outputs[0][: plan.batch, :width].clone()
         count = 1 + len(self.hidden.taps)
-        taps = (output[: plan.batch, : plan.width].clone() for output in self.outputs[1:count])
+        tapped = (output[: plan.batch, : plan.width].clone() for output in self.outputs[1:count])
+        taps = dict(zip(self.hidden.taps, tapped, strict=True))
         made = tuple(output[: plan.batch, : plan.want.shape[1]].clone() for output in self.outputs[count:])
-        taps = dict(zip(self.hidden.taps, taps, strict=True))
         return replace(self.hidden, plan=plan, states=states, taps=taps, made=made)
 
 

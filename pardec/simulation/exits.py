@@ -72,7 +72,8 @@ def exit_ranks(model: LanguageModel, texts: Sequence[np.ndarray], rows: Sequence
 
     Raises ModelError for a model that is not a native one with causal attention.
     """
-    if plain_decoder(model.decoder) is None or model.decoding_config.attention != "causal":
+    stack = plain_decoder(model.decoder)
+    if stack is None or model.decoding_config.attention != "causal":
         raise ModelError(
             f"{model.name} gives no states of its layers", "mirror needs a native model with causal attention"
         )
@@ -84,7 +85,7 @@ def exit_ranks(model: LanguageModel, texts: Sequence[np.ndarray], rows: Sequence
         plan = Plan.full(tokens, model.visible())
         taps = model.run(Plan(**{**{name: getattr(plan, name) for name in Plan.__slots__}, "hidden": layers})).taps
         for layer in layers:
-            logits = model.decoder.project(taps[layer][0, ends - 1]).float()  # [R, V]
+            logits = stack.project(taps[layer][0, ends - 1]).float()  # [R, V]
             own = logits.gather(1, tokens[0, ends][:, None])
             ranks[layer].append(tuple((logits > own).sum(1).tolist()))
     return ExitRanks(tuple(map(tuple, ranks)))
