@@ -53,9 +53,8 @@ class FunctionGraphs:
             if graph is None:
                 return function(*inputs)
             for kind in {tensor.dtype for tensor in inputs}:  # one kernel copies all tensors of a type
-                torch._foreach_copy_(
-                    *([each for each in part if each.dtype == kind] for part in (graph.inputs, inputs))
-                )
+                targets, values = ([each for each in part if each.dtype == kind] for part in (graph.inputs, inputs))
+                torch._foreach_copy_(targets, values)
             graph.replay()
             return tuple(output.clone() for output in graph.outputs)
 
