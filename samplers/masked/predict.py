@@ -37,6 +37,7 @@ from .contracts import AttentionMaps, AttentionSpec, Cache, Evidence, MaskedSamp
 from .query_plan import Group, Layout, Queries, QueryPlanner, VisiblePositions, wanted_columns
 
 _NARROW_GAIN = 2000  # computing only the wanted outputs of the last layer pays if it saves at least this many values
+_CAPTURED = 1 << 24  # the most logits that are part of a captured forward, whose memory is never given to others
 
 Prepare = Callable[[Plan, Group], Plan]
 Read = Callable[[Hidden, Group, "Tensor | None"], Hidden]
@@ -189,7 +190,7 @@ class MaskedForward(RowState):
                 positions = None if positions is None else positions.gather(1, columns)
             narrow = (group.plan.tokens.shape[1] - want.shape[1]) * len(want) * self.model.width >= _NARROW_GAIN
         plan = replace(group.plan, tokens=group.at_queries(self.canvas.tokens), want=want, narrow=narrow)
-        if self.tail is not None and index is None and not self._many:
+        if self.tail is not None and index is None and want.numel() * self.model.vocab_size <= _CAPTURED:
             plan = replace(plan, tail=self.tail)
         for prepare in self.prepare:
             plan = prepare(plan, group)

@@ -91,6 +91,17 @@ def test_head_and_confidence_are_part_of_the_graph(
     assert sum(seen) >= found["replayed"] > 2
 
 
+def test_many_logits_are_no_part_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each graph would keep memory for all of them."""
+    monkeypatch.setattr(predict, "wanted_columns", lambda *_: (None, None))
+    monkeypatch.setattr(predict, "_CAPTURED", 1)
+    plain = toys.toy("dream")
+    other = captured(plain)
+    given = toys.prompts([5, 3])
+    equal(*(toys.fill(each, "sequential@dual", given, [6, 10]) for each in (plain, other)))
+    assert all(len(graph.outputs) == 1 for graph in other.decoder._kept.graphs.values())  # states alone
+
+
 def test_damaged_weights_are_found_in_captured_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predict, "wanted_columns", lambda *_: (None, None))
     other = captured(toys.toy("llada"))
