@@ -6,22 +6,26 @@ Caches are written to a folder of the session instead of the user's.
 from __future__ import annotations
 
 import gc
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from pardec.models.files import cache_dir
 from pardec.models.kernels.cpu import library, panels
 
 from .grids import covering
 
 torch.set_num_threads(1)
 
+ROOT = Path(__file__).resolve().parents[1]
 LONGEST_SLOW = 7200  # seconds, for one test that is marked slow and has no limit of its own
 
 
@@ -94,10 +98,30 @@ def llama() -> Any:
 
 @pytest.fixture(autouse=True, scope="session")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A cache folder for the session and the processes that it starts."""
+    """A cache folder for the session, its parallel processes and those that they start.
+
+    Compiled kernels are kept in build/kernels from one session to the next: their names contain all that they are made
+    of. Parallel processes compile them at the start, from both ends of the list, so that each is compiled once.
+    """
+    base, worker = tmp_path_factory.getbasetemp(), os.environ.get("PYTEST_XDIST_WORKER", "")
+    cache, kept = (base.parent if worker else base) / "cache", ROOT / "build" / "kernels"
+    kernels = cache / "kernels"
+    for folder in (cache, kernels):
+        folder.mkdir(0o700, exist_ok=True)
+    for file in kept.glob("*.so"):
+        if not (kernels / file.name).exists():
+            cache_dir.write(kernels / file.name, file.read_bytes())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PARDEC_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("PARDEC_CACHE", str(cache))
+        if worker and library.supported():
+            sources = sorted(file for folder in ("models", "samplers") for file in (ROOT / folder).rglob("*.c"))
+            for source in sources[:: -1 if worker.endswith("1") else 1]:
+                library.library(source)
         yield
+        kept.mkdir(parents=True, exist_ok=True)
+        for file in kernels.glob("*.so"):
+            if not (kept / file.name).exists():
+                cache_dir.write(kept / file.name, file.read_bytes())
 
 
 @pytest.fixture(autouse=True, scope="module")
