@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,11 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def tensors(family: str) -> dict[str, Tensor]:
     """The tensors of a checkpoint under their published names."""
+    return dict(_tensors(family))
+
+
+@cache
+def _tensors(family: str) -> dict[str, Tensor]:
     spec = FAMILIES[family]
     wanted = assemble.targets(spec, assemble.empty(spec.decoder(CONFIGS[family])))
     generator = torch.Generator().manual_seed(7)
@@ -73,6 +79,7 @@ def folder(root: Path, family: str, *, decoder: bool = True, sharded: bool = Fal
     return root
 
 
+@cache
 def vq() -> Any:
     """The VQ model of diffusers, two levels deep."""
     from diffusers import VQModel

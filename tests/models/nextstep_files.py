@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,11 @@ def library_model(seed: int = 0, *, near: float = 0.0) -> Any:
 
 def tensors(seed: int = 0, *, near: float = 0.0) -> dict[str, torch.Tensor]:
     """Every tensor by its published name."""
+    return dict(_tensors(seed, near))
+
+
+@cache
+def _tensors(seed: int, near: float) -> dict[str, torch.Tensor]:
     named = {name.removeprefix("model."): value for name, value in library_model(seed, near=near).state_dict().items()}
     generator, other = torch.Generator().manual_seed(seed + 1), torch.Generator().manual_seed(98)
     size, width = CHANNELS * PATCH**2, TEXT["hidden_size"]
@@ -96,6 +102,7 @@ def write_tokenizer(folder: Path, **more: Any) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **more).save_pretrained(folder)
 
 
+@cache
 def autoencoder(seed: int = 0) -> Any:
     torch.manual_seed(seed)
     return AutoencoderKL(

@@ -163,7 +163,7 @@ def loses_nothing_if_block_causal(*caches: str) -> Callable[..., None]:
     @pytest.mark.parametrize("distribution", [{}, {"temperature": 0.9}, {"cfg": 1.7}])
     @pytest.mark.parametrize("cache", caches)
     @pytest.mark.parametrize("family", ["sdar", "shifted-sdar"])
-    @pytest.mark.covers(2)
+    @pytest.mark.covers(1)
     def test(family: str, cache: str, distribution: dict[str, Any]) -> None:
         for select in ("threshold:tau=0.4", "sequential"):
             cached, plain = both(family, f"{select}@{cache}", f"{select}@none", **distribution)

@@ -55,7 +55,7 @@ def as_the_select_alone(*pairs: tuple[str, str]) -> Callable[..., None]:
     @pytest.mark.parametrize("cache", ["none", "prefix", "dual", "dual:refresh=2"])
     @pytest.mark.parametrize("family", ["llada", "dream", "sdar", "shifted-sdar"])
     @pytest.mark.parametrize(("spec", "base"), pairs)
-    @pytest.mark.covers(2)
+    @pytest.mark.covers(1)
     def test(spec: str, base: str, family: str, cache: str) -> None:
         model, given = toy(family, sharp=1.2), prompts(LENGTHS)
         one, other = (fill(model, f"{text}@{cache}", given, NEW) for text in (spec, base))

@@ -10,6 +10,8 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -53,10 +55,16 @@ VARIANTS = {
 
 
 def published(folder: Path, spread: float = 0.15, **changes: Any) -> DiffusionGemmaForBlockDiffusion:
-    """A random model with a vision tower, saved to `folder`.
+    """A random model with a vision tower, saved to `folder`."""
+    model = _published(spread, json.dumps(changes))
+    model.save_pretrained(folder)
+    return model
 
-    The wider its weights spread, the more a step makes of a rounding error in what it is conditioned on.
-    """
+
+@cache
+def _published(spread: float, written: str) -> DiffusionGemmaForBlockDiffusion:
+    """The wider its weights spread, the more a step makes of a rounding error in what it is conditioned on."""
+    changes = json.loads(written)
     torch.manual_seed(0)
     vision = Gemma4VisionConfig(
         hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
@@ -71,7 +79,6 @@ def published(folder: Path, spread: float = 0.15, **changes: Any) -> DiffusionGe
         for name, buffer in model.named_buffers():
             if "layer_scalar" in name:
                 buffer.fill_(float(torch.rand(1) + 0.5))
-    model.save_pretrained(folder)
     return model
 
 
@@ -268,7 +275,7 @@ def test_an_adapter_of_shared_tensors_has_to_change_both_modules_alike(
     reference = published(tmp_path / "base")
     torch.manual_seed(1)
     lora = peft.LoraConfig(r=2, lora_alpha=8, target_modules=modules, init_lora_weights=False)
-    peft.get_peft_model(reference, lora).save_pretrained(tmp_path / "adapter")
+    peft.get_peft_model(deepcopy(reference), lora).save_pretrained(tmp_path / "adapter")
     if refused:
         with pytest.raises(ModelError, match=refused):
             load(tmp_path / "base", device="cpu", adapter=tmp_path / "adapter")
@@ -292,11 +299,12 @@ def test_the_default_sampler_is_the_published_rule(tmp_path: Path) -> None:
         (tmp_path / "generation_config.json").write_text(json.dumps({**keys, **bound, "pad_token_id": 0}))
         reference = DiffusionGemmaForBlockDiffusion.from_pretrained(tmp_path).eval()
         model = pardec.load(tmp_path, device="cpu")
+        new = 2 * CANVAS if keys else CANVAS  # by default each canvas takes 48 steps
         with drawing(5, len(prompt)), torch.no_grad():
-            expected = reference.generate(torch.tensor([prompt]), max_new_tokens=2 * CANVAS, eos_token_id=None)
-        made = model.generate(input_ids=[prompt], max_new_tokens=2 * CANVAS, seed=[5], stop_ids=[])
+            expected = reference.generate(torch.tensor([prompt]), max_new_tokens=new, eos_token_id=None)
+        made = model.generate(input_ids=[prompt], max_new_tokens=new, seed=[5], stop_ids=[])
         assert made.sequences[0].tolist() == expected.sequences[0].tolist()
-        served = list(model.serve_batch([{"input_ids": prompt, "seed": 5}], max_new_tokens=2 * CANVAS, stop_ids=[]))
+        served = list(model.serve_batch([{"input_ids": prompt, "seed": 5}], max_new_tokens=new, stop_ids=[]))
         assert served[0].tokens == made.tokens[0]
     assert model.prepare(input_ids=[prompt]).request.temperature == 1
     assert model.prepare(input_ids=[prompt], temperature=0.5).request.temperature == 0.5

@@ -50,6 +50,7 @@ test_a_block_causal_model_loses_nothing = loses_nothing_if_block_causal("dual", 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("select", ["sequential", "factor", "threshold:tau=0.4"])
+@pytest.mark.covers(1)
 def test_on_one_block_dual_is_prefix(family: str, select: str) -> None:
     dual, prefix = both(family, f"{select}@dual", f"{select}@prefix", block_length=6, new=6)
     assert all(same(dual, row, prefix, row) for row in range(3))

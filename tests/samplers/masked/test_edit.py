@@ -17,7 +17,7 @@ from tests.samplers.toys import BLOCK, request, run, table
 @pytest.mark.covers(1)
 def test_it_is_the_naive_rule(family: str, post: int) -> None:
     changed = 0
-    for seed in range(4):
+    for seed in range(2):
         spec = f"edit:tau=0.45,post={post}+threshold:tau=0.4"
         _, differs = compare(spec, naive.edit, family, BLOCK, seed, tau=0.4, sure=0.45, post=post)
         changed += differs

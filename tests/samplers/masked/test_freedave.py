@@ -21,7 +21,6 @@ from pardec.samplers.masked.branch.draft_graphs import StepCounts, draft_graph
 from pardec.samplers.masked.branch.draft_sets import follows, graph_of, read_nodes, text_of, tree_tokens
 from pardec.samplers.masked.branch.freedave import FreeDave
 from pardec.samplers.masked.loop import decode
-from tests.grids import pairwise
 from tests.samplers.parity import recorded
 from tests.samplers.toys import EOS, MASK, events, fill, prompts, request, run, toy
 
@@ -49,30 +48,6 @@ SELECTS = (
     "localleap+threshold:tau=0.4",
 )
 WAYS: tuple[dict[str, float], ...] = ({}, {"temperature": 0.8, "top_p": 0.9}, {"cfg": 1.5})
-
-
-@pytest.mark.parametrize(
-    ("family", "cache", "options"),
-    pairwise(
-        [(family, cache, way) for family in CACHES for cache in CACHES[family] for way in WAYS],
-        lambda family, cache, way: ((family, cache), str(way)),
-        1,
-    ),
-)
-def test_every_token_of_every_row_is_kept(family: str, cache: str, options: dict[str, float]) -> None:
-    fewer, turn = 0, CACHES[family].index(cache)
-    for seed in range(turn, turn + 3):
-        select = SELECTS[seed % len(SELECTS)]
-        plain, free = (
-            decoded(family, f"{head}{select}+eos@{cache}", seed=seed, stop_ids=(EOS,), **options)
-            for head in ("", "freedave:drafts=3+")
-        )
-        assert free.tokens.tolist() == plain.tokens.tolist(), select
-        assert free.reasons == plain.reasons
-        assert (free.trace.commit_step == -2).tolist() == (plain.trace.commit_step == -2).tolist()
-        assert all(a <= b for a, b in zip(free.nfe, plain.nfe, strict=True))
-        fewer += sum(plain.nfe) - sum(free.nfe)
-    assert fewer > 0
 
 
 def test_a_flat_model_costs_no_forward_more() -> None:
@@ -160,9 +135,9 @@ SETS = (
 
 @pytest.mark.parametrize(("family", "cache"), [(family, cache) for family in CACHES for cache in CACHES[family]])
 def test_every_set_of_drafts_keeps_every_token(family: str, cache: str) -> None:
-    """Greedy, sampled and guided by turns, with two of the sets; they cost no forward more than the sampler alone."""
-    fewer, turn = 0, CACHES[family].index(cache)
-    for at, drafts in list(enumerate(SETS))[turn % 2 :: 2]:
+    """Greedy, sampled and guided by turns, with nested drafts and one of the sets, in fewer forwards."""
+    fewer, turn = 0, list(CACHES).index(family) + CACHES[family].index(cache)
+    for at, drafts in ((0, "drafts=3"), (1 + turn, SETS[turn % len(SETS)])):
         select, options = SELECTS[(at + turn) % len(SELECTS)], WAYS[(at + turn) % len(WAYS)]
         plain, free = (
             decoded(family, f"{head}{select}+eos@{cache}", seed=at, stop_ids=(EOS,), **options)
@@ -170,6 +145,7 @@ def test_every_set_of_drafts_keeps_every_token(family: str, cache: str) -> None:
         )
         assert free.tokens.tolist() == plain.tokens.tolist(), (drafts, select, options)
         assert free.reasons == plain.reasons
+        assert (free.trace.commit_step == -2).tolist() == (plain.trace.commit_step == -2).tolist()
         assert all(a <= b for a, b in zip(free.nfe, plain.nfe, strict=True))
         fewer += sum(plain.nfe) - sum(free.nfe)
     assert fewer > 0
@@ -330,12 +306,12 @@ def test_observing_changes_no_token_and_counts_what_follows() -> None:
 @pytest.mark.seeds("arXiv:2509.18085")
 def test_a_counted_graph_takes_fewer_forwards_than_nested_drafts_of_as_many_rows() -> None:
     model, task = pardec.load("tiny-llada", device="cpu", dtype="float32"), pardec.task("arithmetic")
-    given = [problem.prompt for problem in task.problems(n=8)]
+    given = [problem.prompt for problem in task.problems(n=6)]
     counter, more = StepCounts(), {"max_new_tokens": 24}
-    model.generate(given[:4], sampler=replace(registry.resolve("sequential", "masked"), branch=counter), **more)
+    model.generate(given[:3], sampler=replace(registry.resolve("sequential", "masked"), branch=counter), **more)
     graph = draft_graph(counter.counts, 10)
     plain, nested, drafted = (
-        model.generate(given[4:], sampler=f"{head}sequential", **more)
+        model.generate(given[3:], sampler=f"{head}sequential", **more)
         for head in ("", "freedave:drafts=10+", f"freedave:graph={graph}+")
     )
     assert plain.sequences.tolist() == nested.sequences.tolist() == drafted.sequences.tolist()

@@ -46,7 +46,7 @@ def quotas(steps: int) -> naive.Klass:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_is_the_naive_rule(family: str) -> None:
     length = {} if "sdar" in family else {"block_length": 8}
-    for tau, kl, history in ((0.2, 0.3, 1), (0.2, 0.3, 2), (0.5, 1.0, 1), (0.1, 1.0, 3)):
+    for tau, kl, history in ((0.2, 0.3, 1), (0.5, 1.0, 1)) if family[0] == "d" else ((0.2, 0.3, 2), (0.1, 1.0, 3)):
         spec = f"klass:tau={tau},kl={kl},history={history}"
         agree(spec, partial(naive.Klass, tau, kl, history), family=family, **length)
     if "sdar" not in family:

@@ -54,7 +54,7 @@ def test_a_row_ends_at_its_first_end_token(family: str) -> None:
 @pytest.mark.parametrize("absolute", [False, True])
 @pytest.mark.parametrize("block_length", [1, 3, 5, 50])
 @pytest.mark.parametrize("family", ["llada", "dream"])
-@pytest.mark.covers(2)
+@pytest.mark.covers(1)
 def test_blocks_of_any_length_on_either_grid(family: str, block_length: int, absolute: bool) -> None:
     options = {"block_length": block_length, "absolute": absolute}
     for spec, select in {"threshold:tau=0.4": naive.threshold(0.4), "fixed:steps=6": naive.fixed(6)}.items():
@@ -62,7 +62,8 @@ def test_blocks_of_any_length_on_either_grid(family: str, block_length: int, abs
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("spec", ["sequential", "fixed:steps=4", "threshold:tau=0.4"])
+@pytest.mark.parametrize("spec", SELECTS)
+@pytest.mark.covers(1)
 def test_templates_hold_given_tokens_between_masks(spec: str, family: str) -> None:
     m, block_causal = MASK, FAMILIES[family][1] == "block-causal"
     canvases = [
