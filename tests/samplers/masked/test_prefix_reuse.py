@@ -86,12 +86,11 @@ def test_tokens_are_those_without(family: str, cache: str, select: str) -> None:
 def test_rows_that_join_a_batch(family: str, cache: str, budget: int) -> None:
     network = toy(family)
     model, spec = Model(network), f"threshold:tau=0.3@{cache}"
-    given = [*GIVEN, *prompts([40, 36, 50, 40], seed=9), *GIVEN]
-    items = [
-        {"input_ids": ids, "max_new_tokens": new} for ids, new in zip(given, [*NEW, 3, 5, 1, 4, *NEW], strict=True)
-    ]
+    given = [*GIVEN, *prompts([40, 36, 50, 40], seed=9)]
+    items = [{"input_ids": ids, "max_new_tokens": new} for ids, new in zip(given, [*NEW, 3, 5, 1, 4], strict=True)]
     arguments: dict[str, Any] = {"sampler": spec, "stop_ids": []}
     alone = [model.generate(**{**item, "input_ids": [item["input_ids"]]}, **arguments) for item in items]
+    items, alone = items + items[: len(GIVEN)], alone + alone[: len(GIVEN)]
     stored = on(network, budget)
     served = {row.index: row for row in model.serve_batch(items, batch_size=3, **arguments)}
     for at, result in enumerate(alone):

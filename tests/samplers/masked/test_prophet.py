@@ -44,7 +44,7 @@ def test_it_follows_its_paper(family: str, region: str) -> None:
     place = "start=4,length=3" if region == "answer" else f"region={region}"
     for seed, gaps in enumerate(GAPS):
         model, given = toy(family, seed=seed, sharp=1.2), prompts(LENGTHS, seed=seed)
-        for gap in (None, *filled):
+        for gap in ((None, *filled)[seed],):
             said = "" if gap is None else f",gap={gap}"
             meant = gap or ("mean" if region == "answer" else "least")
             scale = 1.0 if meant == "mean" else 0.2  # the least of many gaps is small
@@ -67,7 +67,7 @@ def test_it_follows_its_paper(family: str, region: str) -> None:
 def test_idle_steps_of_a_plan_count_where_tokens_are_forced(steps: int, gaps: tuple[float, float, float]) -> None:
     """As in the published loop, an idle step advances the schedule, and the gap is tested at it."""
     idle, late = 0, 0
-    for seed in range(6):
+    for seed in range(4):
         model, given = toy("llada", seed=seed, sharp=1.2), prompts((3,), seed=seed)
         canvas = [*given[0], *[MASK] * 15]
         for p in (3, 4, 5, 9, 10):  # most of the first block and a part of the second
@@ -105,11 +105,11 @@ def test_a_hand_worked_gap() -> None:
 @pytest.mark.covers(1)
 def test_an_endless_gap_is_the_base(family: str, cache: str) -> None:
     model, given = toy(family, sharp=1.2), prompts(LENGTHS)
-    for base in ("threshold:tau=0.4", "fixed", "factor"):
-        other = fill(model, f"{base}@{cache}", given, NEW)
-        for region in ("all", "block", "answer,start=2"):
-            one = fill(model, f"{base}+prophet:region={region},{NEVER}@{cache}", given, NEW)
-            assert all(same(one, row, other, row) for row in range(3))
+    for base, region in (("threshold:tau=0.4", "all"), ("fixed", "block"), ("factor", "answer,start=2")):
+        one, other = (
+            fill(model, f"{base}{more}@{cache}", given, NEW) for more in (f"+prophet:region={region},{NEVER}", "")
+        )
+        assert all(same(one, row, other, row) for row in range(3))
 
 
 def test_no_gap_fills_as_soon_as_everything_open_is_predicted() -> None:
