@@ -24,6 +24,8 @@ from pardec.models.kernels.cpu import library, panels
 from .grids import covering
 
 torch.set_num_threads(1)
+gc.disable()  # until the tests are collected, which makes few cycles and many objects
+gc.set_threshold(20_000, 10, 10)
 
 ROOT = Path(__file__).resolve().parents[1]
 LONGEST_SLOW = 7200  # seconds, for one test that is marked slow and has no limit of its own
@@ -44,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks the cases that `covers` leaves out as slow, and gives slow tests a longer time limit."""
+    gc.enable()
     if method := config.getoption("--method"):
         others = [item for item in items if not _of_method(item, method)]
         items[:] = [item for item in items if _of_method(item, method)]

@@ -38,7 +38,7 @@ class Both:
     """A checkpoint loaded by pardec and by transformers."""
 
     def __init__(self, folder: Path, kind: str, **options: Any) -> None:
-        self.kind = kind
+        self.kind, self.drawn = kind, dict[tuple[str, float], list[int]]()
         self.library = write(folder, lumina=kind == "lumina", behind=kind == "chameleon-large", **options)
         self.model = pardec.load(folder, device="cpu")
 
@@ -67,6 +67,8 @@ class Both:
 
     def loop(self, caption: str, cfg: float) -> list[int]:
         """Greedy decoding of one image, token by token."""
+        if (caption, cfg) in self.drawn:
+            return self.drawn[caption, cfg]
         cond, uncond = (torch.tensor([ids]) for ids in self.prompts(caption))
         image: list[int] = []
         for options in self.allowed(2, 2):
@@ -74,6 +76,7 @@ class Both:
             scores = [logits(self.library, torch.cat((ids, more), 1))[0, -1] for ids in (cond, uncond)]
             guided = scores[1] + cfg * (scores[0] - scores[1])
             image.append(options[int(guided[options].argmax())])
+        self.drawn[caption, cfg] = image
         return image
 
 

@@ -28,6 +28,7 @@ class Both:
         self.folder, self.library = folder, write_library(folder, **options)
         self.model = pardec.load(folder, device="cpu")
         self.vocabulary = self.library.config.vocabulary_map
+        self.drawn = dict[Any, list[int]]()
 
     @property
     def imaging(self) -> Emu3Imaging:
@@ -43,6 +44,12 @@ class Both:
 
     def loop(self, caption: str, size: tuple[int, int], *, cfg: float, negative: str = NEGATIVE) -> list[int]:
         """transformers' generate, greedy, for one image."""
+        asked = (caption, size, cfg, negative)
+        if asked not in self.drawn:
+            self.drawn[asked] = self._loop(*asked)
+        return self.drawn[asked]
+
+    def _loop(self, caption: str, size: tuple[int, int], cfg: float, negative: str) -> list[int]:
         grid = size[0] // 8, size[1] // 8
         imaging = self.imaging.resized(*size)
         prompt, away = (imaging.prompt(text)[None] for text in (caption + SUFFIX, negative))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from typing import Any
 
@@ -120,6 +120,18 @@ def plain_greedy(model: LanguageModel, prompt: Sequence[int], new: int) -> list[
     for _ in range(new):
         text.append(int(logits(model, [text])[0, -1].argmax()))
     return text
+
+
+def picks(model: LanguageModel) -> Callable[[Sequence[int]], list[int]]:
+    """The likeliest token after each position of a text; each text runs through the model once."""
+    known: dict[tuple[int, ...], list[int]] = {}
+
+    def picked(text: Sequence[int]) -> list[int]:
+        if tuple(text) not in known:
+            known[tuple(text)] = logits(model, [text])[0].argmax(-1).tolist()
+        return known[tuple(text)]
+
+    return picked
 
 
 def logits(model: LanguageModel, texts: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -43,15 +43,14 @@ def told(name: str) -> dict[str, object]:
             difference = whole.forward(plan, first).logits() - shared.forward(plan, second).logits()
             errors.append(float(difference.abs().max()))
     tokens = {}
-    for sampler in SAMPLERS[name]:
-        for temperature in (0.0, 0.8):
-            made = [
-                pardec.Model(model).generate(
-                    input_ids=IDS, sampler=sampler, max_new_tokens=8, temperature=temperature, seed=[1, 2], stop_ids=[]
-                )
-                for model in (whole, shared)
-            ]
-            tokens[f"{sampler} {temperature}"] = [one.tokens for one in made]
+    for sampler, temperature in zip(SAMPLERS[name], (0.0, 0.8), strict=True):
+        made = [
+            pardec.Model(model).generate(
+                input_ids=IDS, sampler=sampler, max_new_tokens=8, temperature=temperature, seed=[1, 2], stop_ids=[]
+            )
+            for model in (whole, shared)
+        ]
+        tokens[f"{sampler} {temperature}"] = [one.tokens for one in made]
     new = {name: value.flip(0) for name, value in load_file(FOLDER / name / "model.safetensors").items()}
     plan, memory = Plan.full(IDS, whole.visible()), [weight.data_ptr() for weight in shared.decoder.parameters()]
     before = whole.forward(plan).logits()

@@ -13,7 +13,7 @@ import pytest
 import pardec
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
-from tests.grids import chequered
+from tests.grids import chequered, one_in
 from tests.pardec.requests.schemas import BOTH, HELD, MASKED, MASKED_WORDS, PERSON, record
 from tests.pardec.serving.test_serving import same_alone
 
@@ -60,6 +60,8 @@ def test_masked_answers_are_valid(dream: pardec.Model, name: str, sampler: str, 
     arguments: dict[str, Any] = {"sampler": sampler, "temperature": temperature, "max_new_tokens": 80}
     result = dream.generate(PROMPTS, response_format=HELD[name], seed=[1, 2], **arguments)
     valid(result, HELD[name])
+    if not one_in(3, name):
+        return
     alone = dream.generate(PROMPTS[1], response_format=HELD[name], seed=[2], **arguments)
     assert alone.tokens[0] == result.tokens[1]
 
@@ -83,8 +85,8 @@ def test_autoregressive_answers_are_valid_and_exact(llama: pardec.Model, name: s
     if temperature == 0:
         assert together == answers("sequential", new)
     else:
-        assert answers(other, new, slice(1, 2)) == together[1:]
-        answers("lookup", least)
+        assert answers("lookup", least)
+        assert not one_in(3, name) or answers(other, new, slice(1, 2)) == together[1:]
 
 
 def shortest(model: pardec.Model, schema: dict[str, Any]) -> int:
@@ -198,8 +200,9 @@ ANY_ORDER = [
 def test_gaps_of_several_tokens_hold_in_any_order(dream: pardec.Model, sampler: str, temperature: float) -> None:
     arguments: dict[str, Any] = {"sampler": sampler, "temperature": temperature, "max_new_tokens": 48}
     result = valid(dream.generate(PROMPTS, response_format=SMALL, seed=[5, 6], **arguments), SMALL)
-    alone = dream.generate(PROMPTS[1], response_format=SMALL, seed=[6], **arguments)
-    assert alone.tokens[0] == result.tokens[1]
+    if temperature:
+        alone = dream.generate(PROMPTS[1], response_format=SMALL, seed=[6], **arguments)
+        assert alone.tokens[0] == result.tokens[1]
 
 
 def test_every_option_of_an_enum_can_be_given(dream: pardec.Model) -> None:
@@ -242,7 +245,7 @@ def plain(llama: pardec.Model) -> list[list[int]]:
 def test_a_drafter_changes_no_greedy_answer(llama: pardec.Model, plain: list[list[int]], sampler: str) -> None:
     arguments: dict[str, Any] = {"response_format": SMALL, "max_new_tokens": 32}
     assert llama.generate(PROMPTS, sampler=sampler, **arguments).tokens == plain
-    valid(llama.generate(PROMPTS, sampler=sampler, temperature=1.0, **arguments), SMALL)
+    valid(llama.generate(PROMPTS[1], sampler=sampler, temperature=1.0, **arguments), SMALL)
 
 
 @pytest.mark.parametrize("argument", [{"top_k": 1}, {"top_p": 0.5}, {"repetition_penalty": 1.5}, {"stop_ids": []}])

@@ -310,7 +310,7 @@ def test_many_clients_at_once(both: Running) -> None:
             "seed": at,
             "extra_body": {"sampler": order.choice(SAMPLERS[model.name])},
         }
-        for at, text in enumerate(prompts(24))
+        for at, text in enumerate(prompts(12))
     ]
 
     async def all_answers() -> list[str]:

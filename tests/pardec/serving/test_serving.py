@@ -20,7 +20,7 @@ from tests.pardec.painters import painter
 from tests.pardec.vector_painters import vector_painter
 from tests.samplers.toys import toy
 
-LENGTHS = (3, 14, 7, 20, 1, 11)
+LENGTHS = (3, 9, 5, 13, 1, 7)
 NAMES = ("Tom", "Ann", "Kim", "Bob", "Eva", "Max")
 
 

@@ -33,7 +33,7 @@ from pardec.samplers.rng import Keyed, row_seeds
 from tests.samplers.vector_toys import ToyHead, energy, generate, kolmogorov, latents_of, pair
 
 TOKENS, STEPS, K = 6, 4, 3
-MANY, SOME = 50_000, 10_000
+MANY, SOME = 50_000, 6_000
 LEAST, FAR = 1e-4, 4.0  # of p, and of standard errors: what chance alone does not do in so many tests
 SPEC = f"cspd:draft=d,mode=exact,steps={STEPS},prefill=0,k={K}"
 

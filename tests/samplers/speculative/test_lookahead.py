@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from pardec.samplers.speculative.draft.lookahead import Lookahead, Pool, trie
 from pardec.samplers.speculative.loop import VerifyLoop
 from pardec.samplers.speculative.uniforms import RoundUniforms as Round
 from tests.reference import naive_jacobi
-from tests.samplers.ar_toys import logits, plain_greedy, prompts, request, rows, run, speculation, toy_ar
+from tests.samplers.ar_toys import picks, plain_greedy, prompts, request, rows, run, speculation, toy_ar
 from tests.samplers.drafter_checks import forwards_a_token
 from tests.samplers.joint_distributions import WORLDS, measure, worst
 
@@ -34,17 +34,6 @@ class Middle:
         return torch.full((*positions.shape, width) if width else positions.shape, 0.5, dtype=torch.float64)
 
 
-def picks(model: LanguageModel) -> naive_jacobi.Picks:
-    known: dict[tuple[int, ...], list[int]] = {}
-
-    def picked(text: Sequence[int]) -> list[int]:
-        if tuple(text) not in known:
-            known[tuple(text)] = logits(model, [text])[0].argmax(-1).tolist()
-        return known[tuple(text)]
-
-    return picked
-
-
 @pytest.mark.parametrize(("window", "ngram", "guesses"), SHAPES)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_rows_take_the_forwards_of_a_naive_one(seed: int, window: int, ngram: int, guesses: int) -> None:
@@ -56,13 +45,19 @@ def test_rows_take_the_forwards_of_a_naive_one(seed: int, window: int, ngram: in
         assert (text, nfe) == naive_jacobi.lookahead(picks(model), prompt, new, window, ngram, guesses, filler)
 
 
+@cache
+def greedy() -> tuple[LanguageModel, list[list[int]]]:
+    """A model and its greedy texts."""
+    model = toy_ar(4, 6, 1.5)
+    return model, [plain_greedy(model, *each) for each in zip(GIVEN, NEW, strict=True)]
+
+
 @pytest.mark.parametrize("more", ["", "pool_from_prompt=false", "init=random", "reference=true"])
 @pytest.mark.parametrize(("window", "ngram", "guesses"), SHAPES)
 @pytest.mark.covers(1)
 def test_every_window_is_plain_greedy_in_every_batch(window: int, ngram: int, guesses: int, more: str) -> None:
-    model = toy_ar(4, 6, 1.5)
+    model, expected = greedy()
     spec = f"lookahead:window={window},ngram={ngram},guesses={guesses},{more}".rstrip(",")
-    expected = [plain_greedy(model, *each) for each in zip(GIVEN, NEW, strict=True)]
     for count in (1, 8):
         assert rows(run(model, spec, GIVEN[:count], NEW[:count])) == expected[:count]
 
