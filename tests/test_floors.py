@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,7 @@ def sources(floor: str) -> list[Path]:
     return sorted(FLOORS[floor].rglob("*.py"))
 
 
+@cache
 def imported(file: Path) -> set[str]:
     """Modules a file imports anywhere, relative ones resolved."""
     package = module_name(file) if file.name == "__init__.py" else module_name(file).rpartition(".")[0]
@@ -72,6 +74,7 @@ def test_imports_point_down_only(floor: str) -> None:
 MODULES = {module_name(file): file for floor in FLOORS for file in sources(floor)}
 
 
+@cache
 def files_imported(module: str) -> set[str]:
     """The files of the package that a file imports anywhere, also in functions and for types only."""
     file = MODULES[module]

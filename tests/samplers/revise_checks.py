@@ -30,25 +30,6 @@ def compare(spec: str, rule: Any, family: str, size: int, seed: int, **parameter
     return got, int((got.tokens != plain.tokens).sum()) + int(got.nfe != plain.nfe)
 
 
-def alone_as_in_a_batch(spec: str) -> Callable[..., None]:
-    """Makes a test: each row of a ragged batch decoded by `spec`, with any cache, equals the row decoded alone."""
-
-    @pytest.mark.parametrize("cache", ["none", "prefix", "dual", "dual:refresh=3"])
-    @pytest.mark.parametrize(
-        ("family", "distribution"),
-        [("llada", {}), ("shifted-sdar", {}), ("dream", {"temperature": 0.7}), ("sdar", {"cfg": 1.5})],
-    )
-    @pytest.mark.covers(1)
-    def test(family: str, distribution: dict[str, Any], cache: str) -> None:
-        model, given = toy(family, sharp=1.2), prompts(LENGTHS)
-        whole = fill(model, f"{spec}@{cache}", given, NEW, **distribution)
-        for row in range(3):
-            alone = fill(model, f"{spec}@{cache}", [given[row]], NEW[row], seeds=[100 + row], **distribution)
-            assert same(alone, 0, whole, row)
-
-    return test
-
-
 def as_the_select_alone(*pairs: tuple[str, str]) -> Callable[..., None]:
     """Makes a test: the first spec of each pair decodes like the second, with any cache."""
 

@@ -163,7 +163,9 @@ def fill_alone(
     """Asserts that each row of a ragged batch is the same alone."""
     whole = fill(model, spec, given, new, **options)
     for row, (prompt, count) in enumerate(zip(given, new, strict=True)):
-        assert same(fill(model, spec, [prompt], count, seeds=[100 + row], **options), 0, whole, row), row
+        alone = fill(model, spec, [prompt], count, seeds=[100 + row], **options)
+        assert same(alone, 0, whole, row), row
+        assert alone.forward_rows[0] == whole.forward_rows[row], row
     return whole
 
 

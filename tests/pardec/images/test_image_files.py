@@ -303,12 +303,12 @@ def test_the_distance_of_normal_distributions_is_the_closed_form() -> None:
 
 
 def test_worse_images_have_a_larger_distance() -> None:
-    some = scenes(80, seed=5)
-    true, again = draw(some, range(80)), draw(some, range(1000, 1080))
-    assert features(true).shape == (80, 37)
+    some = scenes(60, seed=5)
+    true, again = draw(some, range(60)), draw(some, range(1000, 1060))
+    assert features(true).shape == (60, 37)
     near = distance(again, true)
     assert near < 5
-    grey = draw([Scene(scene.things, scene.position, "grey") for scene in some], range(80))
+    grey = draw([Scene(scene.things, scene.position, "grey") for scene in some], range(60))
     assert distance(blurred(again, 1.5), true) > 2 * near
     assert distance(grey, true) > 2 * near
     assert distance(true, true) == pytest.approx(0, abs=1e-6)

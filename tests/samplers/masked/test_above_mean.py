@@ -9,7 +9,7 @@ from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
 from tests.samplers.eight_tokens import steps_of
 from tests.samplers.revise_checks import LENGTHS, NEW, agree
-from tests.samplers.toys import MASK, fill, prompts, same, toy
+from tests.samplers.toys import MASK, fill, prompts, toy
 
 
 def test_eight_tokens_by_hand() -> None:
@@ -32,14 +32,6 @@ def test_it_is_the_naive_rule(family: str, least: int, size: int) -> None:
         for row, (prompt, new) in enumerate(zip(given, NEW, strict=True)):
             canvas = [*prompt, *[MASK] * new]
             agree(got, row, *naive.saber(model, canvas, len(prompt), size, MASK, least, False, back=False))
-
-
-def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
-    model, given = toy("dream", sharp=1.2), prompts(LENGTHS)
-    whole = fill(model, "above_mean", given, NEW, block_length=8, temperature=0.8)
-    for row, (prompt, new) in enumerate(zip(given, NEW, strict=True)):
-        alone = fill(model, "above_mean", [prompt], new, block_length=8, temperature=0.8, seeds=[100 + row])
-        assert same(alone, 0, whole, row)
 
 
 def test_bad_parameters() -> None:

@@ -11,7 +11,7 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.samplers.cache_checks import queried
-from tests.samplers.toys import fill, fill_alone, prompts, toy
+from tests.samplers.toys import fill, prompts, toy
 
 
 def test_what_is_queried_by_hand() -> None:
@@ -28,12 +28,6 @@ def test_the_first_token_of_a_block_is_taken_however_unsure() -> None:
     assert got.trace.commit_step[0, [5, 9]].tolist() == [0, 4]
     got = fill(toy("nemotron"), "threshold:tau=0@causal", prompts((5,)), 8)
     assert got.trace.commit_step[0, 5:].tolist() == [0, 1, 1, 1, 2, 3, 3, 3]
-
-
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.8}, {"cfg": 1.5}])
-def test_a_row_alone_is_the_row_in_a_ragged_batch(options: dict[str, float]) -> None:
-    model, given, new = toy("nemotron", sharp=1.2), prompts((5, 2, 9)), (10, 7, 4)
-    fill_alone(model, "threshold:tau=0.4@causal", given, new, **options)
 
 
 @pytest.mark.parametrize("family", ["llada", "sdar", "wedlm"])

@@ -8,7 +8,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.samplers.eight_tokens import MASK, steps_of
 from tests.samplers.spec_checks import commits_at
-from tests.samplers.toys import fill, fill_alone, prompts, same, toy
+from tests.samplers.toys import fill, prompts, same, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45
 STEPS = {
@@ -34,12 +34,6 @@ def test_at_one_it_is_one_token_from_the_left(family: str) -> None:
     model, given = toy(family, sharp=1.2), prompts((4, 7, 2))
     one, other = (fill(model, spec, given, (9, 5, 11)) for spec in ("contiguous:tau=1", "leftmost+sequential"))
     assert all(same(one, row, other, row) for row in range(3))
-
-
-def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
-    model, given, new = toy("dream", sharp=1.2), prompts((4, 7, 2)), (9, 5, 11)
-    whole = fill_alone(model, "contiguous:tau=0.3", given, new, temperature=0.8)
-    assert sum(whole.nfe) < sum(new)
 
 
 def test_bad_parameters() -> None:

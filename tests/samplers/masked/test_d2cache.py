@@ -69,18 +69,6 @@ def test_a_refresh_at_every_step_is_no_cache(family: str, head: str) -> None:
     assert all(same(one, row, other, row) for row in range(3))
 
 
-@pytest.mark.parametrize("spec", ["threshold:tau=0.3@d2cache:k=3", "dsb+threshold:tau=0.3@d2cache", "dapd@d2cache:k=4"])
-@pytest.mark.parametrize("options", [{}, {"cfg": 1.5}, {"temperature": 0.8}])
-@pytest.mark.covers(1)
-def test_a_row_alone_is_the_row_in_a_ragged_batch(spec: str, options: dict[str, float]) -> None:
-    for family in ("llada", "dream"):
-        model, given, new = toy(family, sharp=1.2), prompts((5, 2, 9)), (10, 17, 4)
-        whole = fill(model, spec, given, new, **options)
-        for row in range(3):
-            alone = fill(model, spec, [given[row]], new[row], seeds=[100 + row], **options)
-            assert same(alone, 0, whole, row)
-
-
 test_bad_parameters = refused_specs(
     [
         ("sequential@d2cache:k=0", "k must be at least 1, got 0"),

@@ -10,7 +10,6 @@ from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
 from tests.samplers.dependence_parity import MODELS, compare, model_of, steps_with
-from tests.samplers.toys import fill_alone, prompts, toy
 
 
 def test_eight_tokens_by_hand() -> None:
@@ -42,12 +41,6 @@ def test_it_is_the_naive_rule(name: str) -> None:
             ),
         )
     assert together > 5
-
-
-def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
-    model, given, new = toy("dream", sharp=1.2), prompts((5, 2, 9)), (10, 17, 4)
-    spec = "dapd:first=0.03,last=0.06,switch=0.3,tau=0.1,share=1"
-    fill_alone(model, spec, given, new, temperature=0.8)
 
 
 @pytest.mark.parametrize("name", ["share", "tau", "switch"])

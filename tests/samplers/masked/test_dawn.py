@@ -10,7 +10,7 @@ from tests.reference import naive_dependence as naive
 from tests.samplers.dependence_parity import MODELS, compare, steps_with
 from tests.samplers.heldout_answers import answered
 from tests.samplers.spec_checks import refused_specs
-from tests.samplers.toys import fill, fill_alone, prompts, toy
+from tests.samplers.toys import fill, prompts, toy
 
 DAWN = "dawn:low=0.5,induce=0.4,high=0.9,edge=0.3,sink=0.2,layers=1"
 HAND: dict[str, tuple[dict[tuple[int, int], float], list[int | None] | None, list[int]]] = {
@@ -70,12 +70,6 @@ def test_a_token_outside_of_a_forward_is_an_anchor_by_its_commit() -> None:
         for cache in ("", "@dual")
     )
     assert whole.nfe == cached.nfe
-
-
-def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
-    model, given, new = toy("dream", sharp=1.2), prompts((5, 2, 9)), (10, 17, 4)
-    spec = "dawn:low=0.1,induce=0.05,high=0.2,edge=0.04,sink=0.05"
-    fill_alone(model, spec, given, new, temperature=0.8)
 
 
 test_what_is_refused = refused_specs(

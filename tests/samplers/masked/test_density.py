@@ -10,7 +10,7 @@ from pardec.samplers.ops.certainty import certainty_density
 from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
 from tests.samplers.dependence_parity import MODELS, model_of
-from tests.samplers.toys import fill, prompts, request, run, same, table, toy
+from tests.samplers.toys import prompts, request, run, table
 
 
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 10.0])
@@ -58,14 +58,6 @@ def test_the_order_is_that_of_the_naive_rule(name: str, sigma: float) -> None:
     tokens, when, _ = naive.decode(model, canvas, start, rule, size)
     assert got.trace.commit_step[0].tolist() == when
     assert got.tokens[0].tolist() == tokens
-
-
-def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
-    model, given, new = toy("dream", sharp=1.2), prompts((5, 2, 9)), (10, 17, 4)
-    whole = fill(model, "density:sigma=2+fixed:steps=6", given, new, temperature=0.8)
-    for row in range(3):
-        options = {"temperature": 0.8, "seeds": [100 + row]}
-        assert same(fill(model, "density:sigma=2+fixed:steps=6", [given[row]], new[row], **options), 0, whole, row)
 
 
 def test_bad_parameters() -> None:

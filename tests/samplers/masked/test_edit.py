@@ -8,7 +8,7 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
-from tests.samplers.revise_checks import alone_as_in_a_batch, as_the_select_alone, compare
+from tests.samplers.revise_checks import as_the_select_alone, compare
 from tests.samplers.toys import BLOCK, request, run, table
 
 
@@ -25,9 +25,6 @@ def test_it_is_the_naive_rule(family: str, post: int) -> None:
 
 
 test_nothing_surer_is_the_select_alone = as_the_select_alone(("threshold:tau=0.4+edit:tau=1", "threshold:tau=0.4"))
-
-
-test_a_row_alone_is_the_row_in_a_ragged_batch = alone_as_in_a_batch("edit:tau=0.4+factor")
 
 
 def test_what_is_sure_everywhere_ends_at_once() -> None:

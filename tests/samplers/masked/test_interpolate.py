@@ -9,7 +9,7 @@ from tests.reference import naive_revise as naive
 from tests.samplers import toys
 from tests.samplers.parity import recorded
 from tests.samplers.revise_checks import LENGTHS, NEW, agree
-from tests.samplers.toys import fill, prompts, same, toy
+from tests.samplers.toys import fill, prompts, toy
 
 SPEC = "interpolate+contiguous:tau={}+edit:tau=0,post={},sure={}"
 
@@ -51,20 +51,6 @@ def test_without_a_revise_stage_a_token_keeps_the_probability_that_it_was_commit
         soft[at] = naive.mixture(embeddings[tokens[at]], embeddings[toys.MASK], share)
         assert got.trace.commit_step[0, at] == step
     assert got.tokens[0].tolist() == tokens
-
-
-def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
-    for family, cache, distribution in (
-        ("llada", "none", {"temperature": 0.8}),
-        ("dream", "dual", {}),
-        ("llada", "prefix", {"cfg": 1.5}),
-        ("sdar", "block", {}),
-    ):
-        model, given = toy(family, sharp=1.2), prompts(LENGTHS)
-        spec = f"{SPEC.format(0.4, 8, 0.9)}@{cache}"
-        whole = fill(model, spec, given, NEW, **distribution)
-        for row, (prompt, new) in enumerate(zip(given, NEW, strict=True)):
-            assert same(fill(model, spec, [prompt], new, seeds=[100 + row], **distribution), 0, whole, row)
 
 
 def test_the_preset_has_all_three() -> None:

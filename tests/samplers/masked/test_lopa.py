@@ -12,7 +12,7 @@ import pardec
 from pardec import Model
 from tests.samplers.parity import recorded
 from tests.samplers.spec_checks import refused_specs
-from tests.samplers.toys import MASK, fill, prompts, same, toy
+from tests.samplers.toys import MASK, fill, prompts, toy
 
 
 def naive(name: str, prompt: list[int], new: int, size: int, tau: float, branches: int) -> tuple[list[int], int]:
@@ -81,17 +81,6 @@ def test_it_is_its_naive_version(name: str, branches: int) -> None:
             tokens, count = naive(name, prompt, 21, 6, tau, branches)
             assert result.sequences[row, : len(tokens)].tolist() == tokens
             assert result.nfe[row] == count
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_row_alone_is_the_row_in_a_ragged_batch(temperature: float) -> None:
-    model, given, new = toy("llada", sharp=1.2), prompts((3, 6, 1, 5)), (17, 6, 23, 2)
-    whole = fill(model, "lopa+threshold:tau=0.3", given, new, temperature=temperature)
-    for row, prompt in enumerate(given):
-        seed = {"seeds": [100 + row], "temperature": temperature}
-        alone = fill(model, "lopa+threshold:tau=0.3", [prompt], new[row], **seed)
-        assert same(alone, 0, whole, row)
-        assert alone.forward_rows[0] == whole.forward_rows[row]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from tests.samplers.eight_tokens import SURE, steps_of
 from tests.samplers.masked_pictures import CAPTIONS, check_published
 from tests.samplers.schedule_checks import first_sets
 from tests.samplers.spec_checks import commits_at, refused_specs
-from tests.samplers.toys import fill_alone, prompts, toy
 
 # floor(8 cos(pi/2 (i + 1) / s)) stay open after step i. Ranked .99 .95 .91 .901 .85 .60 .45 .30, at 4 0 2 6 5 1 7 3
 STEPS = {
@@ -46,11 +45,6 @@ def test_noise_of_weight_one_draws_by_the_probabilities(parameters: str) -> None
 @pytest.mark.covers(2)
 def test_the_published_loop_step_by_step(caption: str, published: str, temperature: float, cfg: float | None) -> None:
     check_published(caption, published, temperature, None, cfg)
-
-
-def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
-    model, given, new = toy("dream", sharp=1.2), prompts((4, 7, 2)), (9, 5, 11)
-    fill_alone(model, "maskgit:steps=5", given, new, temperature=0.8)
 
 
 test_what_is_refused = refused_specs(

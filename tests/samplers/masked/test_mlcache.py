@@ -11,7 +11,7 @@ from pardec.samplers.registry import resolve
 from tests.samplers.cache_checks import queried
 from tests.samplers.eight_tokens import LAWS, MASK, TOKENS
 from tests.samplers.masked_pictures import CAPTIONS, check_published, draw, painter
-from tests.samplers.toys import fill_alone, prompts, request, run, table, toy
+from tests.samplers.toys import request, run, table
 
 
 @pytest.mark.parametrize(("reuse", "places"), [(0.75, (3, 7)), (0.5, (1, 3, 5, 7)), (1, (3,)), (0, tuple(range(8)))])
@@ -60,13 +60,6 @@ def test_refreshing_at_every_step_is_no_cache_for_pictures(cache: str, options: 
     )
     assert (plain.tokens == cached.tokens).all()
     assert (plain.trace.commit_step == cached.trace.commit_step).all()
-
-
-@pytest.mark.parametrize("family", ["llada", "dream"])
-def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str) -> None:
-    model, given, new = toy(family, sharp=1.2), prompts((4, 7, 2)), (9, 5, 11)
-    spec = "threshold:tau=0.4@mlcache:reuse=0.7,refresh=3,warmup=0"
-    fill_alone(model, spec, given, new, temperature=0.8)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from tests.samplers.eight_tokens import MASK, steps_of
 from tests.samplers.spec_checks import commits_at, refused_specs
-from tests.samplers.toys import fill_alone, prompts, request, run, table, toy
+from tests.samplers.toys import request, run, table
 
 # Ranked .99 .95 .91 .901 .85 .60 .45 .30, at 4 0 2 6 5 1 7 3
 STEPS = {
@@ -37,13 +36,6 @@ def test_a_score_of_exactly_tau_is_not_sure() -> None:
     query = request([[6] * 3], [0], block_length=3)
     assert run(table(distributions), "quota:tau=0.25", query).nfe == (3,)
     assert run(table(distributions), "quota:tau=0.249", query).nfe == (1,)
-
-
-@pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
-def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str) -> None:
-    model, given, new = toy(family, sharp=1.2), prompts((4, 7, 2)), (9, 5, 11)
-    whole = fill_alone(model, "quota:tau=0.6,steps=3", given, new, temperature=0.8)
-    assert all(nfe < count for nfe, count in zip(whole.nfe, new, strict=True))
 
 
 test_bad_parameters = refused_specs(

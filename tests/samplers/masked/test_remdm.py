@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.reference import naive_revise as naive
-from tests.samplers.revise_checks import LENGTHS, NEW, alone_as_in_a_batch, as_the_select_alone, compare
+from tests.samplers.revise_checks import LENGTHS, NEW, as_the_select_alone, compare
 from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import BLOCK, fill, prompts, toy
 
@@ -20,9 +20,6 @@ def test_it_is_the_naive_rule(family: str) -> None:
 
 
 test_no_round_is_the_select_alone = as_the_select_alone(("threshold:tau=0.4+remdm:rounds=0", "threshold:tau=0.4"))
-
-
-test_a_row_alone_is_the_row_in_a_ragged_batch = alone_as_in_a_batch("remdm:at=0.5+threshold:tau=0.4")
 
 
 test_bad_parameters = refused_specs(

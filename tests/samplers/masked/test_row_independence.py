@@ -19,7 +19,7 @@ from pardec.samplers.cards import MASKED
 from pardec.samplers.events import Finished
 from tests.grids import pairwise
 from tests.samplers.masked.test_contract import fitting
-from tests.samplers.toys import accepted, fill, names, prompts, same, toy
+from tests.samplers.toys import accepted, fill, fill_alone, names, prompts, same, toy
 
 LENGTHS, NEW = (3, 6, 1), (10, 12, 5)
 CHECKED = (0, 2)  # one that is there from the beginning, and one that joins when a place is free
@@ -86,6 +86,51 @@ def test_a_row_is_the_same_alone_in_a_ragged_batch_and_served(spec: str, family:
         item = items[row]
         own = {"input_ids": [item["input_ids"]], "max_new_tokens": item["max_new_tokens"], "seed": [item["seed"]]}
         assert served[row] == list(engine.generate(**own, **arguments).tokens[0])
+
+
+# Methods with settings that act in rows as short as these, each with families and distributions in turn.
+TUNED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("dream", "above_mean", {"temperature": 0.8, "block_length": 8}),
+    ("dream", "contiguous:tau=0.3", {"temperature": 0.8}),
+    ("dream", "dapd:first=0.03,last=0.06,switch=0.3,tau=0.1,share=1", {"temperature": 0.8}),
+    ("dream", "dawn:low=0.1,induce=0.05,high=0.2,edge=0.04,sink=0.05", {"temperature": 0.8}),
+    ("dream", "density:sigma=2+fixed:steps=6", {"temperature": 0.8}),
+    ("llada", "edit:tau=0.4+factor@dual", {}),
+    ("sdar", "edit:tau=0.4+factor@prefix", {"cfg": 1.5}),
+    ("llada", "interpolate+contiguous:tau=0.4+edit:tau=0,post=8,sure=0.9", {"temperature": 0.8}),
+    ("dream", "interpolate+contiguous:tau=0.4+edit:tau=0,post=8,sure=0.9@dual", {}),
+    ("sdar", "interpolate+contiguous:tau=0.4+edit:tau=0,post=8,sure=0.9@block", {"cfg": 1.5}),
+    ("llada", "lopa+threshold:tau=0.3", {"temperature": 0.8}),
+    ("dream", "maskgit:steps=5", {"temperature": 0.8}),
+    ("sdar", "quota:tau=0.6,steps=3", {"temperature": 0.8}),
+    ("dream", "remdm:at=0.5+threshold:tau=0.4@prefix", {"temperature": 0.7}),
+    ("shifted-sdar", "remdm:at=0.5+threshold:tau=0.4@dual:refresh=3", {}),
+    ("dream", "saber", {"temperature": 0.8, "block_length": 8}),
+    ("llada", "smoothing:weight=0.6,most=1+threshold:tau=0.4,fall=0.1@prefix", {"cfg": 1.5}),
+    ("dream", "smoothing:weight=0.6,most=1+threshold:tau=0.4,fall=0.1@dual", {"temperature": 0.7}),
+    ("llada", "wino:draft=0.4,verify=0.7@dual", {}),
+    ("sdar", "wino:draft=0.4,verify=0.7@prefix", {"cfg": 1.5}),
+    ("nemotron", "threshold:tau=0.4@causal", {"cfg": 1.5}),
+    ("llada", "threshold:tau=0.3@d2cache:k=3", {"cfg": 1.5}),
+    ("dream", "dsb+threshold:tau=0.3@d2cache", {"temperature": 0.8}),
+    ("llada", "dapd@d2cache:k=4", {}),
+    ("llada", "threshold:tau=0.4@mlcache:reuse=0.7,refresh=3,warmup=0", {"temperature": 0.8}),
+    ("dream", "sequential@spa:response=3,ratio=0.5", {}),
+    ("dream", "saber+threshold:tau=0.3@spa:response=3,ratio=0.5", {"cfg": 1.5, "temperature": 0.7}),
+    ("dream", "edit+threshold:tau=0.3@spa:response=3,ratio=0.5", {}),
+    ("dream", "lopa+threshold:tau=0.3@spa:response=3,ratio=0.5", {"cfg": 1.5, "temperature": 0.7}),
+    ("sdar", "threshold:tau=0.4@subblock:size=2", {"temperature": 0.8, "cfg": 1.5}),
+    ("shifted-sdar", "threshold:tau=0.4@subblock:size=2", {}),
+    ("wedlm", "threshold:tau=0.4@window:slide=true", {"temperature": 0.8}),
+    ("wedlm", "threshold:tau=0.4@window:slide=false", {"temperature": 0.8}),
+    ("wedlm", "wedlm:tau=1.5@window", {"temperature": 0.8}),
+    ("llada", "wedlm:tau=1.5", {"temperature": 0.8}),
+)
+
+
+@pytest.mark.parametrize(("family", "spec", "options"), TUNED)
+def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str, spec: str, options: dict[str, Any]) -> None:
+    fill_alone(toy(family, sharp=1.2), spec, prompts((5, 2, 9)), (10, 17, 4), **options)
 
 
 def test_every_masked_method_is_among_them() -> None:

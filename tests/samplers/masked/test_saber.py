@@ -12,7 +12,7 @@ from tests.samplers.eight_tokens import LAWS, MASK
 from tests.samplers.heldout_answers import answered
 from tests.samplers.parity import recorded
 from tests.samplers.revise_checks import LENGTHS, NEW, agree
-from tests.samplers.toys import fill, prompts, request, run, same, table, toy
+from tests.samplers.toys import fill, prompts, request, run, table, toy
 
 
 def test_what_is_taken_back_by_hand() -> None:
@@ -60,14 +60,6 @@ def test_it_is_resolved_with_its_select_and_refuses_what_cannot_be() -> None:
     )
     with pytest.raises(SpecError, match="least must be at least 1, got 0"):
         resolve("saber:least=0")
-
-
-def test_a_row_alone_is_the_row_in_a_ragged_batch() -> None:
-    model, given = toy("dream", sharp=1.2), prompts(LENGTHS)
-    whole = fill(model, "saber", given, NEW, block_length=8, temperature=0.8)
-    for row, (prompt, new) in enumerate(zip(given, NEW, strict=True)):
-        alone = fill(model, "saber", [prompt], new, block_length=8, temperature=0.8, seeds=[100 + row])
-        assert same(alone, 0, whole, row)
 
 
 @pytest.mark.seeds("arXiv:2510.18165")

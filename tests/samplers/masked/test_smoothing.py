@@ -55,22 +55,6 @@ def test_it_follows_its_formula(family: str) -> None:
     assert changed, "smoothing changed nothing: the test shows nothing"
 
 
-@pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
-def test_a_row_alone_is_the_row_in_a_ragged_batch(cache: str) -> None:
-    for family, distribution in (
-        ("llada", {"cfg": 1.5}),
-        ("dream", {"temperature": 0.7}),
-        ("sdar", {}),
-        ("shifted-sdar", {}),
-    ):
-        model, given = toy(family, sharp=1.2), prompts(LENGTHS)
-        spec = f"smoothing:weight=0.6,most=1+threshold:tau=0.4,fall=0.1@{cache}"
-        whole = fill(model, spec, given, NEW, **distribution)
-        for row in range(3):
-            alone = fill(model, spec, [given[row]], NEW[row], seeds=[100 + row], **distribution)
-            assert same(alone, 0, whole, row)
-
-
 def test_no_weight_is_no_smoothing() -> None:
     model, given = toy("dream", sharp=1.2), prompts(LENGTHS)
     one = fill(model, "smoothing:weight=0,growth=0+threshold:tau=0.4@dual", given, NEW)

@@ -20,7 +20,7 @@ from pardec.samplers import registry
 from pardec.samplers.masked import compatibility
 from pardec.samplers.masked.build import fit
 from tests.reference import naive_spa as naive
-from tests.samplers.toys import EOS, MASK, fill, prompts, request, run, same, toy
+from tests.samplers.toys import EOS, MASK, fill, prompts, request, run, toy
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LENGTHS, NEW = (3, 6, 1, 5), (17, 6, 23, 2)
@@ -124,19 +124,6 @@ def test_refreshing_always_changes_nothing(family: str, rest: str, options: dict
     )
     assert plain.tokens.tolist() == cached.tokens.tolist()
     assert plain.trace.commit_step.tolist() == cached.trace.commit_step.tolist()
-
-
-@pytest.mark.parametrize(
-    "rest", ["sequential", "saber+threshold:tau=0.3", "edit+threshold:tau=0.3", "lopa+threshold:tau=0.3"]
-)
-@pytest.mark.parametrize("options", [{}, {"cfg": 1.5, "temperature": 0.7}], ids=["greedy", "guided"])
-@pytest.mark.covers(1)
-def test_a_row_alone_is_the_row_in_a_ragged_batch(rest: str, options: dict[str, float]) -> None:
-    """Also rows whose tokens do not change from step to step, where all changes tie at 0."""
-    given, model, spec = prompts(LENGTHS), toy("dream", sharp=1.2), f"{rest}@spa:response=3,ratio=0.5"
-    whole = fill(model, spec, given, NEW, **options)
-    for row, prompt in enumerate(given):
-        assert same(fill(model, spec, [prompt], NEW[row], seeds=[100 + row], **options), 0, whole, row)
 
 
 def test_the_projection_has_the_largest_directions_of_the_values() -> None:

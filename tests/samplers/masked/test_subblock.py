@@ -11,7 +11,7 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.samplers.cache_checks import queried
-from tests.samplers.toys import fill, fill_alone, prompts, same, toy
+from tests.samplers.toys import fill, prompts, same, toy
 
 
 def test_what_is_queried_by_hand() -> None:
@@ -46,13 +46,6 @@ def test_a_part_as_long_as_the_block_is_the_block_cache(select: str) -> None:
     model, given, new = toy("sdar", sharp=1.2), prompts((5, 2, 9)), (10, 7, 4)
     one, other = (fill(model, f"{select}@{cache}", given, new) for cache in ("subblock:size=4", "block"))
     assert all(same(one, row, other, row) for row in range(3))
-
-
-@pytest.mark.parametrize("family", ["sdar", "shifted-sdar"])
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "cfg": 1.5}])
-def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str, options: dict[str, float]) -> None:
-    model, given, new = toy(family, sharp=1.2), prompts((5, 2, 9)), (10, 7, 4)
-    fill_alone(model, "threshold:tau=0.4@subblock:size=2", given, new, **options)
 
 
 def test_what_is_refused() -> None:

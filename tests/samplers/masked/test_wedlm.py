@@ -8,7 +8,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.samplers.eight_tokens import MASK, steps_of
 from tests.samplers.spec_checks import commits_at
-from tests.samplers.toys import fill, fill_alone, prompts, same, toy
+from tests.samplers.toys import fill, prompts, same, toy
 
 # Entropies .254 1.113 .401 1.380 .067 .588 .432 1.292 nats
 STEPS = {
@@ -41,12 +41,6 @@ def test_the_entropy_is_the_models_own_whatever_is_proposed() -> None:
             for score in ("random+", "entropy:of=filtered+")
         )
         assert all(same(one, row, other, row) for row in range(2))
-
-
-@pytest.mark.parametrize(("family", "cache"), [("llada", "none"), ("wedlm", "window"), ("sdar", "block")])
-def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str, cache: str) -> None:
-    model, given, new = toy(family, sharp=1.2), prompts((4, 7, 2)), (9, 5, 11)
-    fill_alone(model, f"wedlm:tau=1.5@{cache}", given, new, temperature=0.8)
 
 
 @pytest.mark.parametrize("name", ["tau", "distance"])

@@ -8,7 +8,7 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.samplers.cache_checks import agree, queried
-from tests.samplers.toys import fill, fill_alone, prompts, toy
+from tests.samplers.toys import fill, prompts, toy
 
 
 def test_what_is_queried_by_hand() -> None:
@@ -31,13 +31,6 @@ def test_block_after_block_it_changes_nothing(select: str, options: dict[str, fl
     )
     assert agree(cached, plain)
     assert sum(cached.tokens_fed) < sum(plain.tokens_fed)
-
-
-@pytest.mark.parametrize("slide", ["true", "false"])
-def test_a_row_alone_is_the_row_in_a_ragged_batch(slide: str) -> None:
-    model, given, new = toy("wedlm", sharp=1.2), prompts((5, 2, 9)), (10, 7, 4)
-    spec = f"threshold:tau=0.4@window:slide={slide}"
-    fill_alone(model, spec, given, new, temperature=0.8)
 
 
 def test_what_is_refused() -> None:

