@@ -74,7 +74,7 @@ def theirs(network: Any, prompt: list[int], new: int, **options: Any) -> list[in
 @pytest.mark.parametrize("name", SHAPES)
 def test_greedy_decoding_is_that_of_transformers(pair: Callable[[str], Pair], name: str) -> None:
     network, model = pair(name)
-    given = ids((5, 1, 13, 8, 2, 21, 3, 9), seed=len(name))
+    given = ids((5, 1, 13, 21), seed=len(name))
     expected = [theirs(network, prompt, 20) for prompt in given]
     for sampler in ("sequential", "lookup"):
         got = model.generate(input_ids=given, sampler=sampler, max_new_tokens=20)
@@ -109,7 +109,7 @@ def test_logits_are_those_of_transformers(pair: Callable[[str], Pair]) -> None:
 def test_samples_follow_the_law_of_the_checkpoint(pair: Callable[[str], Pair], sampler: str) -> None:
     """Two sampled tokens after a repetitive prompt, over four tokens of the vocabulary."""
     _, model = pair("llama")
-    prompt, count = [5, 6, 7, 5, 6, 7, 5, 6], 3000
+    prompt, count = [5, 6, 7, 5, 6, 7, 5, 6], 2000
     distribution = joint(model.language_model, prompt, 2, temperature=0.9, top_k=4)
     found = model.generate(
         input_ids=[prompt] * count, sampler=sampler, max_new_tokens=2, stop_ids=[], temperature=0.9, top_k=4, seed=1
