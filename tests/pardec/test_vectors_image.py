@@ -305,7 +305,7 @@ def test_the_embedded_model_draws_its_classes(cli: Cli, tmp_path: Path) -> None:
     code, _, err = cli("image", "tiny-mar", "--class", 3, "--num-images", 2, "--grid", "1x2", *fast, "-o", out)
     assert (code, Image.open(out).size) == (0, (2 * 48 + pngs.GAP, 48)), err
     assert "tiny-mar" in cli("list", "models")[1]
-    samplers = ["mar:steps=24", "cspd:draft=tiny-mar-draft,k=8,steps=24"]
+    samplers = ["mar:steps=24,head=50", "cspd:draft=tiny-mar-draft,k=8,steps=24,head=50"]
     plain, drafted = pardec.compare("tiny-mar", "classes", samplers, limit=2, device="cpu").rows
     assert plain["nfe"] == 24
     assert drafted["nfe"] <= 12

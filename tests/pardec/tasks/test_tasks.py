@@ -21,7 +21,7 @@ def test_no_problem_is_in_both_splits_whatever_the_seed(name: str) -> None:
     seen: dict[str, set[str]] = {"train": set(), "heldout": set()}
     for split, texts in seen.items():
         for seed in range(2):
-            texts.update(p.prompt for p in task(name).problems(split, 60, seed))
+            texts.update(p.prompt for p in task(name).problems(split, 30, seed))
     assert not seen["train"] & seen["heldout"]
 
 
@@ -30,7 +30,7 @@ def test_a_draw_belongs_to_one_split_and_a_tenth_is_held_out(name: str) -> None:
     made, rng = task(name), random.Random(0)
     assert isinstance(made, Generator)
     splits: dict[str, set[str]] = {}
-    for _ in range(1500):
+    for _ in range(700):
         render = made.draw(rng)
         splits.setdefault(render.prompt, set()).add(made.split_of(render.key))
     assert all(len(found) == 1 for found in splits.values())
@@ -39,11 +39,11 @@ def test_a_draw_belongs_to_one_split_and_a_tenth_is_held_out(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_problems_are_distinct_and_repeatable(name: str) -> None:
-    first = task(name).problems("heldout", 50, 3)
-    assert first == task(name).problems("heldout", 50, 3)
+    first = task(name).problems("heldout", 25, 3)
+    assert first == task(name).problems("heldout", 25, 3)
     assert first[:20] == task(name).problems("heldout", 20, 3)
     assert first[:20] != task(name).problems("heldout", 20, 4)
-    assert len({p.prompt for p in first}) == len({p.id for p in first}) == 50
+    assert len({p.prompt for p in first}) == len({p.id for p in first}) == 25
 
 
 def test_a_problem_does_not_change_between_versions() -> None:
@@ -54,7 +54,7 @@ def test_a_problem_does_not_change_between_versions() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_answer_itself_scores_one_and_another_answer_zero(name: str) -> None:
-    problems = task(name).problems("heldout", 50, 0)
+    problems = task(name).problems("heldout", 25, 0)
     for problem in problems:
         assert task(name).score(problem, problem.answer) == 1.0
         assert task(name).score(problem, "") == 0.0
