@@ -48,11 +48,19 @@ class Keyed:
         return np.array([_signed(seed) for seed in self.seeds])
 
     def uniform(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str, width: int = 0) -> Tensor:
-        salt = _signed(zlib.crc32(purpose.encode()) << 32)
-        key = _mix_(_mix_(self._seeds[rows] ^ salt) + step * _GOLDEN)
+        key = self._key(rows, step, purpose)
         if positions.device.type == "cpu":
             return torch.from_numpy(_on_host(key, positions.numpy(), width))
         return _on_device(torch.from_numpy(key).to(positions.device), positions, width)
+
+    def keys(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str) -> Tensor:
+        """[B, K] int64: what a kernel makes the uniforms of each position from, those of `uniform` with a width."""
+        key = torch.from_numpy(self._key(rows, step, purpose)).to(positions.device)
+        return _mix(key[:, None] + positions * _GOLDEN)
+
+    def _key(self, rows: np.ndarray, step: np.ndarray, purpose: str) -> np.ndarray:
+        salt = _signed(zlib.crc32(purpose.encode()) << 32)
+        return _mix_(_mix_(self._seeds[rows] ^ salt) + step * _GOLDEN)
 
 
 class JoinableSource:
@@ -63,6 +71,9 @@ class JoinableSource:
 
     def uniform(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str, width: int = 0) -> Tensor:
         return self.keyed.uniform(rows, step, positions, purpose, width)
+
+    def keys(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str) -> Tensor:
+        return self.keyed.keys(rows, step, positions, purpose)
 
 
 def assign_rows(source: Source, rows: np.ndarray, other: Source, theirs: np.ndarray) -> None:

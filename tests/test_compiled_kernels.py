@@ -205,6 +205,12 @@ def statistics(
     confidence(empty(count, vocab, dtype=dtype), temperature=temperature, tokens=tokens, by=by)
 
 
+def draws(dtype: torch.dtype, *, vocab: int = VOCAB, count: int = 32, temperature: float = 1.0) -> None:
+    from pardec.samplers.ops.confidence_triton import statistics as with_draws
+
+    with_draws(empty(count, vocab, dtype=dtype), temperature, keys=ints(count))
+
+
 def norms(dtype: torch.dtype, width: int) -> None:
     x, gain = empty(32, width, dtype=dtype), empty(width, dtype=dtype)
     triton_ops(all_of_them=True).norm(x, gain, 1e-5)
@@ -218,9 +224,9 @@ def turn(dtype: torch.dtype, dim: int, *, queries: int = 32, turned: int | None 
     angle = empty(1, queries, 1, turned or dim)
     cache = KVCache(layers=1, batch=2, capacity=512, kv_heads=8, head_dim=dim, dtype=dtype, device=META)
     order = ints(2, queries)
-    slots = cache.slots(Plan(order, order, order, Visible.causal(), ints(2), order))
     qkv = empty(2, queries, 48, dim, dtype=dtype)
-    triton_ops(all_of_them=True).rotary_and_cache(qkv, angle, angle, 32, slots, 0)
+    for slots in (cache.slots(Plan(order, order, order, Visible.causal(), ints(2), order)), None):
+        triton_ops(all_of_them=True).rotary_and_cache(qkv, angle, angle, 32, slots, 0)
 
 
 def chain(nodes: int, *, vocab: int = VOCAB, laws: bool = False, points: bool = False) -> None:
@@ -284,6 +290,8 @@ def cases() -> dict[str, Callable[[], object]]:
     add(statistics, BRAIN, temperature=0.7)
     add(statistics, BRAIN, temperature=0.7, raised=3)
     add(statistics, FULL, vocab=1, raised=1)
+    add(draws, BRAIN, temperature=0.7)
+    add(draws, FULL, vocab=97, count=1)
     add(norms, BRAIN, 1)
     add(gate, BRAIN, 1)
     add(turn, BRAIN, 64, queries=1)

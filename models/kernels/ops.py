@@ -164,14 +164,15 @@ def triton_ops(*, all_of_them: bool) -> Ops:
     """The operations in Triton; its norm, which is no faster than PyTorch's, only with `all_of_them`."""
     from .glu_triton import swiglu_triton
     from .norm_triton import norm_triton
-    from .rotary_triton import rotate_into_triton
+    from .rotary_triton import rotate_into_triton, rotate_triton
 
     def rotary_and_cache_triton(
         qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots | None, layer: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        if slots is None or slots.stored:
-            return rotary_and_cache(qkv, cos, sin, heads, slots, layer)
-        return rotate_into_triton(qkv, cos, sin, heads, slots, layer)
+        if slots is not None and not slots.stored:
+            return rotate_into_triton(qkv, cos, sin, heads, slots, layer)
+        (q, k), v = rotate_triton(qkv, cos, sin, heads), qkv[:, :, (heads + qkv.shape[2]) // 2 :]
+        return (q, k, v) if slots is None else (q, *slots.write(layer, k, v))
 
     def glu_triton(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
         return swiglu_triton(gate_up) if activation == "silu" else glu(gate_up, activation)

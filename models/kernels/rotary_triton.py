@@ -1,4 +1,4 @@
-"""Rotary embedding and the cache's writes in Triton: one program per position and head of the qkv product."""
+"""Rotary embedding of queries and keys, and the cache's writes, in Triton: one program per position and few heads."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
@@ -12,6 +12,8 @@ from torch import Tensor
 
 from ..caches.kv_cache import Slots
 
+_ENTRIES = 1024  # numbers of a program
+
 
 @triton.jit
 def _rotary(
@@ -19,9 +21,9 @@ def _rotary(
     cos_ptr,  # [N or 1 batch of Q, R]
     sin_ptr,
     q_ptr,  # [N, H, D]
-    k_ptr,  # [slots, K, D]
-    v_ptr,
-    slot_ptr,  # [N]
+    k_ptr,  # [slots, K, D]; without a cache [N, K, D]
+    v_ptr,  # written if CACHED
+    slot_ptr,  # [N], read if CACHED
     queries,
     cos_batch,
     cos_query,
@@ -33,59 +35,81 @@ def _rotary(
     D: tl.constexpr,
     R: tl.constexpr,
     D_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,  # heads of a program
+    CACHED: tl.constexpr,
 ):
     n = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
     row, query = n // queries, n % queries
-    d = tl.arange(0, D_PAD)
+    d = tl.arange(0, D_PAD)[None, :]
     inside = d < D
+    is_query = (head < HEADS) & inside
+    is_key = (head >= HEADS) & (head < HEADS + KV) & inside
+    is_value = (head >= HEADS + KV) & (head < HEADS + 2 * KV) & inside
     base = qkv_ptr + row * qkv_b + query * qkv_q + head * qkv_h
-    x = tl.load(base + d, mask=inside, other=0.0)
-    slot = tl.load(slot_ptr + n)
-    if head >= HEADS + KV:  # a value: kept as it is
-        tl.store(v_ptr + (slot * KV + head - HEADS - KV) * D + d, x, mask=inside)
-    else:
-        rotated = d < R
-        other = tl.where(d < R // 2, d + R // 2, d - R // 2)
-        partner = tl.load(base + other, mask=inside & rotated, other=0.0).to(tl.float32)
-        at = row * cos_batch + query * cos_query + d
-        cos = tl.load(cos_ptr + at, mask=rotated, other=1.0)
-        sin = tl.load(sin_ptr + at, mask=rotated, other=0.0)
-        out = (x.to(tl.float32) * cos + partner * sin).to(x.dtype)
-        if head < HEADS:
-            tl.store(q_ptr + (n * HEADS + head) * D + d, out, mask=inside)
-        else:
-            tl.store(k_ptr + (slot * KV + head - HEADS) * D + d, out, mask=inside)
+    rotated = d < R
+    other = tl.where(d < R // 2, d + R // 2, d - R // 2)
+    at = row * cos_batch + query * cos_query + d
+    cos = tl.load(cos_ptr + at, mask=rotated, other=1.0)
+    sin = tl.load(sin_ptr + at, mask=rotated, other=0.0)
+    x = tl.load(base + d, mask=is_query | is_key | (is_value & CACHED), other=0.0)
+    partner = tl.load(base + other, mask=(is_query | is_key) & rotated, other=0.0).to(tl.float32)
+    out = (x.to(tl.float32) * cos + partner * sin).to(x.dtype)
+    tl.store(q_ptr + (n * HEADS + head) * D + d, out, mask=is_query)
+    slot = n
+    if CACHED:
+        slot = tl.load(slot_ptr + n)
+        tl.store(v_ptr + (slot * KV + head - HEADS - KV) * D + d, x, mask=is_value)  # as it is
+    tl.store(k_ptr + (slot * KV + head - HEADS) * D + d, out, mask=is_key)
+
+
+def rotate_triton(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """The rotated queries [B, Q, H, D] and keys [B, Q, K, D] of `rotary_and_cache`, without a cache."""
+    kv = (qkv.shape[2] - heads) // 2
+    k = torch.empty((*qkv.shape[:2], kv, qkv.shape[3]), dtype=qkv.dtype, device=qkv.device)
+    return _launch(qkv, cos, sin, heads, k, None, None), k
 
 
 def rotate_into_triton(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots, layer: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`rotary_and_cache` for a plain cache, without a store."""
-    batch, queries, total, dim = qkv.shape
     k, v = slots.cache.k[layer], slots.cache.v[layer]
+    return _launch(qkv, cos, sin, heads, k, v, slots.flat), k, v
+
+
+def _launch(
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, k: Tensor, v: Tensor | None, flat: Tensor | None
+) -> Tensor:
+    """The rotated queries; keys go to `k`, and values to `v`, at the slots `flat` [B * Q] where there are any."""
+    batch, queries, total, dim = qkv.shape
+    kv = (total - heads) // 2
     qkv = qkv if qkv.stride(-1) == 1 else qkv.contiguous()
     cos, sin = cos.contiguous(), sin.contiguous()
     q = torch.empty((batch, queries, heads, dim), dtype=qkv.dtype, device=qkv.device)
     if qkv.numel():
-        launch: Any = _rotary[(batch * queries, total)]
+        padded = triton.next_power_of_2(dim)
+        block = max(1, min(triton.next_power_of_2(total), _ENTRIES // padded))
+        launch: Any = _rotary[(batch * queries, triton.cdiv(total if v is not None else heads + kv, block))]
         launch(
             qkv,
             cos,
             sin,
             q,
             k,
-            v,
-            slots.flat,
+            k if v is None else v,
+            q if flat is None else flat,
             queries,
             0 if len(cos) == 1 else cos.stride(0),
             cos.stride(1),
             *qkv.stride()[:3],
             HEADS=heads,
-            KV=k.shape[2],
+            KV=kv,
             D=dim,
             R=cos.shape[-1],
-            D_PAD=triton.next_power_of_2(dim),
-            num_warps=1,
+            D_PAD=padded,
+            BLOCK=block,
+            CACHED=v is not None,
+            num_warps=4,
         )
-    return q, k, v
+    return q

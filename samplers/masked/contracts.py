@@ -156,9 +156,17 @@ class Evidence:
             row, at = some // self.positions.shape[1], torch.from_numpy(some).to(positions.device)
             return uniform(canvas.rows[row], canvas.step[row], positions[at][:, None], "token", vocab)[:, 0]
 
+        def keys(some: np.ndarray) -> Tensor:
+            row, at = some // self.positions.shape[1], torch.from_numpy(some).to(positions.device)
+            found: Tensor = keyed(canvas.rows[row], canvas.step[row], positions[at][:, None], "token")[:, 0]
+            return found
+
+        keyed = getattr(self.request.source, "keys", None)  # recorded numbers have none
+
         tokens = canvas.tokens.gather(1, self.positions)
         index = torch.from_numpy(flat).to(positions.device)
-        return tokens.flatten().index_copy_(0, index, self.filtered.draw(flat, noise)).view(tokens.shape)
+        drawn = self.filtered.draw(flat, noise, keyed and keys)
+        return tokens.flatten().index_copy_(0, index, drawn).view(tokens.shape)
 
     def take(self, rows: np.ndarray) -> Evidence:
         """The evidence of these rows, in this order; rows may repeat. The forward's distribution must be unchanged."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch import Tensor
 from pardec.models import finite
 
 from .confidence import Confidence, confidence, greedy
-from .distribution import DenseDistribution, Distribution, Noise, align, split
+from .distribution import DenseDistribution, Distribution, Keys, Noise, align, split
 
 CHUNK_BYTES = 1 << 28  # bytes of float32 logits per chunk; fewer are kept in memory
 
@@ -33,6 +33,11 @@ RowLogits = Callable[[Tensor], Tensor]  # indices [N] of rows -> their logits [N
 def needs_chunks(rows: int, vocab: int) -> bool:
     """Whether the logits of `rows` rows are computed in chunks."""
     return rows * vocab * 4 > CHUNK_BYTES
+
+
+def _within(of: Callable[[np.ndarray], Tensor], chunk: np.ndarray, at: np.ndarray) -> Tensor:
+    """`of` some positions `at` [M] of a `chunk` [N] of them."""
+    return of(chunk[at])
 
 
 class ChunkedDistribution(Distribution):
@@ -88,9 +93,11 @@ class ChunkedDistribution(Distribution):
     def logits_at(self, positions: np.ndarray) -> Tensor:
         return self.logits_of_rows(self.index.flatten()[torch.from_numpy(positions).to(self.device)])
 
-    def draw(self, positions: np.ndarray, noise: Noise) -> Tensor:
+    def draw(self, positions: np.ndarray, noise: Noise, keys: Keys | None = None) -> Tensor:
         def sample(chunk: np.ndarray) -> Tensor:
-            return DenseDistribution(self.logits_at(chunk)).draw(np.arange(len(chunk)), lambda at: noise(chunk[at]))
+            own = None if keys is None else partial(_within, keys, chunk)
+            whole = DenseDistribution(self.logits_at(chunk))
+            return whole.draw(np.arange(len(chunk)), partial(_within, noise, chunk), own)
 
         return torch.cat([sample(chunk) for chunk in split(positions, CHUNK_BYTES // (4 * self.vocab))])
 

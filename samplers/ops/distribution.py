@@ -19,6 +19,7 @@ from ..rng import gumbel
 from .confidence import CACHED, Confidence, argmax, confidence, greedy
 
 Noise = Callable[[np.ndarray], Tensor]  # positions [N] of a block -> uniforms [N, V] in (0, 1), float64
+Keys = Callable[[np.ndarray], Tensor]  # the same -> keys [N] int64 of those uniforms, see `rng.Keyed.keys`
 
 _NOISE_AT_ONCE = 1 << 24  # noise values made at once on a GPU; on a CPU they have to fit its cache
 
@@ -90,11 +91,24 @@ class Distribution(ABC):
         """The distribution with its logits divided by the temperature, above 0."""
         return self.mapped(lambda logits: logits if temperature == 1 else logits / temperature)
 
-    def draw(self, positions: np.ndarray, noise: Noise) -> Tensor:
-        """A token for each of `positions` (see `logits_at`), [N] int64: the Gumbel-max rule, in float64."""
+    def draw(self, positions: np.ndarray, noise: Noise, keys: Keys | None = None) -> Tensor:
+        """A token for each of `positions` (see `logits_at`), [N] int64: the Gumbel-max rule, in float64.
+
+        Where there are `keys`, a GPU makes the noise while it reads the logits.
+        """
+        if keys is not None and backend(self.device) == "triton":
+            return self.drawn(positions, keys(positions))
         most = CACHED if self.device.type == "cpu" else _NOISE_AT_ONCE
         chunks = split(positions, most // self.vocab)
         return torch.cat([argmax(gumbel(noise(chunk)).add_(self.logits_at(chunk))) for chunk in chunks])
+
+    def drawn(self, positions: np.ndarray, keys: Tensor) -> Tensor:
+        """`draw` in Triton, with the `keys` [N] of the positions' noise."""
+        from .confidence_triton import statistics
+
+        drawn = statistics(self.logits_at(positions), keys=keys).drawn
+        assert drawn is not None
+        return drawn
 
 
 def split(positions: np.ndarray, size: int) -> Iterator[np.ndarray]:
@@ -118,6 +132,7 @@ class DenseDistribution(Distribution):
         self.row_logits, self.index = row_logits, index
         if known is not None:
             self.confidence = known
+        self._highest: Tensor | None = None  # of `highest`, from a pass that has read the logits
 
     @property
     def vocab(self) -> int:
@@ -150,10 +165,41 @@ class DenseDistribution(Distribution):
 
     def confidence_at(self, temperature: float) -> Confidence:
         """The statistics at a temperature, computed from the undivided logits."""
+        if backend(self.device) == "triton":
+            return self._read(temperature)[0]
         return Confidence(*map(self._align, confidence(self.row_logits, temperature=temperature)))
 
     def highest(self) -> Tensor:
-        return finite.highest(self.row_logits)
+        if backend(self.device) == "triton" and "confidence" not in vars(self):
+            _ = self.confidence  # soon needed, and found in the same pass
+        return finite.highest(self.row_logits) if self._highest is None else self._highest
+
+    def drawn(self, positions: np.ndarray, keys: Tensor) -> Tensor:
+        drawn, confidence = self.drawn_at(1, positions, keys)
+        if confidence is not None:
+            vars(self).setdefault("confidence", confidence)
+        return drawn
+
+    def drawn_at(self, temperature: float, positions: np.ndarray, keys: Tensor) -> tuple[Tensor, Confidence | None]:
+        """`drawn` at a temperature; and the statistics, where all rows are read."""
+        if self.index is None and len(positions) == self.count and (positions == np.arange(self.count)).all():
+            confidence, drawn = self._read(temperature, keys.view(self.row_logits.shape[:-1]))
+            assert drawn is not None
+            return drawn.flatten(), confidence
+        from .confidence_triton import statistics
+
+        drawn = statistics(self.logits_at(positions), temperature, keys=keys).drawn
+        assert drawn is not None
+        return drawn, None
+
+    def _read(self, temperature: float, keys: Tensor | None = None) -> tuple[Confidence, Tensor | None]:
+        """The statistics at a temperature, by one pass in Triton, and the tokens that `keys` of all rows draw."""
+        from .confidence_triton import statistics
+
+        found = statistics(self.row_logits, temperature, keys=keys)
+        if temperature == 1:
+            self._highest = found.highest.sum()
+        return Confidence(*map(self._align, found[:5])), found.drawn
 
     def logits_of(self, tokens: Tensor) -> Tensor:
         if self.index is None:
@@ -173,8 +219,8 @@ class DenseDistribution(Distribution):
         return DenseDistribution(self.row_logits.flatten(0, -2), index)
 
     def scaled(self, temperature: float) -> Distribution:
-        if temperature != 1 and backend(self.device) == "triton":
-            return ScaledDistribution(self, temperature)
+        if backend(self.device) == "triton":  # statistics are found once
+            return self if temperature == 1 else ScaledDistribution(self, temperature)
         return super().scaled(temperature)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Distribution:
@@ -311,6 +357,14 @@ class ScaledDistribution(DerivedDistribution):
 
     def highest(self) -> Tensor:
         return self.base.highest() / self.temperature
+
+    def drawn(self, positions: np.ndarray, keys: Tensor) -> Tensor:
+        if not isinstance(self.base, DenseDistribution):
+            return super().drawn(positions, keys)
+        drawn, confidence = self.base.drawn_at(self.temperature, positions, keys)
+        if confidence is not None:
+            vars(self).setdefault("confidence", confidence)
+        return drawn
 
     def logits_of(self, tokens: Tensor) -> Tensor:
         return self.base.logits_of(tokens) / self.temperature

@@ -98,9 +98,21 @@ def test_rotary_and_cache(
 
 
 @DTYPES
-def test_other_activations_and_forwards_without_a_cache_take_the_definition(dtype: torch.dtype) -> None:
-    ops, gate_up, qkv = triton_ops(all_of_them=True), random(3, 8, dtype=dtype), random(1, 2, 4, 8, dtype=dtype)
+@pytest.mark.parametrize("turned", [8, 4])
+def test_rotary_without_a_cache(turned: int, dtype: torch.dtype) -> None:
+    """Queries and keys are turned by one kernel, and values stay where they are."""
+    qkv = random(2, 3, 9, 8, dtype=dtype)  # five heads, two key heads
+    cos, sin = Rope(default_frequencies(1e4, turned))._angles(torch.tensor([[0, 5, 9], [7, 1, 30]], device=DEVICE))
+    for c, s in ((cos, sin), (cos[:1], sin[:1])):
+        q, k, v = triton_ops(all_of_them=True).rotary_and_cache(qkv, c, s, 5, None, 0)
+        expected = REFERENCE.rotary_and_cache(qkv, c, s, 5, None, 0)
+        close(q, expected[0])
+        close(k, expected[1])
+        assert v.data_ptr() == expected[2].data_ptr()
+        assert torch.equal(v, expected[2])
+
+
+@DTYPES
+def test_other_activations_take_the_definition(dtype: torch.dtype) -> None:
+    ops, gate_up = triton_ops(all_of_them=True), random(3, 8, dtype=dtype)
     assert torch.equal(ops.glu(gate_up.clone(), "gelu_tanh"), REFERENCE.glu(gate_up.clone(), "gelu_tanh"))
-    cos, sin = Rope(default_frequencies(1e4, 8))._angles(torch.arange(2, device=DEVICE)[None])
-    pairs = zip(*(each.rotary_and_cache(qkv, cos, sin, 2, None, 0) for each in (ops, REFERENCE)), strict=True)
-    assert all(torch.equal(one, other) for one, other in pairs)

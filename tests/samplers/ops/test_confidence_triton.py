@@ -113,3 +113,89 @@ def test_a_law_over_a_temperature_keeps_no_logits_and_says_the_same(temperature,
         atol=0,
     )
     assert temperature == 1 or "rows" not in vars(distribution)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("vocab", [1, 97, 1500])
+def test_draws_are_those_of_the_noise_of_the_same_keys(vocab, temperature):
+    from pardec.samplers.ops.confidence_triton import statistics
+    from pardec.samplers.rng import Keyed, gumbel
+
+    source, order, positions = Keyed((3, -9)), np.arange(2), torch.tensor([[4, 5, 900]] * 2)
+    logits = torch.randn(2, 3, vocab, generator=torch.Generator().manual_seed(vocab))
+    if vocab > 2:
+        logits[1, 1, :-1] = float("-inf")
+    noise = gumbel(source.uniform(order, order * 7, positions, "token", vocab))
+    keys = source.keys(order, order * 7, positions, "token")
+    found = statistics(logits.to(DEVICE), temperature, keys=keys.to(DEVICE))
+    assert torch.equal(found.drawn.cpu(), (noise + logits / temperature).argmax(-1))
+    near(found[:5], define(logits / temperature))
+
+
+def test_rows_that_are_no_distribution_are_found():
+    from pardec.samplers.ops.confidence_triton import statistics
+
+    logits = torch.randn(6, 700)
+    logits[1, 650] = float("nan")
+    logits[2, 3] = float("inf")
+    logits[3] = float("-inf")
+    logits[4, :699] = float("-inf")
+    found = statistics(logits.to(DEVICE)).highest.cpu()
+    assert found.isfinite().tolist() == [True, False, False, False, True, True]
+    assert torch.equal(found[[0, 4, 5]], logits[[0, 4, 5]].amax(-1))
+
+
+@pytest.mark.parametrize("programs", [1, 20])
+def test_statistics_do_not_depend_on_the_number_of_programs(programs, monkeypatch):
+    from pardec.samplers.ops import confidence_triton
+
+    logits = torch.randn(3, 2000, device=DEVICE)
+    keys = torch.arange(3, device=DEVICE)
+    alone = [confidence_triton.statistics(logits[row : row + 1], keys=keys[row : row + 1]) for row in range(3)]
+    monkeypatch.setattr(confidence_triton, "_PROGRAMS", programs)  # a program reads several blocks
+    for together, *each in zip(confidence_triton.statistics(logits, keys=keys), *alone, strict=True):
+        assert torch.equal(together, torch.cat(each))
+
+
+def test_a_distribution_finds_all_in_one_pass(monkeypatch):
+    from pardec.samplers.ops import confidence_triton
+    from pardec.samplers.ops.distribution import DenseDistribution
+    from pardec.samplers.rng import Keyed
+
+    logits, source = torch.randn(1, 4, 60), Keyed((5,))
+    positions = torch.arange(4)[None]
+    order, zeros = np.arange(4), np.zeros(1, dtype=np.int64)
+
+    def noise(some):
+        return source.uniform(zeros, zeros, positions[:, some], "token", 60)[0].to(DEVICE)
+
+    def keys(some):
+        return source.keys(zeros, zeros, positions[:, some], "token")[0].to(DEVICE)
+
+    calls, real = [], confidence_triton.statistics
+
+    def counted(*arguments, **options):
+        calls.append(1)
+        return real(*arguments, **options)
+
+    monkeypatch.setenv("PARDEC_KERNELS", "reference")
+    plain = DenseDistribution(logits.to(DEVICE))
+    for temperature in (1, 0.5):
+        some = np.array([3, 1])
+        expected = plain.scaled(temperature).draw(order, noise), plain.scaled(temperature).draw(some, noise)
+        monkeypatch.setenv("PARDEC_KERNELS", "triton")
+        calls.clear()
+        monkeypatch.setattr(confidence_triton, "statistics", counted)
+        whole = DenseDistribution(logits.to(DEVICE))
+        distribution = whole.scaled(temperature)
+        assert torch.equal(distribution.draw(order, noise, keys), expected[0])
+        near(distribution.confidence, define(logits / temperature))
+        assert len(calls) == 1
+        assert whole.highest().isfinite()
+        assert len(calls) == (1 if temperature == 1 else 2)
+        assert torch.equal(distribution.draw(some, noise, keys), expected[1])
+        monkeypatch.setattr(confidence_triton, "statistics", real)
+        monkeypatch.setenv("PARDEC_KERNELS", "reference")
+    whole = DenseDistribution(torch.tensor([[[1.0, float("nan")]]], device=DEVICE))
+    monkeypatch.setenv("PARDEC_KERNELS", "triton")
+    assert not whole.highest().isfinite()
