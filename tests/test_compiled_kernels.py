@@ -272,6 +272,9 @@ def cases() -> dict[str, Callable[[], object]]:
         add(attention, kind, HALF)
         add(attention, kind, slots=4096, kv=8)
         add(attention, kind, FULL)
+    for kind in ("bidirectional", "causal"):
+        add(attention, kind, queries=480)  # the wide tiles of prompts
+    add(attention, "causal", queries=32, kv=8)
     add(attention, "segments")
     add(attention, "trees", dim=24)
     add(attention, "trees", HALF, queries=16, slots=3000, dim=64, kv=8)  # in parts, of two queries per block

@@ -5,29 +5,43 @@ block-causal plans and for tree drafts, and slots at or past a row's length are 
 a key head stand in one block, so that keys and values are read once for all of them. Softmax runs online, in float32
 whatever the inputs are.
 
-Short queries over many slots would leave most of a GPU idle: the slots are then split, every part has programs of its
-own, and a second kernel puts together what they found,
+A small window would leave most of a GPU idle: the slots of a row are then split into parts, two waves of programs for
+132 processors at a batch of one, and a second kernel puts together what they found (flash-decoding),
 
     out = sum_p exp(top_p - top) total_p / sum_p exp(top_p - top) mass_p,    top = max_p top_p
 
-How wide a part is depends on the queries and heads of a row alone, never on the batch, and parts without a slot weigh
-nothing: a row alone adds up what it adds up in a batch.
+Dao, Haziza, Massa and Sizov, https://crfm.stanford.edu/2023/10/12/flashdecoding.html. The number of parts depends on a
+row's queries and heads and their width on its length, never on the batch, and parts without a slot weigh nothing: a row
+alone adds up what it adds up in a batch.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .choice import interpreted
+from .choice import architecture, interpreted
 
 _BIDIRECTIONAL, _CAUSAL, _SEGMENTS, _MASK, _TREE = range(5)
-_SHORT = 64  # slots are split where queries times heads per key head are at most this
+_SHORT = 256  # slots are split where queries times heads per key head are at most this
+_PROGRAMS = 264  # at least, over `_USUAL` slots: two for each of an H100's processors
+_USUAL = 480  # slots
+_NARROWEST = 16  # slots of a part are a multiple of it
+_CHUNK = 16  # parts that are put together at once
+
+
+class Tile(NamedTuple):
+    """What a program computes at once."""
+
+    queries: int  # times heads per key head
+    slots: int
+    warps: int = 4
+    stages: int = 2
 
 
 @triton.jit
@@ -50,7 +64,7 @@ def _attend(
     block,
     tree,  # nodes T
     parents_b,
-    split,  # slots of a part
+    parts,  # P
     scale,
     q_b,
     q_q,
@@ -88,7 +102,8 @@ def _attend(
     if WIDE:
         q = q.to(tl.float32)
     position = tl.load(positions_ptr + row * queries + i, mask=present, other=-1)
-    last = tl.minimum(tl.load(lengths_ptr + row), extent)
+    length = tl.minimum(tl.load(lengths_ptr + row), extent).to(tl.int32)
+    last = length
     reach = position + 1  # the first slot that a query does not see; outside the loop, where a division is cheaper
     if KIND == 2:
         reach = (position // block + 1) * block
@@ -96,8 +111,9 @@ def _attend(
         last = tl.minimum(last, tl.max(reach, 0))
     first = 0
     if SPLITS:
-        first = tl.program_id(2) * split
-        last = tl.minimum(last, first + split)
+        width = tl.cdiv(tl.cdiv(length, parts), 16) * 16
+        first = tl.program_id(2) * width
+        last = tl.minimum(last, first + width)
     if KIND == 4:
         base = tl.load(base_ptr + row)
         own = tl.load(nodes_ptr + row * queries + i, mask=present & (position >= 0), other=-1)
@@ -166,35 +182,38 @@ def _combine(
     parts,  # P
     D: tl.constexpr,
     D_PAD: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     n = tl.program_id(0).to(tl.int64)
     count = tl.num_programs(0).to(tl.int64)
     d = tl.arange(0, D_PAD)
     top = float("-inf")
+    for start in range(0, parts, CHUNK):
+        part = start + tl.arange(0, CHUNK)
+        tops = tl.load(top_ptr + part * count + n, mask=part < parts, other=float("-inf"))
+        top = tl.maximum(top, tl.max(tops, 0))
+    top = tl.where(top == float("-inf"), 0.0, top)
     mass = 0.0
     total = tl.zeros([D_PAD], tl.float32)
-    for part in range(parts):
-        at = part * count + n
-        new = tl.load(top_ptr + at)
-        higher = tl.maximum(top, new)
-        level = tl.where(higher == float("-inf"), 0.0, higher)
-        correction = tl.exp(top - level)
-        added = tl.exp(new - level)
-        mass = mass * correction + tl.load(mass_ptr + at) * added
-        total = total * correction + tl.load(total_ptr + at * D + d, mask=d < D, other=0.0) * added
-        top = higher
+    for start in range(0, parts, CHUNK):
+        part = start + tl.arange(0, CHUNK)
+        at, some = part * count + n, part < parts
+        share = tl.exp(tl.load(top_ptr + at, mask=some, other=float("-inf")) - top)
+        mass += tl.sum(tl.load(mass_ptr + at, mask=some, other=0.0) * share, 0)
+        both = some[:, None] & (d < D)[None, :]
+        totals = tl.load(total_ptr + at[:, None] * D + d[None, :], mask=both, other=0.0)
+        total += tl.sum(totals * share[:, None], 0)
     total = total / tl.where(mass == 0.0, 1.0, mass)
     tl.store(out_ptr + n * D + d, total.to(out_ptr.dtype.element_ty), mask=d < D)
 
 
-def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: Any, *, split: int | None = None) -> Tensor:
+def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: Any, *, parts: int | None = None) -> Tensor:
     """`attend` for an `AttentionPattern` with the plan's own rule: q [B, Q, H, D] -> [B, Q, H, D].
 
     k and v are [R, >= S, K, D].
 
     A query that sees nothing (padding) gives zeros. The last dimension of q, k and v has to be contiguous, or is made
-    so. `split` is how many slots are read by one program, every so many a part; None decides by the shapes, 0 never
-    splits.
+    so. `parts` is the number of parts that each row's slots are split into; None decides by the shapes.
     """
     visible, positions, lengths = pattern.visible, pattern.positions, pattern.lengths
     assert visible is not None
@@ -213,16 +232,16 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: Any, *, split: int |
     if not out.numel():
         return out
     stacked = queries * (heads // kv)  # queries before one key head
-    large = dim <= 64 and q.dtype != torch.float32  # fits the shared memory of small GPUs
-    block_q = 16 if stacked <= 16 else 64 if large else 32
-    if split is None:
-        split = parts_of(stacked)
-    parts = triton.cdiv(pattern.extent, split) if split else 1
+    tile = tile_of(stacked, dim, kind, q.dtype)
+    blocks = triton.cdiv(stacked, tile.queries)
+    if parts is None:
+        parts = parts_of(stacked, blocks * kv)
+    stored = min(parts, triton.cdiv(pattern.extent, _NARROWEST))  # later parts have no slot
     partial, top, mass = out, out, out
     if parts > 1:
-        partial = torch.empty((parts, *out.shape), dtype=torch.float32, device=q.device)
-        top, mass = torch.empty((2, parts, batch, queries, heads), dtype=torch.float32, device=q.device)
-    launch: Any = _attend[(triton.cdiv(stacked, block_q), batch * kv, parts)]
+        partial = torch.empty((stored, *out.shape), dtype=torch.float32, device=q.device)
+        top, mass = torch.empty((2, stored, batch, queries, heads), dtype=torch.float32, device=q.device)
+    launch: Any = _attend[(blocks, batch * kv, stored)]
     launch(
         q,
         k,
@@ -242,7 +261,7 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: Any, *, split: int |
         visible.block or 1,
         parents.shape[-1],
         parents.shape[-1] if parents.dim() == 2 else 0,
-        split,
+        parts,
         dim**-0.5,
         *q.stride()[:3],
         *k.stride()[:3],
@@ -254,21 +273,34 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: Any, *, split: int |
         KIND=kind,
         HAS_ROWS=pattern.rows is not None,
         SPLITS=parts > 1,
-        BLOCK_Q=block_q,
-        BLOCK_S=64 if large else 32,
+        BLOCK_Q=tile.queries,
+        BLOCK_S=tile.slots,
         WIDE=interpreted(),
-        num_stages=1 if q.dtype == torch.float32 else 2,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
     )
     if parts > 1:
         combine: Any = _combine[(batch * queries * heads,)]
-        combine(partial, top, mass, out, parts, D=dim, D_PAD=triton.next_power_of_2(dim), num_warps=1)
+        combine(partial, top, mass, out, stored, D=dim, D_PAD=triton.next_power_of_2(dim), CHUNK=_CHUNK, num_warps=2)
     return out
 
 
-def parts_of(stacked: int) -> int:
-    """The number of slots per program, for `stacked` queries times heads per key head; 0: all slots.
+def parts_of(stacked: int, programs: int) -> int:
+    """The number of parts of a row's slots, for `stacked` queries times heads per key head in so many `programs`."""
+    if stacked > _SHORT or programs >= _PROGRAMS:
+        return 1
+    width = _USUAL // triton.cdiv(_PROGRAMS, programs) // _NARROWEST * _NARROWEST
+    return triton.cdiv(_USUAL, max(width, _NARROWEST))
 
-    A part's sums are written and read once more, in float32: with 16 slots for each of them that stays an eighth of
-    what reading its keys and values in 16 bits costs, or less.
-    """
-    return 0 if stacked > _SHORT else 16 * max(16, triton.next_power_of_2(stacked))
+
+def tile_of(stacked: int, dim: int, kind: int, dtype: torch.dtype) -> Tile:
+    """What a program computes at once, of `stacked` queries times heads per key head, of heads of `dim`."""
+    few = 16 if stacked <= 16 else 32
+    if dtype == torch.float32:
+        return Tile(few, 32, stages=1)
+    roomy = architecture() >= 90  # shared memory for wide tiles
+    if kind in (_MASK, _TREE) or not roomy or dim > 128:  # they need registers for what they read beside
+        return Tile(few if stacked <= 32 or dim > 64 else 64, 64 if dim <= 64 else 32)
+    if stacked <= _SHORT:
+        return Tile(few if stacked <= 32 else 64, 64)
+    return Tile(128, 128 if kind == _BIDIRECTIONAL or dim <= 64 else 64, warps=8)

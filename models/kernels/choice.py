@@ -59,6 +59,16 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def architecture() -> int:
+    """What Triton compiles for, as 90 for an H100; under the interpreter the same."""
+    if interpreted():
+        return 90
+    from triton.runtime import jit
+
+    arch = jit.driver.active.get_current_target().arch
+    return arch if isinstance(arch, int) else 0  # AMD's are names
+
+
 @cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None
