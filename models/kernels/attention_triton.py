@@ -219,15 +219,40 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: Any, *, parts: int |
     assert visible is not None
     assert positions is not None
     assert lengths is not None
+    kind, parents, base, nodes = _MASK, None, None, None
+    if pattern.nodes is not None and visible.parents is not None and visible.base is not None:
+        kind, parents, base, nodes = _TREE, visible.parents, visible.base, pattern.nodes
+    elif pattern.allowed is None:
+        kind = {"bidirectional": _BIDIRECTIONAL, "causal": _CAUSAL, "segments": _SEGMENTS}[visible.kind]
+    found = positions, lengths, pattern.rows, pattern.allowed, parents, base, nodes, kind, pattern.extent
+    if torch.compiler.is_compiling():
+        out: Tensor = torch.ops.pardec.attention(q, k, v, *found, visible.block or 1)
+        return out
+    return run_attention(q, k, v, *found, visible.block or 1, parts)
+
+
+def run_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    lengths: Tensor,
+    rows: Tensor | None,
+    allowed: Tensor | None,
+    parents: Tensor | None,
+    base: Tensor | None,
+    nodes: Tensor | None,
+    kind: int,
+    extent: int,
+    block: int,
+    parts: int | None = None,
+) -> Tensor:
+    """`attend_triton` of the fields of a pattern."""
     batch, queries, heads, dim = q.shape
     kv = k.shape[2]
     q, k, v = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (q, k, v))
-    kind, parents, base, nodes = _MASK, lengths, lengths, lengths
-    if pattern.nodes is not None and visible.parents is not None and visible.base is not None:
-        kind, nodes = _TREE, pattern.nodes.contiguous()
-        parents, base = visible.parents.contiguous(), visible.base.contiguous()
-    elif pattern.allowed is None:
-        kind = {"bidirectional": _BIDIRECTIONAL, "causal": _CAUSAL, "segments": _SEGMENTS}[visible.kind]
+    lengths = lengths.contiguous()
+    parents = lengths if parents is None else parents.contiguous()
     out = torch.empty((batch, queries, heads, dim), dtype=q.dtype, device=q.device)
     if not out.numel():
         return out
@@ -236,7 +261,7 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: Any, *, parts: int |
     blocks = triton.cdiv(stacked, tile.queries)
     if parts is None:
         parts = parts_of(stacked, blocks * kv)
-    stored = min(parts, triton.cdiv(pattern.extent, _NARROWEST))  # later parts have no slot
+    stored = min(parts, triton.cdiv(extent, _NARROWEST))  # later parts have no slot
     partial, top, mass = out, out, out
     if parts > 1:
         partial = torch.empty((stored, *out.shape), dtype=torch.float32, device=q.device)
@@ -250,15 +275,15 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: Any, *, parts: int |
         top,
         mass,
         positions.contiguous(),
-        lengths.contiguous(),
-        pattern.rows if pattern.rows is not None else lengths,
-        pattern.allowed.contiguous() if pattern.allowed is not None else lengths,
+        lengths,
+        lengths if rows is None else rows,
+        lengths if allowed is None else allowed.contiguous(),
         parents,
-        base,
-        nodes,
+        lengths if base is None else base.contiguous(),
+        lengths if nodes is None else nodes.contiguous(),
         queries,
-        pattern.extent,
-        visible.block or 1,
+        extent,
+        block,
         parents.shape[-1],
         parents.shape[-1] if parents.dim() == 2 else 0,
         parts,
@@ -271,7 +296,7 @@ def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: Any, *, parts: int |
         D=dim,
         D_PAD=max(16, triton.next_power_of_2(dim)),
         KIND=kind,
-        HAS_ROWS=pattern.rows is not None,
+        HAS_ROWS=rows is not None,
         SPLITS=parts > 1,
         BLOCK_Q=tile.queries,
         BLOCK_S=tile.slots,

@@ -53,6 +53,11 @@ def add_matmul(h: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None)
     return out if bias is None else out + bias
 
 
+def add_matmul_into(h: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """h [M, N] += x [M, K] @ weight [N, K].T, of a plain weight; returns h. A sum elsewhere would copy h first."""
+    return h.addmm_(x, weight.t())
+
+
 def matmul_into(out: Tensor, x: Tensor, weight: Tensor) -> None:
     """Writes x [M, K] @ weight [N, K].T to `out` [M, N], of any type, whose rows need not be contiguous."""
     if isinstance(weight, PackedWeight):

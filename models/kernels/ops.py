@@ -5,6 +5,12 @@
                       in float32; keys and values are written where a cache keeps them
     glu               activation(gate) * up, gate and up being the halves of one matmul's result
 
+On a GPU, layers with plain weights in 16 bits run fewer and larger operations (`Fused`):
+
+    norm_matmul       norm(x) @ W.T (+ b)
+    norm_swiglu       silu(gate) * up of the halves of norm(x) @ W.T (+ b)
+    add_norm          (h, x) -> (h + x, norm(h + x))
+
 A forward takes one `Ops` for each device it runs on, and its layers ask for no version again. `attend` is not among
 them: which version of it runs depends on what the queries see, and the `AttentionPattern` of the forward says it.
 """
@@ -44,6 +50,17 @@ class Ops:
     norm: Callable[[Tensor, Tensor, float], Tensor]
     rotary_and_cache: Callable[[Tensor, Tensor, Tensor, int, Slots | None, int], tuple[Tensor, Tensor, Tensor]]
     glu: Callable[[Tensor, Activation], Tensor]
+    fused: Fused | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """Operations of a layer that run as one kernel each, of states [M, E] and plain weights in 16 bits."""
+
+    norm_matmul: Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]  # x, gain, eps, weight, bias
+    norm_swiglu: Callable[[Tensor, Tensor | None, float, Tensor, Tensor | None], Tensor]  # without a gain: x is normed
+    add_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # h, x, gain, eps
+    few: int  # up to so many rows, a norm costs nothing before its matmul
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -155,26 +172,61 @@ def _known(device: torch.device, dtype: torch.dtype, name: str | None, watched: 
     """The choice, kept for later forwards by all that it depends on; `asked` are functions that tests replace."""
     chosen = backend(device, dtype)
     if chosen == "triton":
-        return triton_ops(all_of_them=name == "triton")
+        in_16_bits = dtype in (torch.float16, torch.bfloat16) and not torch.is_grad_enabled()
+        return triton_ops(all_of_them=name == "triton", fused=in_16_bits)
     return C if chosen == "c" else REFERENCE
 
 
 @cache
-def triton_ops(*, all_of_them: bool) -> Ops:
+def triton_ops(*, all_of_them: bool, fused: bool = False) -> Ops:
     """The operations in Triton; its norm, which is no faster than PyTorch's, only with `all_of_them`."""
+    from . import torch_ops as compiled
     from .glu_triton import swiglu_triton
-    from .norm_triton import norm_triton
+    from .matmul_triton import FEW, normed_matmul, swiglu_matmul
+    from .norm_triton import add_norm_triton, norm_triton
     from .rotary_triton import rotate_into_triton, rotate_triton
+
+    own_norm = norm_triton if all_of_them else norm
+    compiling = torch.compiler.is_compiling  # then operations of PyTorch are called, which torch.compile fuses around
 
     def rotary_and_cache_triton(
         qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots | None, layer: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         if slots is not None and not slots.stored:
-            return rotate_into_triton(qkv, cos, sin, heads, slots, layer)
-        (q, k), v = rotate_triton(qkv, cos, sin, heads), qkv[:, :, (heads + qkv.shape[2]) // 2 :]
+            if not compiling():
+                return rotate_into_triton(qkv, cos, sin, heads, slots, layer)
+            kept = slots.cache.k[layer], slots.cache.v[layer]
+            return compiled.rotary_into_cache(qkv, cos, sin, heads, *kept, slots.flat), *kept
+        q, k = (compiled.rotary if compiling() else rotate_triton)(qkv, cos, sin, heads)
+        v = qkv[:, :, (heads + qkv.shape[2]) // 2 :]
         return (q, k, v) if slots is None else (q, *slots.write(layer, k, v))
 
     def glu_triton(gate_up: Tensor, activation: Activation = "silu") -> Tensor:
-        return swiglu_triton(gate_up) if activation == "silu" else glu(gate_up, activation)
+        if activation != "silu":
+            return glu(gate_up, activation)
+        return compiled.swiglu(gate_up) if compiling() else swiglu_triton(gate_up)
 
-    return Ops("triton", norm_triton if all_of_them else norm, rotary_and_cache_triton, glu_triton)
+    def norm_first(x: Tensor) -> bool:
+        """Whether the norm is an operation of its own; x times gain could overflow float16."""
+        return len(x) > FEW or x.dtype != torch.bfloat16
+
+    def norm_matmul(x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if norm_first(x):
+            return F.linear(own_norm(x, gain, eps), weight, bias)
+        return (compiled.normed_matmul if compiling() else normed_matmul)(x, gain, eps, weight, bias)
+
+    def norm_swiglu(x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if gain is not None and norm_first(x):
+            x, gain = own_norm(x, gain, eps), None
+        return (compiled.swiglu_matmul if compiling() else swiglu_matmul)(x, gain, eps, weight, bias)
+
+    def add_norm(h: Tensor, x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return (compiled.add_norm if compiling() else add_norm_triton)(h, x, gain, eps)
+
+    return Ops(
+        "triton",
+        own_norm,
+        rotary_and_cache_triton,
+        glu_triton,
+        Fused(norm_matmul, norm_swiglu, add_norm, FEW) if fused else None,
+    )

@@ -67,7 +67,7 @@ def rotate_triton(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Te
     """The rotated queries [B, Q, H, D] and keys [B, Q, K, D] of `rotary_and_cache`, without a cache."""
     kv = (qkv.shape[2] - heads) // 2
     k = torch.empty((*qkv.shape[:2], kv, qkv.shape[3]), dtype=qkv.dtype, device=qkv.device)
-    return _launch(qkv, cos, sin, heads, k, None, None), k
+    return launch_rotary(qkv, cos, sin, heads, k, None, None), k
 
 
 def rotate_into_triton(
@@ -75,10 +75,10 @@ def rotate_into_triton(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`rotary_and_cache` for a plain cache, without a store."""
     k, v = slots.cache.k[layer], slots.cache.v[layer]
-    return _launch(qkv, cos, sin, heads, k, v, slots.flat), k, v
+    return launch_rotary(qkv, cos, sin, heads, k, v, slots.flat), k, v
 
 
-def _launch(
+def launch_rotary(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, k: Tensor, v: Tensor | None, flat: Tensor | None
 ) -> Tensor:
     """The rotated queries; keys go to `k`, and values to `v`, at the slots `flat` [B * Q] where there are any."""

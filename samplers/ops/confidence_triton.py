@@ -21,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import custom_op
 
 _BLOCK = 256  # logits of a block: one warp reads eight per thread
 _PROGRAMS = 4096  # enough for every processor of a GPU: 31 warps for each of 132
@@ -173,6 +174,9 @@ def statistics(
     `tokens` and `by`, [..., K] both, are read once for each block of the vocabulary. With `keys` [...] int64, see
     `rng.Keyed.keys`, a token is drawn in each row.
     """
+    if torch.compiler.is_compiling():
+        *found, drawn = statistics_op(logits, temperature, tokens, by, keys)
+        return Statistics(*found, None if keys is None else drawn)
     shape, vocab = logits.shape[:-1], logits.shape[-1]
     rows = logits.reshape(-1, vocab)
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
@@ -224,3 +228,24 @@ def confidence(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """ids (int64), top1, top2, mass, entropy (float32), each [...], of `logits` [..., V]; see `statistics`."""
     return statistics(logits, temperature, tokens, by)[:5]
+
+
+@custom_op("pardec::statistics", mutates_args=())
+def statistics_op(
+    logits: Tensor, temperature: float, tokens: Tensor | None, by: Tensor | None, keys: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`statistics` as an operation of PyTorch, for torch.compile; without `keys`, an empty tensor for what is drawn."""
+    ids, top1, top2, mass, entropy, highest, drawn = (
+        None if each is None else each.clone() for each in statistics(logits, temperature, tokens, by, keys)
+    )  # copies: results of an operation must not share memory
+    return ids, top1, top2, mass, entropy, highest, ids.new_empty(0) if drawn is None else drawn
+
+
+@statistics_op.register_fake
+def _(
+    logits: Tensor, temperature: float, tokens: Tensor | None, by: Tensor | None, keys: Tensor | None
+) -> tuple[Tensor, ...]:
+    shape = logits.shape[:-1]
+    ids = logits.new_empty(shape, dtype=torch.int64)
+    values = [logits.new_empty(shape, dtype=torch.float32) for _ in range(5)]
+    return ids, *values, ids.new_empty(0) if keys is None else torch.empty_like(ids)

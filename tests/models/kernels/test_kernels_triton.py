@@ -34,9 +34,9 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     return held.to(dtype)[..., : shape[-1]].to(DEVICE)
 
 
-def close(found: Tensor, expected: Tensor) -> None:
+def close(found: Tensor, expected: Tensor, times: float = 1) -> None:
     error = (found.float() - expected.float()).abs().max() / expected.float().abs().max()
-    assert error <= TOLERANCE[expected.dtype], error
+    assert error <= times * TOLERANCE[expected.dtype], error
 
 
 @DTYPES

@@ -1,0 +1,175 @@
+"""Matmuls with a norm before and a gate after them, in Triton, and the kernels as operations of torch.compile.
+
+On a GPU if there is one, else under the interpreter: `test_attention_triton` starts that process.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pardec.models.caches.kv_cache import KVCache
+from pardec.models.kernels import ops as ops_module
+from pardec.models.kernels.ops import REFERENCE, triton_ops
+from pardec.models.plan import Plan, Visible
+from tests.models.kernels.test_kernels_triton import DEVICE, INTERPRETED, close, random
+from tests.models.toys import ids, model
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
+    pytest.mark.skipif(not INTERPRETED and DEVICE.type != "cuda", reason="no GPU, and not interpreted"),
+]
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+BRAIN = torch.bfloat16
+
+
+def weights(rows: int, columns: int, dtype: torch.dtype, seed: int) -> Tensor:
+    return (random(rows, columns, dtype=torch.float32, seed=seed) / columns**0.5).to(dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("rows", "entries", "outputs"), [(1, 8, 5), (3, 130, 40), (64, 128, 17)], ids=str)
+def test_norm_before_a_matmul(rows: int, entries: int, outputs: int, biased: bool, dtype: torch.dtype) -> None:
+    from pardec.models.kernels.matmul_triton import normed_matmul, swiglu_matmul
+
+    x, gain = random(rows, entries, dtype=dtype) * 3, torch.rand(entries, device=DEVICE).to(dtype) + 0.5
+    weight, bias = weights(2 * outputs, entries, dtype, 1), random(2 * outputs, dtype=dtype, seed=2)
+    bias = bias if biased else None
+    wide = F.rms_norm(x.float(), (entries,), gain.float(), 1e-5)
+    product = F.linear(wide, weight.float(), None if bias is None else bias.float())
+    found = normed_matmul(x, gain, 1e-5, weight, bias)
+    assert (found.shape, found.dtype) == ((rows, 2 * outputs), dtype)
+    close(found, product.to(dtype))
+    gate, up = product.chunk(2, -1)
+    # Three roundings, which the interpreter makes towards zero in bfloat16.
+    close(swiglu_matmul(x, gain, 1e-5, weight, bias), (F.silu(gate) * up).to(dtype), times=2)
+
+
+@DTYPES
+@pytest.mark.parametrize(("rows", "entries", "outputs"), [(0, 8, 4), (65, 64, 5), (70, 40, 130)], ids=str)
+def test_gate_after_a_matmul_of_many_rows(rows: int, entries: int, outputs: int, dtype: torch.dtype) -> None:
+    from pardec.models.kernels.matmul_triton import swiglu_matmul
+
+    x, weight = random(rows, entries, dtype=dtype), weights(2 * outputs, entries, dtype, 1)
+    found = swiglu_matmul(x, None, 0.0, weight)
+    assert found.shape == (rows, outputs)
+    if rows:
+        gate, up = F.linear(x.float(), weight.float()).chunk(2, -1)
+        close(found, (F.silu(gate) * up).to(dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5, 24), (0, 8), (2, 1000)], ids=str)
+def test_residual_sum_with_its_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    from pardec.models.kernels.norm_triton import add_norm_triton
+
+    h, x = random(*shape, dtype=dtype), random(*shape, dtype=dtype, seed=1)
+    gain = torch.rand(shape[-1], device=DEVICE).to(dtype) + 0.5
+    total, normed = add_norm_triton(h, x, gain, 1e-5)
+    if h.numel():
+        close(total, h + x)
+        close(normed, F.rms_norm((h + x).float(), shape[-1:], gain.float(), 1e-5).to(dtype))
+
+
+@pytest.mark.parametrize(("rows", "bias", "cached"), [(3, False, True), (3, True, False), (33, False, False)])
+def test_a_layer_in_few_operations(rows: int, bias: bool, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows and many, with a cache and without, all queries and some; taps keep the states of their layer."""
+    decoder = model(layers=2, kv_heads=2, out_bias=bias, qkv_bias=bias).decoder.to(DEVICE)
+    state = {name: value.bfloat16() for name, value in decoder.state_dict().items()}
+    plan = Plan.full(ids(2, rows), Visible.bidirectional(), torch.full((2,), rows))
+    plans = replace(plan, hidden=(-1, 0)), replace(plan, want=torch.tensor([[0, 2]] * 2), narrow=True)
+    found: dict[str, list[Tensor]] = {}
+    for name in ("triton", "reference"):
+        monkeypatch.setenv("PARDEC_KERNELS", name)
+        decoder = decoder.to(BRAIN if name == "triton" else torch.float32)
+        decoder.load_state_dict(state)
+        found[name] = []
+        with torch.inference_mode():
+            for asked in plans[: 1 if rows > 3 else 2]:
+                cache = decoder.new_cache(2, rows) if cached else None
+                fused = decoder._pass(asked, cache, DEVICE, decoder.embed.weight.dtype, None, None).ops.fused
+                assert (fused is not None) == (name == "triton")
+                hidden = decoder.forward(asked, cache)
+                found[name] += [hidden.logits(), *hidden.taps.values()]
+    for out, expected in zip(found["triton"], found["reference"], strict=True):
+        assert (out.float() - expected.float()).norm() < 0.03 * expected.float().norm()
+
+
+def operations() -> list[tuple[Any, tuple[Any, ...]]]:
+    """Each operation of PyTorch, with arguments."""
+    from pardec.models.kernels import torch_ops
+    from pardec.samplers.ops.confidence_triton import statistics_op
+
+    x, gain, weight = torch.randn(3, 16), torch.ones(16), torch.randn(8, 16)
+    qkv, cos, sin = torch.randn(1, 3, 4, 8), torch.randn(1, 3, 1, 8), torch.randn(1, 3, 1, 8)
+    q, (k, v) = torch.randn(1, 3, 2, 16), torch.randn(2, 1, 6, 1, 16)
+    order, lengths = torch.arange(3)[None], torch.tensor([3])
+    cached = torch.zeros(1, 9, 1, 8), torch.zeros(1, 9, 1, 8), torch.tensor([2, 4, 5])
+    found = [
+        (torch_ops.rotary, (qkv, cos, sin, 2)),
+        (torch_ops.rotary_into_cache, (qkv, cos, sin, 2, *cached)),
+        (torch_ops.swiglu, (x,)),
+        (torch_ops.add_norm, (x, x + 1, gain, 1e-5)),
+        (torch_ops.normed_matmul, (x, gain, 1e-5, weight, torch.randn(8))),
+        (torch_ops.swiglu_matmul, (x, None, 1e-5, weight, None)),
+        (torch_ops.attention, (q, k, v, order, lengths, None, None, None, None, None, 1, 3, 1)),
+        (statistics_op, (torch.randn(2, 9), 0.7, None, None, torch.tensor([4, 5]))),
+    ]
+    return [(op, tuple(a.to(DEVICE) if isinstance(a, Tensor) else a for a in given)) for op, given in found]
+
+
+@pytest.mark.parametrize("index", range(8))
+def test_operations_hold_what_torch_compile_asks_of_them(index: int) -> None:
+    operation, arguments = operations()[index]
+    torch.library.opcheck(operation, arguments)
+
+
+def test_a_compiled_layer_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels stand in the graph as operations, between those that are fused."""
+    monkeypatch.setenv("PARDEC_KERNELS", "triton")
+    ops = triton_ops(all_of_them=False, fused=True)
+    fused = ops.fused
+    assert fused is not None
+    cache = KVCache(layers=1, batch=1, capacity=4, kv_heads=1, head_dim=8, device=DEVICE)
+    order = torch.arange(3, device=DEVICE)[None]
+    slots = cache.slots(Plan(order, order, order, Visible.causal(), torch.tensor([3], device=DEVICE), order))
+    slots.flat  # noqa: B018
+    cos, sin = torch.randn(2, 1, 3, 1, 8, device=DEVICE).unbind(0)
+    gain, qkv_weight, gate_up = torch.ones(16), torch.randn(32, 16) / 4, torch.randn(24, 16) / 4
+    gain, qkv_weight, gate_up = (each.bfloat16().to(DEVICE) for each in (gain, qkv_weight, gate_up))
+
+    def run(h: Tensor) -> tuple[Tensor, ...]:
+        qkv = fused.norm_matmul(h * 2, gain, 1e-5, qkv_weight, None).view(1, 3, 4, 8).float()
+        q, k, v = ops.rotary_and_cache(qkv, cos, sin, 2, slots, 0)
+        h, normed = fused.add_norm(h, q.flatten(2)[0].bfloat16(), gain, 1e-5)
+        return fused.norm_swiglu(normed, None, 1e-5, gate_up, None) + 1, k.clone(), v.clone(), ops.glu(h, "silu")
+
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    h = torch.randn(3, 16).bfloat16().to(DEVICE)
+    with torch.no_grad():
+        expected = run(h)
+        found = torch.compile(run, backend=backend, fullgraph=True)(h)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    named = {str(node.target) for node in graphs[0].graph.nodes if "pardec" in str(node.target)}
+    assert len(graphs) == 1
+    assert len(named) == 5
+
+
+def test_definitions_are_what_others_run() -> None:
+    assert REFERENCE.fused is None
+    assert ops_module.C.fused is None
+    assert os.environ.get("TRITON_INTERPRET") == "1" or DEVICE.type == "cuda"
