@@ -6,6 +6,10 @@ For a masked decode with a KV cache there is a prediction from its operation cou
 
 The uncached step is the first of the same request without a cache, run in turn with the whole decodes; operations are
 the floor's. `over_predicted` is the decode's time over the predicted one, the median over the pairs.
+
+The fair bound is the time of the model's own matmuls at the numbers of rows that its forwards have. Two more decodes
+are compared bit by bit, and in a third the logits with those of the kernels' definitions (`repeatability`): in 16 bits
+tokens depend on near ties, and whether they are the same is only reported.
 """
 
 from __future__ import annotations
@@ -34,8 +38,10 @@ from ..requests.call import Call
 from ..requests.images import with_defaults
 from ..requests.prompts import encode
 from .clock import timed
+from .fair import FairBound
 from .floor import Rates, floor, rates
 from .parts import PARTS, TIMED, Fed, Split, split, uncached
+from .repeatability import place, repeats, teacher_forced
 from .rivals import Rivals, rivals
 
 _READING = 1e-5  # the most seconds that reading the clock takes, including what it evicts from CPU caches
@@ -89,6 +95,8 @@ def bench(
         )
     images = model.imaging is not None
     measured = rates(network.device, network.dtype, _weight_bytes(model))
+    stack = native(network.decoder) if isinstance(network, LanguageModel) else None
+    fair = FairBound(stack) if stack is not None else None
     lengths = [(0, 0)] if images else list(product((0,) if prompts else contexts, new))
     applied = chat_template.applies(model, chat)
     if applied:
@@ -98,7 +106,8 @@ def bench(
         others = Rivals()
         if beside and isinstance(network, LanguageModel):
             others = rivals(replace(network, decoder=native(network.decoder) or network.decoder), call)
-        yield {"model": model.name, "parameters": network.parameters, **_measure(model, call, others, pairs, measured)}
+        row = _measure(model, call, others, pairs, measured, fair)
+        yield {"model": model.name, "parameters": network.parameters, **row}
 
 
 def prepare(
@@ -151,7 +160,9 @@ def _weight_bytes(model: pardec.Model) -> int:
     return model.network.parameters * torch.empty((), dtype=model.network.dtype).element_size()
 
 
-def _measure(model: pardec.Model, call: Call, others: Rivals, pairs: int, measured: Rates) -> dict[str, Any]:
+def _measure(
+    model: pardec.Model, call: Call, others: Rivals, pairs: int, measured: Rates, fair: FairBound | None
+) -> dict[str, Any]:
     device = model.network.device
     runs: dict[str, Callable[[], Any]] = {"pardec": lambda: _decode(model, call), **others.runs}
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -176,8 +187,12 @@ def _measure(model: pardec.Model, call: Call, others: Rivals, pairs: int, measur
             uncached_steps.append(uncached(model.language_model, call))
     last = splits[-1]
     ours = finished.latents if finished.latents is not None else finished.tokens
-    if (last.tokens != ours).any():
-        raise Differs(f"{call.sampler.spec}: the run that timed its parts gave other tokens than the run without")
+    same_tokens = not (last.tokens != ours).any()
+    checks = _checks(model, call)
+    if not same_tokens and model.network.dtype == torch.float32:
+        where = place(checks["repeats"]) if checks["repeats"] else "where is not known"
+        text = "the run that timed its parts gave other tokens than the run without"
+        raise Differs(f"{call.sampler.spec}: {text}; two runs compared bit by bit: {where}")
     parts, clock = _parts(splits[1:], times["pardec"], device)
     step = statistics.median(times["pardec"]) / last.steps
     tokens = int((np.asarray(finished.trace.lengths) - np.asarray(call.prompts)).sum())
@@ -194,6 +209,9 @@ def _measure(model: pardec.Model, call: Call, others: Rivals, pairs: int, measur
         "clock_s": clock,
         "decision_and_host": (parts["decision"] + parts["host"]) / sum(parts.values()),
         **_floor(model, last, step, measured, known=_whole_layers(model, call)),
+        **_fair(model, last, step, fair if _whole_layers(model, call) else None),
+        "same_tokens": same_tokens,
+        **checks,
         **_predict(model, last, times["pardec"], uncached_steps[1:], measured),
         "tokens_fed": sum(finished.tokens_fed) + finished.padding,
         "forwards": _forwards(model),
@@ -233,6 +251,22 @@ def _floor(model: pardec.Model, run: Split, step: float, measured: Rates, *, kno
         "step_s": whole.seconds / run.steps,
     }
     return {"floor": each, "over_floor": step / each["step_s"], "rates": asdict(measured)}
+
+
+def _fair(model: pardec.Model, run: Split, step: float, fair: FairBound | None) -> dict[str, Any]:
+    """The seconds of the model's own matmuls per step; None where they are not known."""
+    if fair is None or not fair.known:
+        return {"fair_s": None, "over_fair": None}
+    seconds = fair.of(run.fed, run.heads) / run.steps
+    return {"fair_s": seconds, "over_fair": step / seconds}
+
+
+def _checks(model: pardec.Model, call: Call) -> dict[str, Any]:
+    """Two runs compared bit by bit, and logits with those of the definitions; None for stacks that are not native."""
+    network = model.network
+    if not isinstance(network, LanguageModel) or native(network.decoder) is None:
+        return {"repeats": None, "logits": None}
+    return {"repeats": repeats(network, call), "logits": teacher_forced(network, call)}
 
 
 def _whole_layers(model: pardec.Model, call: Call) -> bool:

@@ -49,6 +49,13 @@ def _replayed(forwards: dict[str, int] | None) -> str:
     return "" if not forwards else f"{forwards.get('replayed', 0) / sum(forwards.values()):.0%} of forwards"
 
 
+def _repeats(row: Row) -> str:
+    found = row.get("repeats")
+    if not found:
+        return ""
+    return "yes" if not found["different"] else f"no, step {found['first_step']}, layer {found['first_layer']}"
+
+
 def _part(name: str) -> Callable[[Row], str]:
     return lambda row: _ms(row["split_s"][name])
 
@@ -64,6 +71,10 @@ DECODE: tuple[Column, ...] = (
     ("decision + host", lambda row: f"{row['decision_and_host']:.0%}"),
     ("floor", lambda row: "" if row["floor"] is None else _ms(row["floor"]["step_s"])),
     ("time / floor", lambda row: "" if row["over_floor"] is None else f"{row['over_floor']:.2f}x"),
+    ("fair bound", lambda row: _ms(row.get("fair_s"))),
+    ("time / fair", lambda row: "" if row.get("over_fair") is None else f"{row['over_fair']:.2f}x"),
+    ("repeats", _repeats),
+    ("logits apart", lambda row: "" if not row.get("logits") else f"{row['logits']['furthest']:.1e}"),
     ("time / predicted", lambda row: "" if row["over_predicted"] is None else f"{row['over_predicted']:.2f}x"),
     ("positions", lambda row: str(row["tokens_fed"])),
     ("peak MiB", lambda row: _mb(row["peak_bytes"])),
