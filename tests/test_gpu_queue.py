@@ -10,6 +10,7 @@ import sys
 import zipfile
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -48,7 +49,7 @@ def test_dry_run_runs_every_entry(tmp_path: Path) -> None:
     done = queue("--dry-run", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads((tmp_path / "results.json").read_text())
-    assert list(results["entries"]) == ["a", "b", "c", "d", "e"]
+    assert list(results["entries"]) == ["a", "b", "c", "d", "f", "e"]
     for letter, entry in results["entries"].items():
         assert entry["status"] == "done", entry
         assert f"{letter}  done in {entry['seconds']:.0f} s" in done.stdout
@@ -59,6 +60,7 @@ def test_dry_run_runs_every_entry(tmp_path: Path) -> None:
     assert all(row["different"] == 0 for row in results["entries"]["b"]["rows"])
     assert {"plain", "transformers"} <= {row["loop"] for row in results["entries"]["c"]["rows"]}
     assert all(row["launches"] > 0 for row in results["entries"]["d"]["rows"])
+    assert all(row["apart"] < 0.05 for row in results["entries"]["f"]["rows"])
     files = list(tmp_path.iterdir())
     assert len(files) <= run_queue.MOST_FILES
     assert {"results.json", "log.txt", "state-1.bin", "texts-1.bin"} == {file.name for file in files}
@@ -115,12 +117,13 @@ def test_only_chooses_entries(capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 def test_list_names_every_entry_with_its_time() -> None:
     lines = queue("--list").stdout.splitlines()
-    assert [line[0] for line in lines] == ["a", "b", "c", "d", "e"]
+    assert [line[0] for line in lines] == ["a", "b", "c", "d", "f", "e"]
     assert [line.split(",")[0].split("  ")[-1].strip() for line in lines] == [
         "60 s",
         "40 s",
         "200 s",
         "50 s",
+        "40 s",
         "the rest",
     ]
     assert sum(entry.seconds or 0 for entry in run_queue.ENTRIES) < run_queue.WHOLE <= 540
@@ -227,3 +230,27 @@ def test_page_tells_runs_that_differ_from_a_first_one_that_does() -> None:
         page._repeats(row) for row in ({"repeats": True, "first_equal": False}, {"repeats": False}, {"repeats": True})
     ]
     assert seen == ["yes, after the first", "no", "yes"]
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+def test_kernels_are_timed_beside_their_versions_before(tmp_path: Path) -> None:
+    """Under the interpreter, with tiny shapes: every changed kernel has a row, and is near its definition."""
+    done = queue("--dry-run", "--only", "f", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "results.json").read_text())["entries"]["f"]["rows"]
+    assert not [row for row in rows if "error" in row or "not_measured" in row]
+    assert {row["kernel"] for row in rows} == {
+        "norm, qkv",
+        "norm, gate and up, SwiGLU",
+        "residual sum, norm",
+        "residual sum in a matmul",
+        "rotary",
+        "attention",
+        "confidence",
+        "confidence, draw",
+    }
+    assert all(row["apart"] < 0.05 for row in rows), [row for row in rows if row["apart"] >= 0.05]
+    assert all(
+        "before_ms" in row for row in rows if row["kernel"] in ("attention", "confidence", "rotary", "norm, qkv")
+    )
+    assert "Not measured: no run of entry f" in page.page([])

@@ -25,6 +25,8 @@ def main() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         os.environ.setdefault("PARDEC_KERNELS", "reference")  # no kernel in C is compiled for a few tiny forwards
+        if given.module == "kernels":
+            os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
     from gpu_runs.report import Report
 

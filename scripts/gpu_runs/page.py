@@ -199,10 +199,23 @@ def _failed(row: Row) -> str | None:
     return f"not measured: {row['not_measured']}" if "not_measured" in row else None
 
 
+def _kernels(rows: Sequence[Row]) -> str:
+    columns = (
+        ("kernel", lambda row: row["kernel"]),
+        ("shape", lambda row: row["shape"]),
+        ("ms", lambda row: _failed(row) or row.get("ms")),
+        ("version before, ms", lambda row: row.get("before_ms", "")),
+        ("definition, ms", lambda row: row.get("definition_ms", "")),
+        ("apart from the definition", lambda row: row.get("apart", "")),
+    )
+    return _table(columns, rows) if rows else ""
+
+
 _SECTIONS: tuple[tuple[str, str, Callable[[Sequence[Row]], str]], ...] = (
     ("a", "Tests", _tests),
     ("b", "Whether a decode repeats bit by bit", _repeatability),
     ("c", "Seconds of a step", _steps),
     ("d", "What a step launches", _profile),
+    ("f", "Kernels", _kernels),
     ("e", "Training", _training),
 )

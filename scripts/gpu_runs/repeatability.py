@@ -22,19 +22,13 @@ import pardec
 from gpu_runs.report import Report
 from gpu_runs.shapes import MASKED, model
 from pardec.bench.decode import prepare
+from pardec.bench.repeatability import checksum
 from pardec.models import decoder as decoder_module
 from pardec.models.kernels.variable import VARIABLE
 from pardec.models.layers import layer as layer_module
 from pardec.samplers.events import Finished
 
 CONTEXT, NEW, BLOCK = 448, 32, 32
-_INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def checksum(values: Tensor) -> Tensor:
-    """One int64 of all bits; sums of integers do not depend on their order."""
-    bits = values.contiguous().view(_INTEGER[values.element_size()]).flatten().long()
-    return (bits * (torch.arange(bits.numel(), device=bits.device) % 65_521 + 1)).sum()
 
 
 @dataclass
@@ -94,9 +88,13 @@ class Recorder:
 
         def chosen(*arguments: Any, **more: Any) -> Any:
             ops = choose(*arguments, **more)
-            return replace(
-                ops, **{name: self.recorded(name, getattr(ops, name)) for name in ("norm", "rotary_and_cache", "glu")}
-            )
+            names = "norm", "rotary_and_cache", "glu"
+            ops = replace(ops, **{name: self.recorded(name, getattr(ops, name)) for name in names})
+            if ops.fused is None:
+                return ops
+            names = "norm_matmul", "norm_swiglu", "add_norm"
+            fused = replace(ops.fused, **{name: self.recorded(name, getattr(ops.fused, name)) for name in names})
+            return replace(ops, fused=fused)
 
         def shared(*arguments: Any, **more: Any) -> Any:  # each matmul is one that is recorded
             return make_pass(*arguments, **more | {"plain_matmuls": False})
@@ -105,7 +103,7 @@ class Recorder:
             self.layer = len(stack.layers)
             return self.recorded("head", project)(states)
 
-        names = ("matmul", "add_matmul", "attend")
+        names = ("matmul", "add_matmul", "add_matmul_into", "attend")
         with (
             patch.multiple(layer_module, **{name: self.recorded(name, getattr(layer_module, name)) for name in names}),
             patch.object(decoder_module, "choose_ops", chosen),

@@ -64,6 +64,7 @@ ENTRIES = (
     Entry("b", "repeatability", "two runs of LLaDA-8B's shape compared bit by bit", 40, 90),
     Entry("c", "steps", "seconds of a step at the shapes of LLaDA-8B and Qwen3-8B, beside other loops", 200, 120),
     Entry("d", "step_profile", "launches, gaps and busy time of a step", 50, 90),
+    Entry("f", "kernels", "each kernel beside the version before it and its definition, in GPU time", 40, 120),
     Entry("e", "training", "the next stretch of SmolLM2 as a masked model", None, 90),
 )
 
