@@ -10,6 +10,7 @@ On a GPU, layers with plain weights in 16 bits run fewer and larger operations (
     norm_matmul       norm(x) @ W.T (+ b)
     norm_swiglu       silu(gate) * up of the halves of norm(x) @ W.T (+ b)
     add_norm          (h, x) -> (h + x, norm(h + x))
+    norm_rotary       rotary_and_cache of queries and keys whose heads are normalised before
 
 A forward takes one `Ops` for each device it runs on, and its layers ask for no version again. `attend` is not among
 them: which version of it runs depends on what the queries see, and the `AttentionPattern` of the forward says it.
@@ -60,6 +61,7 @@ class Fused:
     norm_matmul: Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]  # x, gain, eps, weight, bias
     norm_swiglu: Callable[[Tensor, Tensor | None, float, Tensor, Tensor | None], Tensor]  # without a gain: x is normed
     add_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # h, x, gain, eps
+    norm_rotary: Callable[..., tuple[Tensor, Tensor, Tensor]]  # `rotary_and_cache`; last the heads' gains and epsilon
     few: int  # up to so many rows, a norm costs nothing before its matmul
 
 
@@ -190,14 +192,24 @@ def triton_ops(*, all_of_them: bool, fused: bool = False) -> Ops:
     compiling = torch.compiler.is_compiling  # then operations of PyTorch are called, which torch.compile fuses around
 
     def rotary_and_cache_triton(
-        qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots | None, layer: int
+        qkv: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        heads: int,
+        slots: Slots | None,
+        layer: int,
+        norms: tuple[Tensor, Tensor, float] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        given = norms or (None, None, 0.0)
         if slots is not None and not slots.stored:
             if not compiling():
-                return rotate_into_triton(qkv, cos, sin, heads, slots, layer)
+                return rotate_into_triton(qkv, cos, sin, heads, slots, layer, norms)
             kept = slots.cache.k[layer], slots.cache.v[layer]
-            return compiled.rotary_into_cache(qkv, cos, sin, heads, *kept, slots.flat), *kept
-        q, k = (compiled.rotary if compiling() else rotate_triton)(qkv, cos, sin, heads)
+            return compiled.rotary_into_cache(qkv, cos, sin, heads, *kept, slots.flat, *given), *kept
+        if compiling():
+            q, k = compiled.rotary(qkv, cos, sin, heads, *given)
+        else:
+            q, k = rotate_triton(qkv, cos, sin, heads, norms)
         v = qkv[:, :, (heads + qkv.shape[2]) // 2 :]
         return (q, k, v) if slots is None else (q, *slots.write(layer, k, v))
 
@@ -228,5 +240,5 @@ def triton_ops(*, all_of_them: bool, fused: bool = False) -> Ops:
         own_norm,
         rotary_and_cache_triton,
         glu_triton,
-        Fused(norm_matmul, norm_swiglu, add_norm, FEW) if fused else None,
+        Fused(norm_matmul, norm_swiglu, add_norm, rotary_and_cache_triton, FEW) if fused else None,
     )

@@ -1,4 +1,7 @@
-"""Rotary embedding of queries and keys, and the cache's writes, in Triton: one program per position and few heads."""
+"""Rotary embedding of queries and keys in Triton, with the norms of their heads before and the cache's writes after.
+
+One program has one position and few heads.
+"""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 from __future__ import annotations
@@ -12,6 +15,8 @@ from torch import Tensor
 
 from ..caches.kv_cache import Slots
 
+HeadNorms = tuple[Tensor, Tensor, float]  # the gains [D] of queries and keys, and epsilon
+
 _ENTRIES = 1024  # numbers of a program
 
 
@@ -24,6 +29,9 @@ def _rotary(
     k_ptr,  # [slots, K, D]; without a cache [N, K, D]
     v_ptr,  # written if CACHED
     slot_ptr,  # [N], read if CACHED
+    q_gain_ptr,  # [D], read if NORMED, as the next one
+    k_gain_ptr,
+    eps,
     queries,
     cos_batch,
     cos_query,
@@ -37,6 +45,7 @@ def _rotary(
     D_PAD: tl.constexpr,
     BLOCK: tl.constexpr,  # heads of a program
     CACHED: tl.constexpr,
+    NORMED: tl.constexpr,
 ):
     n = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
@@ -54,7 +63,16 @@ def _rotary(
     sin = tl.load(sin_ptr + at, mask=rotated, other=0.0)
     x = tl.load(base + d, mask=is_query | is_key | (is_value & CACHED), other=0.0)
     partner = tl.load(base + other, mask=(is_query | is_key) & rotated, other=0.0).to(tl.float32)
-    out = (x.to(tl.float32) * cos + partner * sin).to(x.dtype)
+    wide = x.to(tl.float32)
+    if NORMED:
+        scale = 1.0 / tl.sqrt(tl.sum(wide * wide, 1)[:, None] / D + eps)
+        q_gain = tl.load(q_gain_ptr + d, mask=inside, other=0.0).to(tl.float32)
+        k_gain = tl.load(k_gain_ptr + d, mask=inside, other=0.0).to(tl.float32)
+        wide = (wide * scale * tl.where(head < HEADS, q_gain, k_gain)).to(x.dtype).to(tl.float32)  # as two operations
+        q_gain = tl.load(q_gain_ptr + other, mask=rotated, other=0.0).to(tl.float32)
+        k_gain = tl.load(k_gain_ptr + other, mask=rotated, other=0.0).to(tl.float32)
+        partner = (partner * scale * tl.where(head < HEADS, q_gain, k_gain)).to(x.dtype).to(tl.float32)
+    out = (wide * cos + partner * sin).to(x.dtype)
     tl.store(q_ptr + (n * HEADS + head) * D + d, out, mask=is_query)
     slot = n
     if CACHED:
@@ -63,23 +81,32 @@ def _rotary(
     tl.store(k_ptr + (slot * KV + head - HEADS) * D + d, out, mask=is_key)
 
 
-def rotate_triton(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+def rotate_triton(
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, norms: HeadNorms | None = None
+) -> tuple[Tensor, Tensor]:
     """The rotated queries [B, Q, H, D] and keys [B, Q, K, D] of `rotary_and_cache`, without a cache."""
     kv = (qkv.shape[2] - heads) // 2
     k = torch.empty((*qkv.shape[:2], kv, qkv.shape[3]), dtype=qkv.dtype, device=qkv.device)
-    return launch_rotary(qkv, cos, sin, heads, k, None, None), k
+    return launch_rotary(qkv, cos, sin, heads, k, None, None, norms), k
 
 
 def rotate_into_triton(
-    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots, layer: int
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots, layer: int, norms: HeadNorms | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`rotary_and_cache` for a plain cache, without a store."""
     k, v = slots.cache.k[layer], slots.cache.v[layer]
-    return launch_rotary(qkv, cos, sin, heads, k, v, slots.flat), k, v
+    return launch_rotary(qkv, cos, sin, heads, k, v, slots.flat, norms), k, v
 
 
 def launch_rotary(
-    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, k: Tensor, v: Tensor | None, flat: Tensor | None
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    k: Tensor,
+    v: Tensor | None,
+    flat: Tensor | None,
+    norms: HeadNorms | None = None,
 ) -> Tensor:
     """The rotated queries; keys go to `k`, and values to `v`, at the slots `flat` [B * Q] where there are any."""
     batch, queries, total, dim = qkv.shape
@@ -99,6 +126,7 @@ def launch_rotary(
             k,
             k if v is None else v,
             q if flat is None else flat,
+            *((cos, cos, 0.0) if norms is None else norms),
             queries,
             0 if len(cos) == 1 else cos.stride(0),
             cos.stride(1),
@@ -110,6 +138,7 @@ def launch_rotary(
             D_PAD=padded,
             BLOCK=block,
             CACHED=v is not None,
+            NORMED=norms is not None,
             num_warps=4,
         )
     return q

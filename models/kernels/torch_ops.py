@@ -15,30 +15,60 @@ from .glu_triton import swiglu_triton
 from .matmul_triton import normed_matmul as run_normed_matmul
 from .matmul_triton import swiglu_matmul as run_swiglu_matmul
 from .norm_triton import add_norm_triton
-from .rotary_triton import launch_rotary, rotate_triton
+from .rotary_triton import HeadNorms, launch_rotary, rotate_triton
 
 
 @custom_op("pardec::rotary", mutates_args=())
-def rotary(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """The rotated queries and keys of qkv [B, Q, H + 2 K, D]."""
-    return rotate_triton(qkv, cos, sin, heads)
+def rotary(
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, q_gain: Tensor | None, k_gain: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """The rotated queries and keys of qkv [B, Q, H + 2 K, D], normed before where there are gains."""
+    return rotate_triton(qkv, cos, sin, heads, _norms(q_gain, k_gain, eps))
 
 
 @rotary.register_fake
-def _(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+def _(
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, q_gain: Tensor | None, k_gain: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
     batch, queries, total, dim = qkv.shape
     return qkv.new_empty(batch, queries, heads, dim), qkv.new_empty(batch, queries, (total - heads) // 2, dim)
 
 
 @custom_op("pardec::rotary_into_cache", mutates_args=("k", "v"))
-def rotary_into_cache(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, k: Tensor, v: Tensor, flat: Tensor) -> Tensor:
-    """The rotated queries of qkv [B, Q, H + 2 K, D]; keys and values go to the slots `flat` [B * Q] of `k` and `v`."""
-    return launch_rotary(qkv, cos, sin, heads, k, v, flat)
+def rotary_into_cache(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    k: Tensor,
+    v: Tensor,
+    flat: Tensor,
+    q_gain: Tensor | None,
+    k_gain: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """The queries of `rotary`; keys and values go to the slots `flat` [B * Q] of `k` and `v`."""
+    return launch_rotary(qkv, cos, sin, heads, k, v, flat, _norms(q_gain, k_gain, eps))
 
 
 @rotary_into_cache.register_fake
-def _(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, k: Tensor, v: Tensor, flat: Tensor) -> Tensor:
+def _(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    heads: int,
+    k: Tensor,
+    v: Tensor,
+    flat: Tensor,
+    q_gain: Tensor | None,
+    k_gain: Tensor | None,
+    eps: float,
+) -> Tensor:
     return qkv.new_empty(*qkv.shape[:2], heads, qkv.shape[3])
+
+
+def _norms(q_gain: Tensor | None, k_gain: Tensor | None, eps: float) -> HeadNorms | None:
+    return None if q_gain is None or k_gain is None else (q_gain, k_gain, eps)
 
 
 @custom_op("pardec::swiglu", mutates_args=())

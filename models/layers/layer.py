@@ -157,11 +157,16 @@ class DecoderLayer(nn.Module):
         config, ops = self.config, step.ops
         heads, dim = config.heads, config.head_dim
         qkv = qkv.view(*step.plan.tokens.shape, -1, dim)
-        if self.norms_heads:
-            qkv = self._normed_heads(qkv, ops)
-        if config.clip_qkv is not None:
-            qkv = qkv.clamp(-config.clip_qkv, config.clip_qkv)
-        q, k, v = ops.rotary_and_cache(qkv, step.cos, step.sin, heads, step.slots, index)
+        plain = type(self)._normed_heads is DecoderLayer._normed_heads and config.clip_qkv is None
+        if self.norms_heads and plain and ops.fused is not None:
+            norms = self.q_norm, self.k_norm, config.norm_eps
+            q, k, v = ops.fused.norm_rotary(qkv, step.cos, step.sin, heads, step.slots, index, norms)
+        else:
+            if self.norms_heads:
+                qkv = self._normed_heads(qkv, ops)
+            if config.clip_qkv is not None:
+                qkv = qkv.clamp(-config.clip_qkv, config.clip_qkv)
+            q, k, v = ops.rotary_and_cache(qkv, step.cos, step.sin, heads, step.slots, index)
         if config.query_scale != 1:
             q = q * config.query_scale
 

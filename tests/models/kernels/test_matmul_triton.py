@@ -18,6 +18,7 @@ from torch import Tensor
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.kernels import ops as ops_module
 from pardec.models.kernels.ops import REFERENCE, triton_ops
+from pardec.models.layers.rope import Rope, default_frequencies
 from pardec.models.plan import Plan, Visible
 from tests.models.kernels.test_kernels_triton import DEVICE, INTERPRETED, close, random
 from tests.models.toys import ids, model
@@ -79,10 +80,10 @@ def test_residual_sum_with_its_norm(shape: tuple[int, ...], dtype: torch.dtype) 
         close(normed, F.rms_norm((h + x).float(), shape[-1:], gain.float(), 1e-5).to(dtype))
 
 
-@pytest.mark.parametrize(("rows", "bias", "cached"), [(3, False, True), (3, True, False), (33, False, False)])
+@pytest.mark.parametrize(("rows", "bias", "cached"), [(3, False, True), (3, True, True), (33, False, False)])
 def test_a_layer_in_few_operations(rows: int, bias: bool, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows and many, with a cache and without, all queries and some; taps keep the states of their layer."""
-    decoder = model(layers=2, kv_heads=2, out_bias=bias, qkv_bias=bias).decoder.to(DEVICE)
+    decoder = model(layers=2, kv_heads=2, out_bias=bias, qkv_bias=bias, qk_norm=bias).decoder.to(DEVICE)
     state = {name: value.bfloat16() for name, value in decoder.state_dict().items()}
     plan = Plan.full(ids(2, rows), Visible.bidirectional(), torch.full((2,), rows))
     plans = replace(plan, hidden=(-1, 0)), replace(plan, want=torch.tensor([[0, 2]] * 2), narrow=True)
@@ -100,7 +101,29 @@ def test_a_layer_in_few_operations(rows: int, bias: bool, cached: bool, monkeypa
                 hidden = decoder.forward(asked, cache)
                 found[name] += [hidden.logits(), *hidden.taps.values()]
     for out, expected in zip(found["triton"], found["reference"], strict=True):
-        assert (out.float() - expected.float()).norm() < 0.03 * expected.float().norm()
+        # The interpreter cuts bfloat16 off, where a GPU rounds.
+        assert (out.float() - expected.float()).norm() < 0.05 * expected.float().norm()
+
+
+@DTYPES
+@pytest.mark.parametrize(("dim", "turned"), [(16, 16), (24, 12)])
+def test_heads_are_normed_before_they_are_turned(dim: int, turned: int, dtype: torch.dtype) -> None:
+    """Queries and keys with gains of their own, values as they are; with a cache and without."""
+    ops = triton_ops(all_of_them=False, fused=True)
+    assert ops.fused is not None
+    qkv, gains = random(2, 3, 9, dim, dtype=dtype), [random(dim, dtype=dtype, seed=seed) + 1 for seed in (1, 2)]
+    cos, sin = Rope(default_frequencies(1e4, turned))._angles(torch.tensor([[0, 5, 9], [7, 1, 30]], device=DEVICE))
+    q, k, v = qkv.split([5, 2, 2], 2)
+    q, k = (F.rms_norm(x, (dim,), gain.contiguous(), 1e-5) for x, gain in zip((q, k), gains, strict=True))
+    expected = REFERENCE.rotary_and_cache(torch.cat((q, k, v), 2), cos, sin, 5, None, 0)
+    cache = KVCache(layers=1, batch=2, capacity=4, kv_heads=2, head_dim=dim, dtype=dtype, device=DEVICE)
+    order = torch.arange(3, device=DEVICE).repeat(2, 1)
+    slots = cache.slots(Plan(order, order, order, Visible.causal(), order[:, -1] + 1, order))
+    for place in (None, slots):
+        found = ops.fused.norm_rotary(qkv, cos, sin, 5, place, 0, (*gains, 1e-5))
+        close(found[0], expected[0])
+        close(found[1][:, :3], expected[1])
+        assert torch.equal(found[2][:, :3], v)
 
 
 def operations() -> list[tuple[Any, tuple[Any, ...]]]:
@@ -114,8 +137,8 @@ def operations() -> list[tuple[Any, tuple[Any, ...]]]:
     order, lengths = torch.arange(3)[None], torch.tensor([3])
     cached = torch.zeros(1, 9, 1, 8), torch.zeros(1, 9, 1, 8), torch.tensor([2, 4, 5])
     found = [
-        (torch_ops.rotary, (qkv, cos, sin, 2)),
-        (torch_ops.rotary_into_cache, (qkv, cos, sin, 2, *cached)),
+        (torch_ops.rotary, (qkv, cos, sin, 2, torch.ones(8), torch.ones(8), 1e-5)),
+        (torch_ops.rotary_into_cache, (qkv, cos, sin, 2, *cached, None, None, 0.0)),
         (torch_ops.swiglu, (x,)),
         (torch_ops.add_norm, (x, x + 1, gain, 1e-5)),
         (torch_ops.normed_matmul, (x, gain, 1e-5, weight, torch.randn(8))),

@@ -36,6 +36,16 @@ def test_a_layer_of_llada_starts_few_kernels(forward: Forward, most: int) -> Non
     assert found["copy"] == 0
 
 
+@pytest.mark.parametrize(
+    ("forward", "most"), [(Forward(480, 480), 8), (Forward(1, 480, cached=True), 6), (Forward(1, 480, True, True), 7)]
+)
+def test_a_layer_with_head_norms_starts_no_more(forward: Forward, most: int) -> None:
+    raw = config_of("qwen3-8b")
+    spec = next(spec for spec in FAMILIES.values() if spec.matches(raw))
+    found = of_a_layer(spec.decoder(raw), forward, Visible.causal(), torch.bfloat16)
+    assert 5 < found.total() <= most, found
+
+
 def test_views_and_reserved_memory_start_nothing_and_sums_elsewhere_copy() -> None:
     x = torch.empty(4, 8, device="meta", dtype=torch.bfloat16)
     counted = Launches()
