@@ -315,7 +315,8 @@ def parts_of(stacked: int, programs: int) -> int:
     if stacked > _SHORT or programs >= _PROGRAMS:
         return 1
     width = _USUAL // triton.cdiv(_PROGRAMS, programs) // _NARROWEST * _NARROWEST
-    return triton.cdiv(_USUAL, max(width, _NARROWEST))
+    parts: int = triton.cdiv(_USUAL, max(width, _NARROWEST))
+    return parts
 
 
 def tile_of(stacked: int, dim: int, kind: int, dtype: torch.dtype) -> Tile:

@@ -59,7 +59,7 @@ class WatchedStack:
         count = self.stack.config.layers
         chosen = range(count) if plan.layers is None else range(count)[plan.layers]
         taps = tuple(sorted({*plan.hidden, *chosen[:-1]}))
-        hidden = self.stack(replace(plan, hidden=taps), cache)
+        hidden: Hidden = self.stack(replace(plan, hidden=taps), cache)
         for layer in chosen[:-1]:
             self._add(layer, hidden.taps[layer])
         if chosen:
@@ -99,7 +99,7 @@ class ComparedStack:
         if stack is not None and plain and plan.layers is None:
             with _definitions():
                 expected = _some_logits(stack(plan, cache))
-        hidden = self.stack(plan, cache)
+        hidden: Hidden = self.stack(plan, cache)
         if expected is not None:
             found = _some_logits(hidden)
             apart = float((found - expected).norm() / expected.norm().clamp(min=1e-12))

@@ -161,7 +161,7 @@ class Evidence:
             found: Tensor = keyed(canvas.rows[row], canvas.step[row], positions[at][:, None], "token")[:, 0]
             return found
 
-        keyed = getattr(self.request.source, "keys", None)  # recorded numbers have none
+        keyed: Any = getattr(self.request.source, "keys", None)  # recorded numbers have none
 
         tokens = canvas.tokens.gather(1, self.positions)
         index = torch.from_numpy(flat).to(positions.device)

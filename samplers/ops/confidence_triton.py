@@ -175,8 +175,8 @@ def statistics(
     `rng.Keyed.keys`, a token is drawn in each row.
     """
     if torch.compiler.is_compiling():
-        *found, drawn = statistics_op(logits, temperature, tokens, by, keys)
-        return Statistics(*found, None if keys is None else drawn)
+        ids, top1, top2, mass, entropy, highest, token = statistics_op(logits, temperature, tokens, by, keys)
+        return Statistics(ids, top1, top2, mass, entropy, highest, None if keys is None else token)
     shape, vocab = logits.shape[:-1], logits.shape[-1]
     rows = logits.reshape(-1, vocab)
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
@@ -220,7 +220,8 @@ def statistics(
         )
     ids, *more = (each.view(shape) for each in (*chosen, *results))
     drawn = None if keys is None else more.pop(0)
-    return Statistics(ids, *more, drawn)
+    top1, top2, mass, entropy, highest = more
+    return Statistics(ids, top1, top2, mass, entropy, highest, drawn)
 
 
 def confidence(
@@ -235,10 +236,10 @@ def statistics_op(
     logits: Tensor, temperature: float, tokens: Tensor | None, by: Tensor | None, keys: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`statistics` as an operation of PyTorch, for torch.compile; without `keys`, an empty tensor for what is drawn."""
-    ids, top1, top2, mass, entropy, highest, drawn = (
-        None if each is None else each.clone() for each in statistics(logits, temperature, tokens, by, keys)
-    )  # copies: results of an operation must not share memory
-    return ids, top1, top2, mass, entropy, highest, ids.new_empty(0) if drawn is None else drawn
+    *each, drawn = statistics(logits, temperature, tokens, by, keys)
+    # Copies: results of an operation must not share memory.
+    ids, top1, top2, mass, entropy, highest = (found.clone() for found in each if found is not None)
+    return ids, top1, top2, mass, entropy, highest, ids.new_empty(0) if drawn is None else drawn.clone()
 
 
 @statistics_op.register_fake
