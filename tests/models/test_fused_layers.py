@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pardec.models.decoder import Decoder, FusedLayers
+from pardec.models.decoder import Decoder
 from pardec.models.kernels.cpu import panels
 from pardec.models.kernels.cpu.block_rounding import rounded
 from pardec.models.kernels.cpu.layers import LayersInC
+from pardec.models.layers.fused_layers import FusedLayers
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import ask, ids, model
 
