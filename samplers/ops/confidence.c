@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdint.h>
 
-#include "../../models/kernels/cpu/vectors.h"
+#include "vectors.h"
 
 #define PART 1024               /* logits per partial sum of exponentials: a whole number of vectors */
 

@@ -123,31 +123,40 @@ def library(source: Path) -> ctypes.CDLL | None:
 
 
 def _library(source: Path, command: tuple[str, ...], openmp: str) -> ctypes.CDLL:
-    name = f"{source.stem}-{_key(source, command, openmp)}.so"
+    files = {file.name: file.read_bytes() for file in (source, *sorted(Path(__file__).parent.glob("*.h")))}
+    name = f"{source.stem}-{_key(files, command, openmp)}.so"
     try:
         with cache_dir.private("kernels") as folder:
             if not _whole(folder / name):
-                cache_dir.write(folder / name, _sealed(_build(source, command, openmp, folder)))
+                cache_dir.write(folder / name, _sealed(_build(source.name, files, command, openmp, folder)))
             return ctypes.CDLL(str(folder / name))
     except OSError as error:
         cache_dir.warn_uncached(error)
     with tempfile.TemporaryDirectory(prefix="pardec-") as folder_:  # a library stays loaded after its file is deleted
         file = Path(folder_) / name
-        file.write_bytes(compiler.build(source, command, openmp))
+        file.write_bytes(_compiled(source.name, files, command, openmp))
         return ctypes.CDLL(str(file))
 
 
-def _build(source: Path, command: tuple[str, ...], openmp: str, folder: Path) -> bytes:
+def _build(source: str, files: dict[str, bytes], command: tuple[str, ...], openmp: str, folder: Path) -> bytes:
     """Compiles a library. A compiler that took too long is not tried again for an hour, by any process."""
     marker = folder / f"too-long-{_digest(' '.join(command).encode())}"
     with suppress(OSError):
         if 0 <= time.time() - cache_dir.require_own(marker).stat().st_mtime < _AGAIN:
             raise compiler.TookTooLong(f"{command[0]} took too long within the last hour")
     try:
-        return compiler.build(source, command, openmp)
+        return _compiled(source, files, command, openmp)
     except compiler.TookTooLong:
         cache_dir.write(marker, b"")
         raise
+
+
+def _compiled(source: str, files: dict[str, bytes], command: tuple[str, ...], openmp: str) -> bytes:
+    """The library of the file `source` among `files`, as they were read: an update may replace those on disk."""
+    with tempfile.TemporaryDirectory(prefix="pardec-") as folder:
+        for name, content in files.items():
+            (Path(folder) / name).write_bytes(content)
+        return compiler.build(Path(folder) / source, command, openmp)
 
 
 def _sealed(content: bytes) -> bytes:
@@ -173,15 +182,14 @@ def _openmp() -> str | None:
     return next((file for file in files if "/torch/" in file), files[0] if files else None)
 
 
-def _key(source: Path, command: tuple[str, ...], openmp: str) -> str:
-    """A name for the source, compiler and processor: several machines may share a home folder."""
+def _key(files: dict[str, bytes], command: tuple[str, ...], openmp: str) -> str:
+    """A name for source, compiler and processor: several machines may share a home folder."""
     about = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
     features = "\n".join(line for line in about.splitlines() if line.startswith(("model name", "flags")))
     status = os.stat(command[0])  # not its --version: it might hang
     by = *command, str(status.st_size), str(status.st_mtime_ns)
-    files = (source, *sorted(Path(__file__).parent.glob("*.h")))  # files that it may include
     words = (platform.machine(), *by, *compiler.FLAGS, openmp, features)
-    return _digest(b"\0".join([*(file.read_bytes() for file in files), *map(os.fsencode, words)]))
+    return _digest(b"\0".join([*files.values(), *map(os.fsencode, words)]))
 
 
 def _digest(content: bytes) -> str:

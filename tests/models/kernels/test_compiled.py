@@ -56,7 +56,9 @@ def planted(evil, monkeypatch, tmp_path):
 
 def named(place, source):
     """The path of the compiled library of a source."""
-    return place / f"{source.stem}-{compiled._key(source, compiler.command(), compiled._openmp())}.so"
+    headers = sorted(Path(compiled.__file__).parent.glob("*.h"))
+    files = {file.name: file.read_bytes() for file in (source, *headers)}
+    return place / f"{source.stem}-{compiled._key(files, compiler.command(), compiled._openmp())}.so"
 
 
 @needs_a_compiler
@@ -64,6 +66,22 @@ def test_what_is_compiled_is_kept(monkeypatch, seven, place):
     assert fresh(seven).seven() == 7
     assert [file.suffix for file in place.iterdir()] == [".so"]
     monkeypatch.setattr(compiler, "build", None)  # it is not compiled again
+    assert fresh(seven).seven() == 7
+
+
+@needs_a_compiler
+def test_what_is_replaced_while_it_is_compiled_is_not_kept_as_the_other(monkeypatch, seven, place):
+    """An update of the package may replace a source between its reading and its compilation."""
+    build, before = compiler.build, seven.read_bytes()
+
+    def updated(source, *others):
+        seven.write_text("int seven(void) { return 8; }\n")
+        return build(source, *others)
+
+    monkeypatch.setattr(compiler, "build", updated)
+    assert fresh(seven).seven() == 7
+    assert fresh(seven).seven() == 8
+    seven.write_bytes(before)
     assert fresh(seven).seven() == 7
 
 
@@ -194,8 +212,8 @@ def loaded(in_c, monkeypatch, request):
     """`pardec.load` in a process without kernels in memory; compilers reuse earlier outputs."""
     kept = Path(os.environ["PARDEC_CACHE"], "kernels")
     compiled.library.cache_clear()  # a test with a cache of its own may have compiled some
-    built = {source: named(kept, source).read_bytes() for source in SOURCES if compiled.library(source)}
-    monkeypatch.setattr(compiler, "build", lambda source, *rest: built[source][: -compiled._SEAL])
+    built = {source.name: named(kept, source).read_bytes() for source in SOURCES if compiled.library(source)}
+    monkeypatch.setattr(compiler, "build", lambda source, *rest: built[source.name][: -compiled._SEAL])
     request.getfixturevalue("place")
 
     def load():

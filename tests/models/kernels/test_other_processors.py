@@ -41,7 +41,7 @@ def test_kernels_agree_with_their_definitions(
     tmp_path: Path, compiler: str, emulator: tuple[str, ...], options: tuple[str, ...]
 ) -> None:
     skip_without(compiler, emulator, options)
-    command = [compiler, "-O3", "-fopenmp", "-static", *options, *map(str, SOURCES), "-lm"]
+    command = [compiler, "-O3", "-fopenmp", "-static", *options, f"-I{FOLDER}", *map(str, SOURCES), "-lm"]
     subprocess.run([*command, "-o", str(tmp_path / "check")], check=True)
     run = subprocess.run([*emulator, str(tmp_path / "check")], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout
