@@ -28,6 +28,8 @@ from torch.nn.functional import pad
 
 from pardec.models.caches.kv_cache import KVCache
 
+from .host_transfer import upload
+
 
 class RowState:
     """An object whose attributes have one entry per live row; rows are removed and replaced in place.
@@ -94,7 +96,7 @@ def take_rows(value: Any, rows: np.ndarray) -> Any:
     if isinstance(value, _Items):
         return [value[at] for at in rows.tolist()]
     if isinstance(value, Tensor):
-        return value[torch.as_tensor(rows, device=value.device)]
+        return value[upload(rows, value.device)]
     if isinstance(value, np.ndarray):
         return value[rows]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -170,7 +172,7 @@ def scatter_rows(value: Any, where: np.ndarray, other: Any, *, fill: float = 0) 
     An object with a method `put` of its own takes the rows itself and stays the same object.
     """
     if isinstance(value, Tensor):
-        return _put(value, torch.from_numpy(where).to(value.device), other, fill)
+        return _put(value, upload(where, value.device), other, fill)
     if isinstance(value, np.ndarray):
         theirs = None if other is None else torch.from_numpy(other)
         return _put(torch.from_numpy(value), torch.from_numpy(where), theirs, fill).numpy()

@@ -1,8 +1,15 @@
-"""Copies several tensors to the host in one transfer, since each transfer waits for the device."""
+"""The only crossing between host and device in a loop: uploads without waiting, downloads in one transfer, counts.
+
+A GPU works ahead of the host. An upload from pinned memory leaves it alone; a download waits for everything before it,
+but only when it is read. On a CPU both are views of the same memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -10,21 +17,92 @@ import torch
 from torch import Tensor
 
 _DEVICE = attrgetter("device.type")
+_PINNING = {"cuda"}  # devices that copy from pinned memory while the host goes on
+
+
+@dataclass(slots=True)
+class Transfers:
+    """How often values crossed between host and device."""
+
+    uploads: int = 0
+    blocking_uploads: int = 0  # of them, those that the host waited for
+    downloads: int = 0
+
+
+_counters: list[Transfers] = []
+
+
+@contextmanager
+def counted() -> Iterator[Transfers]:
+    """Counts the transfers within the block."""
+    transfers = Transfers()
+    _counters.append(transfers)
+    try:
+        yield transfers
+    finally:
+        _counters[:] = [other for other in _counters if other is not transfers]
+
+
+def upload(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    """`values` of the host on `device`; the host does not wait. On a CPU they share memory."""
+    on_host = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    if device.type == "cpu":
+        return on_host
+    pins = device.type in _PINNING
+    for transfers in _counters:
+        transfers.uploads += 1
+        transfers.blocking_uploads += not pins
+    return on_host.pin_memory().to(device, non_blocking=True) if pins else on_host.to(device)
+
+
+def uploader(device: torch.device) -> Callable[[np.ndarray], Tensor]:
+    """`upload` to this device, without a call of Python on a CPU."""
+    return torch.from_numpy if device.type == "cpu" else partial(upload, device=device)
+
+
+class Download:
+    """Tensors on their way to the host, all in one transfer; on a CPU they share memory."""
+
+    def __init__(self, parts: Mapping[str, Tensor]) -> None:
+        self.parts, tensors = parts, list(parts.values())
+        self._packed: Tensor | None = None
+        if _shared(tensors):
+            return
+        whole = torch.contiguous_format  # a single row may have any stride, which `view` minds
+        each = [tensor.clone(memory_format=whole).view(-1).view(torch.uint8) for tensor in tensors]
+        packed = each[0] if len(each) == 1 else torch.cat(each)
+        for transfers in _counters:
+            transfers.downloads += 1
+        if packed.device.type in _PINNING:
+            self._packed = packed.to("cpu", non_blocking=True)  # to pinned memory
+        else:
+            self._packed = packed.cpu()
+        self._arrived = torch.cuda.Event() if packed.is_cuda else None
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def read(self) -> dict[str, np.ndarray]:
+        """The arrays, by name; waits until they are there."""
+        if self._packed is None:
+            return {name: tensor.numpy() for name, tensor in self.parts.items()}
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        ends = np.cumsum([tensor.nbytes for tensor in self.parts.values()])
+        chunks = np.split(self._packed.numpy(), ends[:-1])
+        return {
+            name: chunk.view(torch.empty(0, dtype=tensor.dtype).numpy().dtype).reshape(tensor.shape)
+            for (name, tensor), chunk in zip(self.parts.items(), chunks, strict=True)
+        }
 
 
 def to_host(parts: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """The tensors as arrays, by name: on a CPU they share memory, elsewhere they are copies of one transfer."""
-    tensors = list(parts.values())
-    if _shared(tensors):
-        return {name: tensor.numpy() for name, tensor in parts.items()}
-    whole = torch.contiguous_format  # a single row may have any stride, which `view` minds
-    packed = torch.cat([tensor.clone(memory_format=whole).view(-1).view(torch.uint8) for tensor in tensors])
-    ends = np.cumsum([tensor.nbytes for tensor in tensors])
-    chunks = np.split(packed.cpu().numpy(), ends[:-1])
-    return {
-        name: chunk.view(torch.empty(0, dtype=tensor.dtype).numpy().dtype).reshape(tensor.shape)
-        for (name, tensor), chunk in zip(parts.items(), chunks, strict=True)
-    }
+    """The tensors as arrays, by name, in one transfer that the host waits for."""
+    return Download(parts).read()
+
+
+def download(values: Tensor) -> np.ndarray:
+    """One tensor as an array, in a transfer that the host waits for; on a CPU it shares memory."""
+    return values.numpy() if values.device.type == "cpu" else to_host({"values": values})["values"]
 
 
 def _shared(tensors: Sequence[Tensor]) -> bool:

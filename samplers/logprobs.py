@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .host_transfer import to_host
+from .host_transfer import to_host, upload
 from .request import Request
 
 
@@ -65,7 +65,7 @@ class LogprobRecorder:
     def __init__(self, live: LiveRows, length: int, *, top: int, ids: Sequence[int], device: torch.device) -> None:
         """Records the `top` likeliest tokens and the candidates `ids` at each of `length` positions."""
         self.live, self.count = live, top
-        self.candidates = torch.tensor(ids, dtype=torch.int64, device=device)
+        self.candidates = upload(torch.tensor(ids, dtype=torch.int64), device)
         self.values = TokenLogprobs.empty(len(live.rows), length, top=top, candidates=len(ids))  # [R, L, ...]
 
     @classmethod

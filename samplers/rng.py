@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .host_transfer import upload
+
 
 class Source(Protocol):
     """The source of uniforms for stages: keyed by seed, or recorded numbers replayed in a test."""
@@ -51,7 +53,7 @@ class Keyed:
         key = self._key(rows, step, purpose)
         if positions.device.type == "cpu":
             return torch.from_numpy(_on_host(key, positions.numpy(), width))
-        return _on_device(torch.from_numpy(key).to(positions.device), positions, width)
+        return _on_device(upload(key, positions.device), positions, width)
 
     def keys(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str) -> Tensor:
         """[B, K] int64: what a kernel makes the uniforms of each position from, those of `uniform` with a width."""

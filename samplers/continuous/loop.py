@@ -15,6 +15,7 @@ from pardec.models.continuous.contracts import ContinuousModel
 
 from ..batching import take_rows
 from ..events import Event, Finished, RowFinished, Sampled, Started
+from ..host_transfer import download
 from ..stopwatch import Stopwatch
 from ..trace import Fed, Trace
 from .contracts import ContinuousContext, ContinuousSampler, ImageRequest, RoundResult
@@ -117,7 +118,7 @@ class ContinuousLoop:
     def step_event(self, before: np.ndarray) -> Sampled:
         """The event of the last round; its arrays are copies."""
         images = self.images
-        known, was = images.known().cpu().numpy(), images.known(before).cpu().numpy()
+        known, was = download(images.known()), download(images.known(before))
         return Sampled(
             number=self.rounds - 1,
             rows=images.rows,
@@ -126,7 +127,7 @@ class ContinuousLoop:
             open=~known,
             committed=known & ~was,
             settled=images.count.copy(),
-            latents=images.latents.cpu().numpy().copy(),
+            latents=download(images.latents).copy(),
         )
 
     def retire(self) -> Iterator[RowFinished]:
@@ -137,7 +138,7 @@ class ContinuousLoop:
             return
         for at in np.flatnonzero(complete).tolist():
             row = int(images.rows[at])
-            self.latents[row] = images.latents[at].cpu().numpy()
+            self.latents[row] = download(images.latents[at])
             self.commit_step[row], self.commit_score[row] = images.commit_step[at], images.commit_score[at]
             self.row_events[row] = RowFinished(
                 row, np.zeros(images.tokens, dtype=np.int64), "length", int(images.nfe[at])

@@ -14,7 +14,7 @@ from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import ModelError
 
 from ..batching import RowRequest, RowState
-from ..host_transfer import to_host
+from ..host_transfer import download, to_host, upload
 from ..rng import Source
 from ..trace import UNCOMMITTED
 
@@ -51,7 +51,7 @@ class ImageState(RowState):
         self.models = {model.name: model}  # all models whose states were computed
         self.checksum = torch.zeros((), device=device)  # sum of all states and tokens: finite only if they are
         self.rows = np.arange(rows)  # [n] the index of each live row in the request
-        self.labels = torch.tensor(labels, device=device)  # [n] classes, or indices into the request's conditions
+        self.labels = upload(torch.tensor(labels), device)  # [n] classes, or indices into the request's conditions
         self.latents = torch.zeros(rows, tokens, model.head.size, device=device)  # [n, S, d] float32
         self.rank = self._ranks(model.backbone.causal)  # [n, S] int64: each token's place in the order, from 0
         self.visits = torch.zeros_like(self.rank)  # [n, S] int64: how often a token was drafted and dropped again
@@ -79,7 +79,7 @@ class ImageState(RowState):
 
     def between(self, start: np.ndarray, stop: np.ndarray) -> Tensor:
         """[n, S] bool: the tokens with ranks start[n] to stop[n] - 1."""
-        first, last = (torch.from_numpy(each).to(self.device)[:, None] for each in (start, stop))
+        first, last = (upload(each, self.device)[:, None] for each in (start, stop))
         return (self.rank >= first) & (self.rank < last)
 
     def known(self, count: np.ndarray | None = None) -> Tensor:
@@ -97,7 +97,7 @@ class ImageState(RowState):
     def uniforms(self, wanted: Tensor, purpose: str, width: int = 0, *, again: int = 0) -> Tensor:
         """[N] or [N, width] uniforms in (0, 1), float64, keyed like `noise`."""
         live = wanted.any(1).nonzero()[:, 0]  # noise is made only for rows with a wanted token
-        wanted, rows = wanted[live], self.rows[live.cpu().numpy()]
+        wanted, rows = wanted[live], self.rows[download(live)]
         index = torch.where(wanted, torch.arange(self.tokens, device=self.device), self.tokens)
         index = index.sort(1).values[:, : int(wanted.sum(1).max())]
         real, index = index < self.tokens, index.clamp(max=self.tokens - 1)

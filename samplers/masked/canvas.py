@@ -21,7 +21,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ..batching import RowState
-from ..host_transfer import to_host
+from ..host_transfer import download, to_host, upload
 from ..trace import PROMPT, UNCOMMITTED
 
 
@@ -34,8 +34,8 @@ def rearrange(columns: Sequence[tuple[Tensor, Tensor | float]], window: Tensor, 
     """
     new, at = source < 0, source.clamp(min=0)
     for tensor, blank in columns:
-        fresh = torch.as_tensor(blank, dtype=tensor.dtype, device=tensor.device)
-        tensor.scatter_(1, window, torch.where(new, fresh, tensor.gather(1, window).gather(1, at)))
+        moved = torch.where(new, blank, tensor.gather(1, window).gather(1, at))
+        tensor.scatter_(1, window, moved.to(tensor.dtype))
 
 
 def widened(values: Tensor, more: int, blank: float) -> Tensor:
@@ -90,7 +90,7 @@ class Revision:
         return Revision(
             None if self.reopen is None else self.reopen & rows,
             None if self.rewrite is None else self.rewrite.only(rows),
-            None if self.hold is None else self.hold & rows[:, 0].cpu().numpy(),
+            None if self.hold is None else self.hold & download(rows[:, 0]),
             None if self.commit is None else self.commit.only(rows),
             None if self.source is None else torch.where(rows, self.source, _own(self.source)),
         )
@@ -227,7 +227,7 @@ class Canvas(RowState):
             self.block_start, self.block_end, self.end = self.prompt.copy(), total, total
             self._lay_window(self.prompt[:, None] + np.arange(max(int((total - self.prompt).max()), 1)))
         self._bind()
-        self.given_host = ~self.open.cpu().numpy()
+        self.given_host = ~download(self.open)
         self.num_masked = (~self.given_host).sum(1)
         self._update()
 
@@ -268,7 +268,7 @@ class Canvas(RowState):
         self.eligible_host = self.open_host[each[:, None], self.window_host]
         if self.moving:
             self.eligible_host &= self.compete_host
-        self.eligible = torch.from_numpy(self.eligible_host).to(self.tokens.device)
+        self.eligible = upload(self.eligible_host, self.tokens.device)
         self.block_remaining = self.eligible_host.sum(1)
         return value
 
@@ -287,7 +287,7 @@ class Canvas(RowState):
     def _lay_window(self, positions: np.ndarray) -> None:
         """Sets the window to `positions` [B, W], without the positions at or after the end of the active block."""
         self.window_host = np.where(positions >= self.block_end[:, None], self.length, positions)
-        self.window = torch.from_numpy(self.window_host).to(self.tokens.device)
+        self.window = upload(self.window_host, self.tokens.device)
         self.active_host = self.compete_host = self.window_host < self.length
 
     def move(self, span: Span) -> None:
@@ -308,7 +308,7 @@ class Canvas(RowState):
         )
         self.compete_host = self.active_host if span.eligible is None else self.active_host & span.eligible
         self.eligible_host = self.compete_host & np.take_along_axis(self.open_host, self.window_host, 1)
-        self.eligible = torch.from_numpy(self.eligible_host).to(self.tokens.device)
+        self.eligible = upload(self.eligible_host, self.tokens.device)
         self.block_remaining = self.eligible_host.sum(1)
         if ((self.block_remaining == 0) & (self.first_open < self.total) & ~self.hold_block).any():
             raise RuntimeError("the block stage's span contains no open position of a row that has some")
@@ -395,7 +395,7 @@ class Canvas(RowState):
 
     def draft(self, chosen: Update) -> None:
         """Writes tokens of hypotheses, which the coming forward checks and commits; their rows advance one step."""
-        moved = (chosen.which & self.eligible).any(1).cpu().numpy()
+        moved = download((chosen.which & self.eligible).any(1))
         self._write(chosen.which, chosen)
         self.step, self.block_started = self.step + moved, self.block_started & ~moved
         self._update()
@@ -413,7 +413,7 @@ class Canvas(RowState):
 
     def _forward(self) -> Tensor:
         """[B, 1]: the index of the current forward, as recorded in `commit_step`."""
-        return torch.from_numpy(self.nfe.astype(np.int32)).to(self.tokens.device)[:, None]
+        return upload(self.nfe.astype(np.int32), self.tokens.device)[:, None]
 
     def _put(
         self, which: Tensor, tokens: Tensor | int, forward: Tensor | int, scores: Tensor | float, *, hold_block: bool
@@ -426,8 +426,8 @@ class Canvas(RowState):
             (self.open, hold_block),
         )
         for tensor, value in pairs:
-            new = torch.as_tensor(value, dtype=tensor.dtype, device=tensor.device)
-            tensor.scatter_(1, self.window, torch.where(which, new, tensor.gather(1, self.window)))
+            written = torch.where(which, value, tensor.gather(1, self.window))
+            tensor.scatter_(1, self.window, written.to(tensor.dtype))
 
     def _revise(self, revision: Revision) -> None:
         self.hold_block = np.zeros(len(self), dtype=bool) if revision.hold is None else revision.hold
@@ -462,7 +462,7 @@ class Canvas(RowState):
     def committed(self) -> Tensor:
         """[B, W] bool: the positions of the active block that a forward committed, without prompt tokens."""
         committed = self.commit_step.gather(1, self.window) >= 0
-        return committed & torch.from_numpy(self.active_host).to(committed.device) if self.moving else committed
+        return committed & upload(self.active_host, committed.device) if self.moving else committed
 
     def close(self, rows: np.ndarray) -> None:
         """Ends these rows ([B] bool): their open positions become padding and stay uncommitted."""
@@ -477,7 +477,7 @@ class Canvas(RowState):
 
     def _pad(self, which: np.ndarray) -> None:
         """Open positions `which` [B, L + 1] become padding and stay uncommitted."""
-        on_device = torch.from_numpy(which).to(self.open.device)
+        on_device = upload(which, self.open.device)
         self.given_host = self.given_host | which
         self.tokens.masked_fill_(on_device, self.pad_id)
         self.open &= ~on_device
@@ -509,7 +509,7 @@ class Canvas(RowState):
                 setattr(self, name, widened(getattr(self, name), more, blank))
             self.given_host = np.pad(self.given_host, ((0, 0), (0, more)), constant_values=True)
             self.window_host = np.where(self.window_host == self.length, other.length, self.window_host)
-            self.window, self.length = torch.from_numpy(self.window_host).to(self.tokens.device), other.length
+            self.window, self.length = upload(self.window_host, self.tokens.device), other.length
         past = self._forwards - int(np.delete(self.nfe, where).max(initial=0))  # forwards of no other live row
         self._clocks = np.roll(self._clocks, -past, axis=1)
         self._forwards -= past

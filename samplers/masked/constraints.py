@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..batching import RowState
+from ..host_transfer import download, upload
 from ..ops.allowed import AllowedRows
 from ..ops.penalties import penalize, token_counts, without_ends
 from ..request import Allowed, ConstrainedSpan, Request
@@ -46,7 +47,7 @@ class RepetitionPenalty:
         # After a short answer the canvas is full of end tokens, which must not be penalized.
         canvas = self.canvas
         inside = np.arange(canvas.length + 1) < canvas.total[:, None]
-        known = ~canvas.open & torch.from_numpy(inside).to(canvas.open.device)
+        known = ~canvas.open & upload(inside, canvas.open.device)
         self.counts = token_counts(canvas.tokens, known, self.vocab, self.request.stop_ids)  # [B, V]
 
     def process(self, logits: Tensor, group: Group, positions: Tensor, rows: Tensor | None) -> Tensor:
@@ -72,7 +73,7 @@ class EarlyEnds:
     def process(self, logits: Tensor, group: Group, positions: Tensor, rows: Tensor | None) -> Tensor:
         canvas = self.canvas
         early = np.arange(canvas.length + 1) - canvas.prompt[:, None] < self.request.min_new_tokens
-        on_device = torch.from_numpy(early).to(canvas.tokens.device)
+        on_device = upload(early, canvas.tokens.device)
         return without_ends(logits, _at(on_device, group, positions, rows), self.request.stop_ids)
 
 
@@ -176,8 +177,8 @@ class _Candidates:
     def __init__(self, value: Update | None, positions: np.ndarray) -> None:
         self.value, self.positions = value, positions
         if value is not None:
-            self.which = value.which.cpu().numpy().copy()
-            self.tokens, self.scores = value.tokens.cpu().numpy(), value.scores.cpu().numpy()
+            self.which = download(value.which).copy()
+            self.tokens, self.scores = download(value.tokens), download(value.scores)
 
     def inside(self, row: int, gap: ConstrainedSpan) -> list[tuple[int, int, int]]:
         """(column, index in the span, token) of each token written to a span, by descending score, then by column."""
@@ -191,7 +192,7 @@ class _Candidates:
     def writing(self) -> Update | None:
         if self.value is None:
             return None
-        which: Tensor = torch.from_numpy(self.which).to(self.value.which.device)
+        which: Tensor = upload(self.which, self.value.which.device)
         return replace(self.value, which=which)
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ..batching import take_rows
+from ..host_transfer import upload
 from ..ops.chunked_distribution import ChunkedDistribution
 from ..ops.distribution import DenseDistribution, Distribution, filter_logits
 from ..request import Request as Request
@@ -122,7 +123,7 @@ class Evidence:
     @property
     def predicted(self) -> Tensor:
         """[B, W] bool: the positions that the forward predicted."""
-        return self.eligible if self.known is None else torch.from_numpy(self.known).to(self.eligible.device)
+        return self.eligible if self.known is None else upload(self.known, self.eligible.device)
 
     @property
     def logits(self) -> Tensor:
@@ -153,7 +154,7 @@ class Evidence:
         flat = np.arange(len(positions)) if every else np.flatnonzero(self.eligible.numpy())
 
         def noise(some: np.ndarray) -> Tensor:
-            row, at = some // self.positions.shape[1], torch.from_numpy(some).to(positions.device)
+            row, at = some // self.positions.shape[1], upload(some, positions.device)
             return uniform(canvas.rows[row], canvas.step[row], positions[at][:, None], "token", vocab)[:, 0]
 
         def keys(some: np.ndarray) -> Tensor:
@@ -164,13 +165,13 @@ class Evidence:
         keyed: Any = getattr(self.request.source, "keys", None)  # recorded numbers have none
 
         tokens = canvas.tokens.gather(1, self.positions)
-        index = torch.from_numpy(flat).to(positions.device)
+        index = upload(flat, positions.device)
         drawn = self.filtered.draw(flat, noise, keyed and keys)
         return tokens.flatten().index_copy_(0, index, drawn).view(tokens.shape)
 
     def take(self, rows: np.ndarray) -> Evidence:
         """The evidence of these rows, in this order; rows may repeat. The forward's distribution must be unchanged."""
-        distribution, at = self.distribution, torch.from_numpy(rows).to(self.positions.device)
+        distribution, at = self.distribution, upload(rows, self.positions.device)
         assert isinstance(distribution, DenseDistribution | ChunkedDistribution), "no stage has changed it"
         index = distribution.index
         if index is None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 
 from ..batching import take_rows
+from ..host_transfer import download, upload
 from ..traits import Trait
 from .canvas import Update
 from .contracts import Branch, Canvas, Choice, Decision, Evidence, Hypotheses, MaskedSampler, Proposal, Stage
@@ -90,8 +90,8 @@ class Branching:
         """Writes the tokens that hypotheses `rows` [N] bool add at `step`; returns [N] bool: those that added some."""
         canvas, branch = self.loop.canvas, self.branch
         # A hypothesis that has completed the block is the last of its row.
-        rows = rows & (past.positions[:, 0].cpu().numpy() == canvas.window_host[:, 0])
-        which = torch.from_numpy(rows).to(past.positions.device)[:, None]
+        rows = rows & (download(past.positions[:, 0]) == canvas.window_host[:, 0])
+        which = upload(rows, past.positions.device)[:, None]
         evidence = replace(past, eligible=canvas.eligible & which)
         if not bool(evidence.eligible.any()):
             return np.zeros(len(canvas), dtype=bool)
@@ -101,14 +101,14 @@ class Branching:
         if self.replaces_first:
             # As long as a block's first position is open, a forward replaces the K/V of the one before, which predicts
             # it: a hypothesis that commits it would see those of an earlier forward. One that ends the block does not.
-            ends = torch.from_numpy(canvas.block_remaining).to(chosen.device) == chosen.sum(1)
+            ends = upload(canvas.block_remaining, chosen.device) == chosen.sum(1)
             chosen = chosen & (~chosen[:, :1] | ends[:, None])
         draft = Update(chosen, choice.tokens, proposal.score)
         if (limits := self.loop.forward.limits) is not None:
             draft, *_ = limits.consistent(draft)
             chosen = draft.which
         canvas.draft(draft)
-        added: np.ndarray = chosen.any(1).cpu().numpy()
+        added: np.ndarray = download(chosen.any(1))
         return added
 
     def collapse(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
@@ -122,7 +122,7 @@ class Branching:
         if len(best) < len(self.row):
             self.past = None
             loop.keep(best)
-        rest = torch.from_numpy(~ended[best]).to(chosen.which.device)[:, None]
+        rest = upload(~ended[best], chosen.which.device)[:, None]
         self.past = _Past(evidence.take(best), np.ones(len(best), dtype=bool))
         return replace(decision, chosen=take_rows(chosen, best).only(rest))
 

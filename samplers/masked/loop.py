@@ -29,6 +29,7 @@ from ..cards import name_of
 from ..conditioning import conditioned_model
 from ..endings import Endings
 from ..events import Event, Finished, RowFinished
+from ..host_transfer import upload
 from ..logprobs import LogprobRecorder
 from ..ops.rank import best
 from ..registry import resolve
@@ -438,7 +439,7 @@ class MaskedLoop:
             torch.zeros_like(canvas.tokens).scatter_(1, columns, ids),
             torch.zeros_like(canvas.commit_score).scatter_(1, columns, probability),
         )
-        rest = torch.from_numpy(~rows).to(which.device)[:, None]
+        rest = upload(~rows, which.device)[:, None]
         revision = None if decision.revision is None else decision.revision.only(rest)
         return Decision(decision.chosen.only(rest), decision.token_source, revision, fill, columns)
 
@@ -594,7 +595,7 @@ def at_least_one(chosen: Tensor, proposal: Proposal, progress: np.ndarray | None
         return chosen
     first = eligible
     if progress is not None:
-        before = proposal.evidence.positions < torch.from_numpy(progress).to(chosen.device)[:, None]
+        before = proposal.evidence.positions < upload(progress, chosen.device)[:, None]
         first = eligible & (before | ~(before & eligible).any(1, keepdim=True))
     score = proposal.score.clamp(min=_LEAST_SCORE).masked_fill(~first, -torch.inf)
     return chosen | (best(score) & first & ~(chosen & first).any(1, keepdim=True))
@@ -602,9 +603,9 @@ def at_least_one(chosen: Tensor, proposal: Proposal, progress: np.ndarray | None
 
 def _with_first(chosen: Tensor, evidence: Evidence, canvas: Canvas, must: np.ndarray) -> Tensor:
     """`chosen` [B, W], but in rows where `must` [B] only the block's first position, if it is open."""
-    start = torch.from_numpy(canvas.block_start).to(chosen.device)[:, None]
+    start = upload(canvas.block_start, chosen.device)[:, None]
     first = evidence.eligible & (evidence.positions == start)
-    return torch.where(torch.from_numpy(must).to(chosen.device)[:, None] & first.any(1, keepdim=True), first, chosen)
+    return torch.where(upload(must, chosen.device)[:, None] & first.any(1, keepdim=True), first, chosen)
 
 
 def _reference_text(model: LanguageModel, reference: str, sampler: MaskedSampler, request: Request) -> Tensor:

@@ -25,6 +25,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
 from ..batching import RowState
+from ..host_transfer import download, upload
 from ..ops.chunked_distribution import CHUNK_BYTES, ChunkedDistribution, RowDistribution, join, needs_chunks
 from ..ops.confidence import Confidence, confidence
 from ..ops.distribution import DenseDistribution, Distribution, split
@@ -430,7 +431,7 @@ class FollowedCanvas:
     def prepare(self, plan: Plan, group: Group) -> Plan:
         canvas = self.canvas
         masks = group.of(canvas.open)[:, : canvas.length]
-        start = group.of(torch.from_numpy(canvas.block_start).to(masks.device))
+        start = group.of(upload(canvas.block_start, masks.device))
         visible = self.model.visible(*(torch.cat([each] * self.copies) for each in (masks, start)))
         return replace(plan, visible=visible)
 
@@ -449,7 +450,7 @@ class SoftInputs:
         if self.values is None:
             return plan
         soft = group.of(self.values)
-        start = group.of(torch.from_numpy(self.canvas.block_start).to(soft.device))
+        start = group.of(upload(self.canvas.block_start, soft.device))
         at = group.plan.positions[: len(soft)] - start[:, None]
         outside = (at < 0) | (at >= soft.shape[1])
         values = soft.gather(1, at.masked_fill(outside, 0)[..., None].expand(-1, -1, soft.shape[-1]))
@@ -491,7 +492,7 @@ class RowPredictions:
         has = each[0] if forward.order is None else torch.cat(each)[forward.order]
         if forward.visible is None:
             return has
-        return has & torch.from_numpy(forward.visible.slots >= 0).to(has.device).gather(1, positions)
+        return has & upload(forward.visible.slots >= 0, has.device).gather(1, positions)
 
     def at(self, positions: Tensor) -> Distribution:
         """The distribution at `positions` [B, K]."""
@@ -582,11 +583,11 @@ class LastStates(RowState):
         rows, positions = self._rows(group), group.plan.positions[:count]
         at = torch.where(positions < 0, length, positions)
         self.states[rows[:, None], :, at] = fresh.permute(1, 2, 0, 3)
-        self.stale[rows.cpu().numpy()[:, None], at.cpu().numpy()] = True
+        self.stale[download(rows)[:, None], download(at)] = True
         states = self.states[rows, :, :length].transpose(0, 1).flatten(0, 1)
         order = torch.arange(length, device=states.device).expand(count, length)
         shifts = hidden.shifts if isinstance(hidden, Shifted) else [torch.zeros_like(rows)] * copies
-        self.first[rows.cpu().numpy()] = -shifts[0].cpu().numpy()
+        self.first[download(rows)] = -download(shifts[0])
         # There is nothing before the first slot of the shorter half.
         own = torch.cat([(order + by[:, None]).clamp(min=-1) for by in shifts])
         whole = replace(raw, plan=replace(raw.plan, positions=own, slots=own, span=None), states=states)
@@ -612,14 +613,14 @@ class LastStates(RowState):
                 logits = logits[:, self.ids]
             elif self.canvas.mask_id < self.vocab:
                 logits[:, self.canvas.mask_id] = -torch.inf
-            self.highest[row[part], position[part]] = logits.amax(1).float().cpu().numpy()
+            self.highest[row[part], position[part]] = download(logits.amax(1).float())
         self.stale[:] = False
         return np.where(np.arange(self.canvas.length) < self.first[:, None], np.inf, self.highest[:, :-1])
 
     def _rows(self, group: Group) -> Tensor:
         """[n] the live rows of a group."""
         rows = np.arange(len(self.canvas)) if group.rows is None else group.rows
-        return torch.from_numpy(rows).to(self.canvas.tokens.device)
+        return upload(rows, self.canvas.tokens.device)
 
 
 class AttentionReading:
@@ -648,7 +649,7 @@ class AttentionReading:
         slots = None
         if (visible := self.forward.visible) is not None:  # slots differ from positions
             own_slots = visible.slots if group.rows is None else visible.slots[group.rows]
-            slots = torch.from_numpy(own_slots[:, :length]).to(device)
+            slots = upload(own_slots[:, :length], device)
         maps = {
             layer: _as_columns(each[:count, :width].to(device), length, slots)
             for layer, each in hidden.attention.items()

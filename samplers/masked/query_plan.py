@@ -21,6 +21,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ..batching import RowState
+from ..host_transfer import download, upload
 from ..prefix_reuse import PrefixReuse
 from .canvas import Canvas
 from .contracts import AttentionSpec, QuerySpec
@@ -116,14 +117,14 @@ class Group:
 
     def of(self, values: Tensor) -> Tensor:
         """The rows of `values` [B, ...] in this group."""
-        return values if self.rows is None else values[torch.from_numpy(self.rows).to(values.device)]
+        return values if self.rows is None else values[upload(self.rows, values.device)]
 
     def at_queries(self, values: Tensor) -> Tensor:
         """[n, Q]: `values` [B, L + 1] at the positions that the group computes."""
         if self.source is None:
             assert self.plan.span is not None, "else there is a source"
             values = values[:, slice(*self.plan.span)]
-            return values if self.rows is None else values[torch.from_numpy(self.rows).to(values.device)]
+            return values if self.rows is None else values[upload(self.rows, values.device)]
         return self.of(values).gather(1, self.source)
 
 
@@ -157,7 +158,7 @@ class Layout:
         if len(split) == 1:
             return groups, None
         order = np.argsort(np.concatenate(split))
-        return groups, torch.from_numpy(order).to(self.canvas.tokens.device)
+        return groups, upload(order, self.canvas.tokens.device)
 
     def _group(self, rows: np.ndarray, queries: Queries) -> Group:
         canvas, device = self.canvas, self.canvas.tokens.device
@@ -187,12 +188,12 @@ class Layout:
             queried, slots, want = self._with_leave_one_out(positions, slots, np.where(outside, -1, wanted), want)
 
         def on_device(array: np.ndarray) -> Tensor:
-            return torch.from_numpy(np.concatenate([array] * self.copies)).to(device)
+            return upload(np.concatenate([array] * self.copies), device)
 
         whole = len(rows) == len(canvas)
         cache_rows = None
         if self.cache is not None and not whole:
-            cache_rows = torch.from_numpy(self.cache_rows(rows)).to(device)
+            cache_rows = upload(self.cache_rows(rows), device)
         plan = Plan(
             tokens=on_device(queried),
             positions=on_device(queried),
@@ -220,7 +221,7 @@ class Layout:
             plan = replace(plan, visible=visible, lengths=torch.full_like(plan.lengths, size), uniform=size)
         source = None
         if plan.span is None:
-            source = torch.from_numpy(np.where(positions < 0, canvas.length, positions)).to(device)
+            source = upload(np.where(positions < 0, canvas.length, positions), device)
         return Group(None if whole else rows, plan, source, plan.want[: len(rows)])
 
     # --- leave-one-out: an extra mask for each block position, which attends to every position but this one ---
@@ -286,7 +287,7 @@ def visible_open(canvas: Canvas, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     columns = np.argsort(~which, axis=1, kind="stable")[:, :most]
     columns = np.where(np.arange(most) < which.sum(1)[:, None], columns, canvas.length)
     device = canvas.tokens.device
-    return torch.from_numpy(which).to(device), torch.from_numpy(columns).to(device)
+    return upload(which, device), upload(columns, device)
 
 
 def _split(width: np.ndarray, similar: np.ndarray | None = None) -> list[np.ndarray]:
@@ -335,7 +336,7 @@ class QueryPlanner:
     def wanted(self, query: QuerySpec) -> np.ndarray:
         """[B, W] bool: the positions of the active block that are to be predicted."""
         canvas = self.canvas
-        only = None if query.only is None else query.only.cpu().numpy()
+        only = None if query.only is None else download(query.only)
         if not self.every:
             return canvas.eligible_host if only is None else canvas.eligible_host & only
         if only is None:
@@ -366,7 +367,7 @@ class QueryPlanner:
         if self.visible is not None:  # in a family that reuses no prefixes
             mask = (order >= query.start[:, None]) & (order < query.stop[:, None])
             if query.mask is not None:
-                mask = query.mask[:, : canvas.length].cpu().numpy()
+                mask = download(query.mask[:, : canvas.length])
             return self._of_mask(self.visible.queried(mask, new), query, shift, self.visible)
         if any_new and new.all():
             return Queries(canvas.rows, first_start, canvas.end, shift)
@@ -377,7 +378,7 @@ class QueryPlanner:
             if any_new:
                 start, stop = np.where(new, first_start, start), np.where(new, canvas.end, stop)
             return Queries(canvas.rows, start, stop, shift)
-        mask = query.mask[:, : canvas.length].cpu().numpy().copy()
+        mask = download(query.mask[:, : canvas.length]).copy()
         if any_new:
             mask = np.where(new[:, None], (order >= first_start[:, None]) & (order < canvas.end[:, None]), mask)
         return self._of_mask(mask, query, shift)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..events import Finished, RowFinished, Started, Step
+from ..host_transfer import download, upload
 from ..logprobs import LogprobRecorder
 from ..ops.chunked_distribution import CHUNK_BYTES
 from ..ops.distribution import split
@@ -65,7 +66,7 @@ class TraceRecorder:
             committed=was_open & ~open_ & ~canvas.given_host[:, : canvas.length],  # without new padding
             settled=canvas.settled,
             revised=revised,
-            serial=canvas.serial[:, : canvas.length].cpu().numpy().copy() if canvas.moves else None,
+            serial=download(canvas.serial[:, : canvas.length]).copy() if canvas.moves else None,
         )
 
     def finish_row(self, at: int, reason: str) -> RowFinished:
@@ -168,7 +169,7 @@ class CommittedLogprobs:
     def record(self, decision: Decision) -> None:
         """Called after the commit: records them where a token was written."""
         canvas, logprobs = self.canvas, self.logprobs
-        when = canvas.commit_step.cpu().numpy()
+        when = download(canvas.commit_step)
         if canvas.revises:
             row, position = (when == UNCOMMITTED).nonzero()
             logprobs.clear(canvas.rows[row], position)
@@ -177,10 +178,10 @@ class CommittedLogprobs:
         if decision.columns is not None:  # rows that are filled commit nothing else
             sources.insert(0, (decision.columns, self.raw.at(decision.columns)))
         for columns, distribution in sources:
-            positions = columns.cpu().numpy()
+            positions = download(columns)
             committed = np.flatnonzero(np.take_along_axis(now, positions, 1))
             for flat in split(committed, CHUNK_BYTES // (4 * distribution.vocab)):
                 row, position = flat // positions.shape[1], positions.reshape(-1)[flat]
-                tokens = torch.from_numpy(canvas.tokens_host[row, position]).to(columns.device)
+                tokens = upload(canvas.tokens_host[row, position], columns.device)
                 logprobs.add(canvas.rows[row], position, tokens, distribution.logits_at(flat))
                 now[row, position] = False

@@ -11,6 +11,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from ..batching import RowState
+from ..host_transfer import upload
 from ..request import Allowed
 
 
@@ -62,9 +63,9 @@ class AllowedRows(RowState):
         device = self.at.device
         own = torch.ones(1, sets.shape[1], dtype=torch.bool, device=device) if self.sets is None else self.sets
         result = AllowedRows(None, len(self.at), device)
-        result._sets = torch.cat([own, torch.from_numpy(sets).to(device)])
+        result._sets = torch.cat([own, upload(sets, device)])
         result.at = pad(self.at, (0, max(max(positions) + 2 - self.at.shape[1], 0))).clone()
-        row, column = torch.tensor(rows, device=device), torch.tensor(positions, device=device)
+        row, column = upload(torch.tensor(rows), device), upload(torch.tensor(positions), device)
         result.at[row, column] = torch.arange(len(own), len(own) + len(sets), device=device)
         return result
 
@@ -79,7 +80,7 @@ class AllowedRows(RowState):
         width = max(self.at.shape[1], other.at.shape[1])
         at = pad(self.at, (0, width - self.at.shape[1]))
         theirs = torch.where(other.at > 0, other.at + offset, 0)
-        at[torch.from_numpy(where).to(at.device)] = pad(theirs, (0, width - theirs.shape[1]))
+        at[upload(where, at.device)] = pad(theirs, (0, width - theirs.shape[1]))
         used, index = torch.unique(torch.cat([at.new_zeros(1), at.flatten()]), return_inverse=True)
         self.at = index[1:].view(at.shape)
         self.sets = torch.cat(every)[used] if len(used) > 1 else None

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pardec.models import finite
 
+from ..host_transfer import upload
 from .confidence import Confidence, confidence, greedy
 from .distribution import DenseDistribution, Distribution, Keys, Noise, align, split
 
@@ -91,7 +92,7 @@ class ChunkedDistribution(Distribution):
         return out.view(tokens.shape)
 
     def logits_at(self, positions: np.ndarray) -> Tensor:
-        return self.logits_of_rows(self.index.flatten()[torch.from_numpy(positions).to(self.device)])
+        return self.logits_of_rows(self.index.flatten()[upload(positions, self.device)])
 
     def draw(self, positions: np.ndarray, noise: Noise, keys: Keys | None = None) -> Tensor:
         def sample(chunk: np.ndarray) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from pardec.models import finite
 from pardec.models.kernels.choice import backend
 
+from ..host_transfer import upload
 from ..rng import gumbel
 from .confidence import CACHED, Confidence, argmax, confidence, greedy
 
@@ -207,7 +208,7 @@ class DenseDistribution(Distribution):
         return self.row_logits[self.index[..., None], tokens]
 
     def logits_at(self, positions: np.ndarray) -> Tensor:
-        at = torch.from_numpy(positions).to(self.device)
+        at = upload(positions, self.device)
         return self.logits_of_rows(at if self.index is None else self.index.flatten()[at])
 
     def logits_of_rows(self, rows: Tensor) -> Tensor:

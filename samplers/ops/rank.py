@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..host_transfer import upload
+
 
 def best(score: Tensor) -> Tensor:
     """[B, W] bool: the highest score of each row."""
@@ -36,8 +38,8 @@ def top_as_published(score: Tensor, count: np.ndarray, window: np.ndarray, lengt
     """
     mask = torch.zeros_like(score, dtype=torch.bool)
     for row, (positions, total, quota) in enumerate(zip(window, length.tolist(), count.tolist(), strict=True)):
-        inside = torch.from_numpy(positions < total).to(score.device)
-        where = torch.from_numpy(positions).to(score.device)[inside]
+        inside = upload(positions < total, score.device)
+        where = upload(positions, score.device)[inside]
         whole = torch.full((total,), -torch.inf, dtype=score.dtype, device=score.device)
         whole[where] = score[row, inside]
         taken = torch.zeros_like(whole, dtype=torch.bool)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pardec.models.scales.contracts import ScaleModel, TokenReduction
 
+from ..host_transfer import upload
 from .contracts import ScaleContext
 
 
@@ -23,8 +24,8 @@ class ScaleForward:
         self.pairs = [row for row in range(len(request.labels)) if request.guided(row)] if len(model.scales) > 1 else []
         labels = [null if label < 0 else label for label in request.labels] + [null] * len(self.pairs)
         self.cfg = request.cfg or 0.0
-        self.labels = torch.tensor(labels, device=model.device)
-        self.halves = torch.tensor(self.pairs, dtype=torch.int64, device=model.device)
+        self.labels = upload(torch.tensor(labels), model.device)
+        self.halves = upload(torch.tensor(self.pairs, dtype=torch.int64), model.device)
         self.cache = model.transformer.new_cache(len(labels))
         self.fed = 0  # scales whose keys and values are stored
         context.maps.models[model.name] = model

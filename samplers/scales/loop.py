@@ -14,6 +14,7 @@ import torch
 from pardec.models.scales.contracts import ScaleModel
 
 from ..events import Event, Finished, RowFinished, Started, Step
+from ..host_transfer import download
 from ..stopwatch import Stopwatch
 from ..trace import Fed, Trace
 from .contracts import RoundResult, ScaleContext, ScaleRequest, ScaleSampler
@@ -71,7 +72,7 @@ class ScaleLoop:
 
     def step_event(self) -> Step:
         """The event of the last round; its arrays are copies."""
-        codes = self.maps.codes.cpu().numpy().copy()
+        codes = download(self.maps.codes).copy()
         now = self.maps.positions(self.maps.scale - 1, self.maps.scale - 1)
         committed = np.zeros(codes.shape, dtype=bool)
         committed[:, now.start : now.stop] = True
@@ -87,13 +88,13 @@ class ScaleLoop:
 
     def row_events(self) -> Iterator[RowFinished]:
         """The events of all rows, which end together."""
-        codes = self.maps.codes.cpu().numpy()
+        codes = download(self.maps.codes)
         for row, tokens in enumerate(codes):
             yield RowFinished(row, tokens.copy(), "length", self.nfe, commit_step=self.maps.commit_step[row])
 
     def finished(self) -> Finished:
         """The results of all rows. The trace lists the forwards of both models; other counts exclude the refiner's."""
-        codes, own = self.maps.codes.cpu().numpy().copy(), [result for result in self.results if not result.draft]
+        codes, own = download(self.maps.codes).copy(), [result for result in self.results if not result.draft]
         count, tokens = codes.shape
         fed: tuple[Fed, ...] = tuple(result.fed for result in self.results)
         trace = Trace(

@@ -13,7 +13,7 @@ from pardec.models.errors import ModelError
 from pardec.models.scales.contracts import ScaleModel
 
 from ..batching import RowRequest
-from ..host_transfer import to_host
+from ..host_transfer import to_host, upload
 from ..rng import Source
 from ..trace import UNCOMMITTED
 
@@ -74,7 +74,7 @@ class MapState:
 
     def uniforms(self) -> Tensor:
         """[n, n_s] uniforms in (0, 1), float64: one for each code of the next scale, keyed by row and position."""
-        index = torch.tensor(self.positions(self.scale, self.scale), device=self.device).expand(len(self), -1)
+        index = upload(torch.tensor(self.positions(self.scale, self.scale)), self.device).expand(len(self), -1)
         return self.source.uniform(self.rows, np.zeros_like(self.rows), index, "token")
 
     def commit(self, codes: Tensor, score: Tensor, highest: Tensor) -> None:

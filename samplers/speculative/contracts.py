@@ -28,6 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..host_transfer import download, upload
 from ..ops.allowed import AllowedRows
 from ..ops.confidence import argmax
 from ..renamed import refuse_former_names
@@ -83,14 +84,14 @@ class Draft:
     @cached_property
     def start(self) -> Tensor:
         """[B] int64: the absolute position of node 0."""
-        return torch.from_numpy(self.base).to(self.tokens.device)
+        return upload(self.base, self.tokens.device)
 
     @cached_property
     def tested(self) -> Tensor:
         """[B, T] bool: the nodes that can be accepted."""
         device = self.tokens.device
         order = torch.arange(self.width, device=device)
-        real = (order < torch.from_numpy(self.sizes).to(device)[:, None]) & (order > 0)
+        real = (order < upload(self.sizes, device)[:, None]) & (order > 0)
         return real if self.verify is None else real & self.verify
 
     @cached_property
@@ -115,7 +116,7 @@ class Draft:
 
     def of_rows(self, rows: np.ndarray) -> Draft:
         """The part of the draft that a forward of these rows needs."""
-        where = torch.from_numpy(rows).to(self.tokens.device)
+        where = upload(rows, self.tokens.device)
         parents, depths = self.parents, self.depths
         return Draft(
             self.tokens[where],
@@ -232,8 +233,8 @@ class RoundResult:
 
     def levels(self) -> tuple[np.ndarray, np.ndarray]:
         """Accepted and drafted levels of each row, both [B], on the host; 0 where `ignores_length_controller`."""
-        drafted = torch.where(self.draft.tested, self.draft.depth, 0).amax(1).cpu().numpy()
-        accepted, others = self.verdict.count.cpu().numpy(), self.draft.ignores_length_controller
+        drafted = download(torch.where(self.draft.tested, self.draft.depth, 0).amax(1))
+        accepted, others = download(self.verdict.count), self.draft.ignores_length_controller
         return (accepted, drafted) if others is None else (np.where(others, 0, accepted), np.where(others, 0, drafted))
 
 
@@ -636,7 +637,7 @@ class ProbeNodes:
 
     def rows(self, rows: np.ndarray) -> ProbeNodes:
         """The probe nodes of these rows."""
-        where = torch.from_numpy(rows).to(self.index.device)
+        where = upload(rows, self.index.device)
         return replace(self, index=self.index[where], counts=self.counts[rows])
 
     def until(self, length: int) -> ProbeNodes:

@@ -18,6 +18,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ..batching import RowState
+from ..host_transfer import download, upload
 from ..prefix_reuse import DraftReuse
 from ..traits import Trait
 from .contracts import DecodeContext, Draft, DraftModel, RoundResult, SubsetLogits, Uniforms
@@ -135,7 +136,7 @@ class DraftModelState(RowState, DraftModel):
         if outcome.draft.parents is not None:
             start = self.start[:, None]
             self.cache.move(start + slot, torch.where((lead > 0) & (slot != order), start + order, -1))
-        fed = lead.sum(1).cpu().numpy()
+        fed = download(lead.sum(1))
         self.cached = np.where(fed > 0, self.base + fed, self.cached)
         if self.reuse is not None and self.reuse.prefixes is not None:
             text = self.context.text
@@ -146,7 +147,7 @@ class DraftModelState(RowState, DraftModel):
         text = self.context.text
         self.base = text.length - 1 - self.lag
         self.fed = np.zeros(len(text), dtype=bool)
-        self.start = torch.from_numpy(self.base).to(text.device)
+        self.start = upload(self.base, text.device)
         self.slots_used, self.used = torch.zeros_like(self.start), 0
         self.highest = torch.zeros((), device=text.device)
         self.slot = self.start.new_zeros(len(text), 0)
@@ -248,15 +249,15 @@ class DraftModelState(RowState, DraftModel):
         In the first round these are the whole text, later the accepted tokens that were never fed.
         """
         text, real = self.context.text, nodes[:, 0] >= 0
-        self.fed = real.cpu().numpy()
+        self.fed = download(real)
         live = np.flatnonzero(self.fed)
         missing = self.base[live] + 1 - self.cached[live]
         groups = catch_up_groups(missing)
         raw: Tensor | None = None
         for group in groups:
-            count = torch.from_numpy(missing[group]).to(text.device)[:, None]
-            rows = torch.from_numpy(live[group]).to(text.device)
-            first = torch.from_numpy(self.cached[live[group]]).to(text.device)[:, None]
+            count = upload(missing[group], text.device)[:, None]
+            rows = upload(live[group], text.device)
+            first = upload(self.cached[live[group]], text.device)[:, None]
             order = torch.arange(int(missing[group].max()), device=text.device)
             where = first + order
             slots = torch.where(order < count, where, -1)
@@ -307,10 +308,10 @@ class DraftModelState(RowState, DraftModel):
         `start` that each was fed in.
         """
         order = torch.arange(draft.width, device=self.start.device)
-        real = order < torch.from_numpy(draft.sizes).to(order.device)[:, None]
+        real = order < upload(draft.sizes, order.device)[:, None]
         unfed = real & (self._slots(draft.width) < 0)
-        if (nodes := packed(unfed.cpu().numpy())).shape[1]:
-            self._feed(draft, torch.from_numpy(nodes).to(order.device))
+        if (nodes := packed(download(unfed))).shape[1]:
+            self._feed(draft, upload(nodes, order.device))
         start, slot = self.start[:, None], self._slots(draft.width).clamp(min=0)
         if draft.parents is not None:
             self.cache.move(start + slot, torch.where(real & (slot != order), start + order, -1))

@@ -19,6 +19,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ..batching import RowState
+from ..host_transfer import download, upload
 from ..prefix_reuse import PrefixReuse
 from .contracts import Draft, Verdict
 from .sequences import Sequences
@@ -126,10 +127,10 @@ class VerifyForward(RowState):
     def _prompts(self, rows: np.ndarray, base: np.ndarray, stop: int | None = None) -> Draft:
         """A draft of the prompts of these live rows from position `base` [n] on, up to `stop` or to their ends."""
         text = self.text
-        tokens = text.tokens[torch.from_numpy(rows).to(text.device)]
+        tokens = text.tokens[upload(rows, text.device)]
         sizes = (text.length[rows] if stop is None else stop) - base
         if base.any() or stop is not None:
-            order = torch.from_numpy(base[:, None] + np.arange(sizes.max())).to(text.device)
+            order = upload(base[:, None] + np.arange(sizes.max()), text.device)
             tokens = tokens.gather(1, order.clamp(max=tokens.shape[1] - 1))
         return Draft(tokens, sizes, base)
 
@@ -140,7 +141,7 @@ class VerifyForward(RowState):
     def _verify(self, draft: Draft, whole: Draft) -> tuple[Tensor, Tensor | None]:
         """The forward of `draft`; `whole` includes its probe nodes."""
         text = self.text
-        depths = None if whole.depths is None else whole.depths.cpu().numpy()
+        depths = None if whole.depths is None else download(whole.depths)
         self.fed.append(FedNodes(text.rows, whole.base, whole.sizes, depths))
         self.runs.clear()
         groups = self._groups(whole)
@@ -173,7 +174,7 @@ class VerifyForward(RowState):
         first = parts[0][1]
         whole = first.new_zeros(len(self.text), width, first.shape[-1])
         for rows, part in parts:
-            whole[torch.from_numpy(rows).to(part.device), : part.shape[1]] = part
+            whole[upload(rows, part.device), : part.shape[1]] = part
         return whole
 
     def keep_path(self, draft: Draft, verdict: Verdict) -> None:
@@ -215,7 +216,7 @@ class VerifyForward(RowState):
         positions = slots = (
             start + order
             if same
-            else torch.where(order < torch.from_numpy(sizes).to(device)[:, None], draft.start[:, None] + order, -1)
+            else torch.where(order < upload(sizes, device)[:, None], draft.start[:, None] + order, -1)
         )
         visible = _CAUSAL
         if draft.parents is not None:
@@ -226,9 +227,9 @@ class VerifyForward(RowState):
             positions=positions,
             slots=slots,
             visible=visible,
-            lengths=torch.from_numpy(base + sizes).to(device),
-            want=order if whole else torch.from_numpy(sizes - 1).to(device)[:, None],
-            rows=None if len(rows) == len(self.text.rows) else torch.from_numpy(rows).to(device),
+            lengths=upload(base + sizes, device),
+            want=order if whole else upload(sizes - 1, device)[:, None],
+            rows=None if len(rows) == len(self.text.rows) else upload(rows, device),
             uniform=start + width if same else None,
             span=(start, start + width) if same and draft.parents is None else None,
             narrow=narrow,

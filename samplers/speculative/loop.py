@@ -29,7 +29,7 @@ from ..batching import scatter_rows, take_rows, unbatchable
 from ..conditioning import conditioned_model
 from ..endings import Endings
 from ..events import Accepted, Event, Finished, RowFinished, Started
-from ..host_transfer import to_host
+from ..host_transfer import to_host, upload
 from ..logprobs import LogprobRecorder
 from ..ops.confidence import probability_of
 from ..request import Request
@@ -153,7 +153,7 @@ class VerifyLoop:
                 drafter.read_prompt(rows, whole, self.context, self.state(drafter))
         if self.forward.reuse is not None:
             self.recorder.reused[self.rows] = self.forward.reuse.length
-        back = torch.from_numpy(np.argsort(np.concatenate(order))).to(self.text.device)
+        back = upload(np.argsort(np.concatenate(order)), self.text.device)
         text, draft = self.text, Draft.none(self.text)
         uniforms = RoundUniforms(self.request.source, text.rows, text.nfe.copy(), text.device)
         outcome = self._decide(draft, self.distribute(torch.cat(last)[back], draft), uniforms, None)
@@ -209,8 +209,8 @@ class VerifyLoop:
         """
         row, column = fresh
         device = path.device
-        where, token = torch.from_numpy(row).to(device), torch.from_numpy(tokens[fresh]).to(device)
-        node = torch.zeros_like(where) if path.shape[1] == 1 else path[where, torch.from_numpy(column).to(device)]
+        where, token = upload(row, device), upload(tokens[fresh], device)
+        node = torch.zeros_like(where) if path.shape[1] == 1 else path[where, upload(column, device)]
         raw = distributions.raw
         at = where if raw.shape[1] == 1 else where * raw.shape[1] + node
         parts = {"score": probability_of(raw, at, token)}

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from pardec.models.hidden import Hidden
 
+from ..host_transfer import download, upload
 from .contracts import Draft, ProbeLayout, ProbeNodes, Verdict
 
 Carry = tuple[tuple[int, ...], ...]  # per depth: the number of probe steps after each of its nodes
@@ -25,23 +26,23 @@ def behind(draft: Draft, chains: ProbeLayout, remaining: np.ndarray, carry: Carr
     steps; the last entry holds for all later nodes and depths.
     """
     device, sizes = draft.tokens.device, draft.sizes
-    size, node = torch.from_numpy(sizes).to(device)[:, None, None], torch.arange(draft.width, device=device)
+    size, node = upload(sizes, device)[:, None, None], torch.arange(draft.width, device=device)
     length = len(chains.step)
     if carry is None and (remaining > draft.deepest + chains.steps).all():
         order = torch.arange(1, length + 1, device=device)[:, None]
         index = torch.where(node < size, size * order + node, -1)
         return ProbeNodes(chains, index, np.repeat(sizes[:, None], length, 1))
-    most = torch.from_numpy(remaining - 1).to(device)[:, None] - draft.depth
+    most = upload(remaining - 1, device)[:, None] - draft.depth
     if carry is not None:
         widest = max(map(len, carry))
-        table = torch.tensor([(*level, *level[-1:] * (widest - len(level))) for level in carry], device=device)
+        table = upload(torch.tensor([(*level, *level[-1:] * (widest - len(level))) for level in carry]), device)
         level = draft.depth.clamp(max=len(carry) - 1)
         rank = (draft.depth[:, :, None] == draft.depth[:, None]).tril(-1).sum(2)  # index of each node within its depth
         most = most.minimum(table[level, rank.clamp(max=widest - 1)])
-    step = torch.tensor(chains.step, device=device)[:, None]
+    step = upload(torch.tensor(chains.step), device)[:, None]
     has = (node < size) & (step < most[:, None])
     number = has.flatten(1).long().cumsum(1).view_as(has) - 1
-    return ProbeNodes(chains, torch.where(has, size + number, -1), has.sum(2).cpu().numpy())
+    return ProbeNodes(chains, torch.where(has, size + number, -1), download(has.sum(2)))
 
 
 def extended(draft: Draft) -> Draft:
@@ -50,7 +51,7 @@ def extended(draft: Draft) -> Draft:
     assert queries is not None
     sizes = draft.sizes + queries.total
     width, device = int(sizes.max()), draft.tokens.device
-    step, above = (torch.tensor(each, device=device)[:, None] for each in (queries.chains.step, queries.chains.above))
+    step, above = (upload(torch.tensor(each), device)[:, None] for each in (queries.chains.step, queries.chains.above))
     step, above = step[: queries.index.shape[1]], above[: queries.index.shape[1]]
     upper = queries.index[:, above[:, 0].clamp(min=0)]
     parents = torch.where(above < 0, torch.arange(draft.width, device=device), upper)
@@ -110,7 +111,7 @@ class QueryVectors:
         first, self._first = self._first, False
         parts = []
         for rows, hidden in self._parts:
-            where = torch.from_numpy(rows).to(node.device)
+            where = upload(rows, node.device)
             each = hidden.queries
             if not first:
                 each = tuple(q[torch.arange(len(rows), device=q.device), node[where].to(q.device), None] for q in each)

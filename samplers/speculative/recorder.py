@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from ..events import Finished, RowFinished
+from ..host_transfer import download
 from ..logprobs import LogprobRecorder
 from ..trace import PROMPT, Trace
 from .contracts import Draft
@@ -26,7 +27,7 @@ class TraceRecorder:
         self.text, self.logprobs = text, logprobs
         self.forced_before: np.ndarray | None = None  # [R, L + 1] number of forced positions before each; None: none
         if forced is not None:
-            self.forced_before = np.pad((forced.cpu().numpy() >= 0).cumsum(1), ((0, 0), (1, 0)))
+            self.forced_before = np.pad((download(forced) >= 0).cumsum(1), ((0, 0), (1, 0)))
         count = len(text)
         self.tokens = text.host.copy()
         self.commit_step, self.commit_score = text.commit_step.copy(), text.commit_score.copy()

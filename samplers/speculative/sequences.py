@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..batching import RowState
+from ..host_transfer import download, upload
 from ..trace import PROMPT, UNCOMMITTED
 
 
@@ -41,7 +42,7 @@ class Sequences(RowState):
         self.commit_step = np.full(self.host.shape, UNCOMMITTED, dtype=np.int32)
         self.commit_score = np.zeros(self.host.shape, dtype=np.float32)
         for row, prompt in enumerate(prompts):
-            self.host[row, : len(prompt)] = prompt.cpu().numpy()
+            self.host[row, : len(prompt)] = download(prompt)
             self.commit_step[row, : len(prompt)] = PROMPT
         shared = torch.from_numpy(self.host)
         self.tokens = shared if torch.device(device).type == "cpu" else shared.to(device)
@@ -58,11 +59,11 @@ class Sequences(RowState):
     @property
     def last(self) -> Tensor:
         """[B] int64: the last committed token of each row, whose K/V are not in the cache yet."""
-        return torch.from_numpy(self.host[np.arange(len(self.rows)), self.length - 1]).to(self.device)
+        return upload(self.host[np.arange(len(self.rows)), self.length - 1], self.device)
 
     def at(self, positions: np.ndarray) -> Tensor:
         """[B] int64: each row's token at `positions` [B]."""
-        return torch.from_numpy(self.host[np.arange(len(self.rows)), positions]).to(self.device)
+        return upload(self.host[np.arange(len(self.rows)), positions], self.device)
 
     def row(self, at: int) -> np.ndarray:
         """The committed tokens of the row at index `at`: a view of `host`."""
@@ -83,8 +84,8 @@ class Sequences(RowState):
         self.commit_step[at] = self.nfe[row] - 1
         self.commit_score[at] = scores[fresh]
         if self.device.type != "cpu":
-            index = torch.from_numpy(row).to(self.device), torch.from_numpy(where).to(self.device)
-            self.tokens[index] = torch.from_numpy(own).to(self.device)
+            index = upload(row, self.device), upload(where, self.device)
+            self.tokens[index] = upload(own, self.device)
         self.length += counts
 
     def rows_changed(self) -> None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pardec.models.caches.compact_cache import CompactCache
@@ -25,6 +24,7 @@ from pardec.models.caches.partial_cache import PartialCache
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
 
+from ..host_transfer import upload
 from ..spec import parse
 from ..spec_values import build_method
 from ..traits import Reasons, Trait, Why
@@ -130,7 +130,7 @@ class SparseAttention(Cache):
         rows = np.flatnonzero(due)
         if len(rows):
             length = context.text.length[rows] - 1
-            queries = tuple(q[torch.from_numpy(rows).to(q.device)] for q in context.queries())
+            queries = tuple(q[upload(rows, q.device)] for q in context.queries())
             choice = self.choose_again(CommittedSlots(source, rows, length, queries), state)
             cache.fill(source, rows, choice.chosen, choice.first, length)
             state.rounds = np.where(due, 1, state.rounds)

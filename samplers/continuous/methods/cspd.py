@@ -29,6 +29,7 @@ from torch import Tensor
 from pardec.models.continuous.contracts import ContinuousModel, Head, States, check_pair
 from pardec.models.errors import ModelError, SpecError
 
+from ...host_transfer import download
 from ...ops.denoising_paths import DenoisingPath, Last, log_density, rescore, token, trace, width
 from ...ops.density_ratios import LastTransition, first_accepted, last_accepted, last_transition, log_ratio, share
 from ...ops.unmasking import Guidance
@@ -189,8 +190,8 @@ def exact_round(method: CSpDSettings, context: ContinuousContext, drafter: Draft
     images.commit(final, tokens[inside], ratio[inside].exp().clamp(max=1))
     images.visits += dropped  # the next draft there has other noise
     return RoundResult(
-        drafted=final.sum(1).cpu().numpy(),
-        accepted=stays.sum(1).cpu().numpy(),
+        drafted=download(final.sum(1)),
+        accepted=download(stays.sum(1)),
         draft_forwards=drafts.forwards,
         contexts=rows,
     )
@@ -276,7 +277,7 @@ def published_round(method: CSpDSettings, context: ContinuousContext, drafter: D
     stays = torch.zeros_like(drafts.wanted)
     stays[drafts.wanted] = accepted
     return RoundResult(
-        drafted=drafts.wanted.sum(1).cpu().numpy(), accepted=stays.sum(1).cpu().numpy(), draft_forwards=drafts.forwards
+        drafted=download(drafts.wanted.sum(1)), accepted=download(stays.sum(1)), draft_forwards=drafts.forwards
     )
 
 

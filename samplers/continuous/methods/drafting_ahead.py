@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pardec.models.continuous.contracts import States
 
+from ...host_transfer import download
 from ..contracts import ContinuousContext
 from .groups import GroupMethod
 
@@ -85,4 +86,4 @@ def group_states(
         labels=images.labels[row],
     )
     at, index = wanted[number, row].nonzero(as_tuple=True)
-    return states[raster_order(row[at], index, images.tokens)], nonempty.sum(0).cpu().numpy()
+    return states[raster_order(row[at], index, images.tokens)], download(nonempty.sum(0))

@@ -12,6 +12,7 @@ from torch import Tensor
 from pardec.models.continuous.contracts import ContinuousModel, States
 from pardec.models.errors import SpecError
 
+from ...host_transfer import download, upload
 from ...ops.denoising_paths import Last, denoise, width
 from ...ops.unmasking import Guidance, Unmasking, unmasking
 from ...spec import Policy
@@ -97,7 +98,7 @@ class GroupMethod(Policy):
         transitions = self.schedule(context).transitions(context.head.steps, self.head_to)[step]
         tokens = noise.new_empty(len(noise), context.head.size)
         for count in np.unique(transitions).tolist():  # rows at one step, and groups of a window, share a head
-            which, head = torch.from_numpy(transitions == count).to(noise.device), context.head_of(count)
+            which, head = upload(transitions == count, noise.device), context.head_of(count)
             tokens[which] = sample(head, states[which], noise[which, : width(head)])
         return tokens
 
@@ -108,6 +109,6 @@ class GroupMethod(Policy):
         states = context.states(images.known(), wanted, scale)
         images.add_forward()
         with context.watch("head"):
-            step = self.schedule(context).step(images.count).repeat(wanted.sum(1).cpu().numpy())
+            step = self.schedule(context).step(images.count).repeat(download(wanted.sum(1)))
             tokens = self.sample_tokens(context, states, wanted, step)
         images.commit(wanted, tokens)

@@ -50,6 +50,7 @@ import torch
 from pardec.models.continuous.contracts import ContinuousModel, Reuse, ReusingBackbone
 from pardec.models.errors import SpecError
 
+from ...host_transfer import download, upload
 from ...ops.denoising_paths import Last
 from ...ops.unmasking import Guidance
 from ...registry import register
@@ -192,7 +193,7 @@ class MAR(GroupMethod):
     def _order_locally(self, context: ContinuousContext) -> None:
         images, (rows, columns) = context.images, context.model.imaging.layout.grid
         index = torch.arange(images.tokens).expand(len(images), images.tokens)
-        keys = images.source.uniform(images.rows, np.zeros_like(images.rows), index, "order").cpu().numpy()
+        keys = download(images.source.uniform(images.rows, np.zeros_like(images.rows), index, "order"))
         bounds = self.schedule(context).bounds
         ranks = np.stack([local_order(rows, columns, bounds, row) for row in keys])
-        images.rank = torch.from_numpy(ranks).to(images.device)
+        images.rank = upload(ranks, images.device)

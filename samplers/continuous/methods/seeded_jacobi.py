@@ -24,6 +24,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import download, upload
 from ...ops.denoising_paths import Last
 from ...ops.unmasking import Guidance
 from ...registry import register
@@ -74,8 +75,8 @@ class SeededJacobi(LookaheadMethod):
         images.add_forward()
         wanted = number < len(groups)
         with context.watch("head"):
-            steps = torch.from_numpy(np.stack([group.step for group in groups])).to(number.device)
-            step = steps.gather(0, number.clamp(max=len(groups) - 1).T).T[wanted].cpu().numpy()
+            steps = upload(np.stack([group.step for group in groups]), number.device)
+            step = download(steps.gather(0, number.clamp(max=len(groups) - 1).T).T[wanted])
             tokens = self.sample_tokens(context, states, wanted, step)
             change = torch.full_like(latents[..., 0], math.inf)
             change[wanted] = (tokens - latents[wanted]).abs().amax(1)
@@ -87,7 +88,7 @@ class SeededJacobi(LookaheadMethod):
         images.commit(final, tokens[final[wanted]])
         behind = number > 0  # the first group is `mar`'s own
         return RoundResult(
-            drafted=(wanted & behind).sum(1).cpu().numpy(),
-            accepted=(final & behind).sum(1).cpu().numpy(),
+            drafted=download((wanted & behind).sum(1)),
+            accepted=download((final & behind).sum(1)),
             contexts=rows,
         )

@@ -22,6 +22,7 @@ import torch
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import download, upload
 from ...registry import register
 from ..contracts import Block, Canvas, Evidence, Span
 
@@ -80,11 +81,11 @@ class AdaptiveBlock(Block):
             return None
         assert self.delimiters is not None, "filled in by fit"
         ids, probability = evidence.distribution.greedy
-        delimiters = torch.tensor([int(part) for part in self.delimiters.split("-")], device=ids.device)
-        ahead = torch.from_numpy(state.block_start + self._scope(canvas)).to(ids.device)[:, None]
+        delimiters = upload(torch.tensor([int(part) for part in self.delimiters.split("-")]), ids.device)
+        ahead = upload(state.block_start + self._scope(canvas), ids.device)[:, None]
         which = evidence.eligible & torch.isin(ids, delimiters) & (evidence.positions < ahead)
         best, column = torch.where(which, probability, -1.0).max(1)
-        sure, end = (best >= self.tau).cpu().numpy(), evidence.positions.gather(1, column[:, None])[:, 0].cpu().numpy()
+        sure, end = download(best >= self.tau), download(evidence.positions.gather(1, column[:, None])[:, 0])
         block_end = np.where(sure, end + 1, np.minimum(state.block_start + canvas.block_length, canvas.total))
         state.block_end = np.where(canvas.block_started, block_end, state.block_end)
         return Span(state.block_start, state.block_end, np.zeros_like(canvas.block_started))

@@ -22,6 +22,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 
+from ...host_transfer import download
 from ...registry import register
 from ..contracts import Block, Canvas, Evidence, Span
 
@@ -72,7 +73,7 @@ class SlowFast(Block):
             return None
         _, probability = evidence.distribution.greedy
         sure = evidence.eligible & (probability >= self.tau)
-        farthest = torch.where(sure, evidence.positions, -1).amax(1).cpu().numpy()
+        farthest = download(torch.where(sure, evidence.positions, -1).amax(1))
         end = np.minimum(np.maximum(farthest, state.begin) + 1, canvas.block_end)
         step = state.step + 1
         agree = (step > 1) & (np.abs(end - state.last) < 2)  # the deviation of two numbers is half their distance

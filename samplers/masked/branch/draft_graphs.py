@@ -21,6 +21,7 @@ import numpy as np
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import download
 from ..contracts import Branch, Hypotheses
 from .draft_sets import Commit, Node, key, text_of
 
@@ -56,9 +57,9 @@ class StepCounts(Branch):
 
     def survivors(self, hypotheses: Hypotheses) -> np.ndarray:
         canvas, proposal = hypotheses.canvas, hypotheses.proposal
-        chosen = (hypotheses.chosen & canvas.eligible).cpu().numpy()
-        tokens, eligible = hypotheses.tokens.cpu().numpy(), proposal.eligible.cpu().numpy()
-        order = proposal.score.argsort(dim=1, descending=True, stable=True).cpu().numpy()
+        chosen = download(hypotheses.chosen & canvas.eligible)
+        tokens, eligible = download(hypotheses.tokens), download(proposal.eligible)
+        order = download(proposal.score.argsort(dim=1, descending=True, stable=True))
         for at, row in enumerate(canvas.rows.tolist()):
             columns = np.flatnonzero(chosen[at])
             positions = canvas.window_host[at]

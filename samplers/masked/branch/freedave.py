@@ -43,6 +43,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import download, upload
 from ...ops.rank import best, descending
 from ...registry import register
 from ...traits import Trait
@@ -56,7 +57,7 @@ def of_ranks(commits: np.ndarray, choice: Choice, proposal: Proposal) -> Choice:
     which, tokens = torch.zeros_like(proposal.eligible), choice.tokens
     complete = torch.ones_like(which[:, :1])
     for position, token in commits.transpose(1, 2, 0):
-        number = torch.from_numpy(position).to(rank.device)[:, None]
+        number = upload(position, rank.device)[:, None]
         at = (rank == number) & proposal.eligible
         complete &= at.any(1, keepdim=True) | (number < 0)
         which |= at
@@ -66,13 +67,13 @@ def of_ranks(commits: np.ndarray, choice: Choice, proposal: Proposal) -> Choice:
 
 def other_tokens(tokens: Tensor, at: Tensor, rank: np.ndarray, proposal: Proposal) -> Tensor:
     """`tokens` [N, W] with the token of `rank` [N], if not 0, at the one position per row that `at` marks."""
-    rows = np.flatnonzero((rank > 0) & at.any(1).cpu().numpy())
+    rows = np.flatnonzero((rank > 0) & download(at.any(1)))
     if not len(rows):
         return tokens
-    columns = at.cpu().numpy()[rows].argmax(1)
+    columns = download(at)[rows].argmax(1)
     logits = proposal.evidence.distribution.logits_at(rows * tokens.shape[1] + columns)
     order = logits.topk(min(int(rank[rows].max()) + 1, logits.shape[1]), dim=1).indices
-    index = torch.from_numpy(np.minimum(rank[rows], order.shape[1] - 1)).to(order.device)[:, None]
+    index = upload(np.minimum(rank[rows], order.shape[1] - 1), order.device)[:, None]
     other = tokens.clone()
     other[torch.from_numpy(rows), torch.from_numpy(columns)] = order.gather(1, index)[:, 0]
     return other
@@ -146,7 +147,7 @@ class FreeDave(Branch):
         after = torch.where(canvas.open, canvas.mask_id, canvas.tokens)
         now = after.clone()
         after.scatter_(1, window, torch.where(chosen, hypotheses.tokens, after.gather(1, window)))
-        now_host, after_host = now.cpu().numpy(), after.cpu().numpy()
+        now_host, after_host = download(now), download(after)
         depth = np.array(self.depths)[hypotheses.number]
         survivors = np.flatnonzero(hypotheses.number == 0)
         for at, first in enumerate(survivors.tolist()):

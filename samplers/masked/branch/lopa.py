@@ -20,6 +20,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 
+from ...host_transfer import download, upload
 from ...ops.rank import descending
 from ...registry import register
 from ..contracts import Branch, Choice, Hypotheses, Proposal
@@ -44,7 +45,7 @@ class LookaheadParallel(Branch):
         return tuple(range(self.branches))
 
     def draft(self, step: int, number: np.ndarray, choice: Choice, proposal: Proposal) -> Choice:
-        rank = torch.from_numpy(number).to(proposal.score.device)[:, None]
+        rank = upload(number, proposal.score.device)[:, None]
         return Choice((descending(proposal.score)[1] == rank - 1) & proposal.eligible, choice.tokens)
 
     def survivors(self, hypotheses: Hypotheses) -> np.ndarray:
@@ -54,11 +55,11 @@ class LookaheadParallel(Branch):
         ordered = probability.masked_fill(~eligible, torch.inf).sort(1).values
         lowest = torch.arange(ordered.shape[1], device=ordered.device) < ((count + 1) // 2).clamp(min=1)
         mean = ordered.clamp(max=1).masked_fill(~lowest, 0).sum(1) / lowest.sum(1)
-        now = torch.from_numpy(canvas.nfe).to(mean.device)[:, None]
+        now = upload(canvas.nfe, mean.device)[:, None]
         extra = (canvas.commit_step == now) & ~canvas.open
         own = torch.where(extra, canvas.commit_score, 0).sum(1)
-        own = torch.where(torch.from_numpy(hypotheses.number == 0).to(own.device), 1.0, own)
-        score = ((own + mean) / 2).cpu().numpy()
+        own = torch.where(upload(hypotheses.number == 0, own.device), 1.0, own)
+        score = download((own + mean) / 2)
         first = np.flatnonzero(hypotheses.number == 0)
         ends = [*first[1:].tolist(), len(score)]
         return np.array([a + int(score[a:b].argmax()) for a, b in zip(first.tolist(), ends, strict=True)])

@@ -35,6 +35,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...host_transfer import download, upload
 from ...ops.certainty import certainty_density
 from ...ops.position_sets import between, columns_of, nucleus
 from ...registry import register
@@ -112,21 +113,21 @@ class DualAdaptiveCache(Cache):
         maps, predictions = evidence.attention, evidence.predictions
         assert maps is not None, "it is read"
         assert predictions is not None, "they are read"
-        state.importance = attention_rollout(maps)[:, :-1].cpu().numpy()
+        state.importance = download(attention_rollout(maps)[:, :-1])
         device, at = evidence.positions.device, np.arange(canvas.length + 1)
-        fresh = torch.from_numpy(np.pad(state.probability, ((0, 0), (0, 1)))).to(device)
+        fresh = upload(np.pad(state.probability, ((0, 0), (0, 1))), device)
         own = torch.where(evidence.eligible, evidence.distribution.greedy[1], fresh.gather(1, evidence.positions))
         fresh.scatter_(1, evidence.positions, own)
         which = canvas.open_host & (at >= canvas.block_end[:, None]) & (at < canvas.end[:, None])
-        columns = torch.from_numpy(columns_of(which, canvas.length)).to(device)
+        columns = upload(columns_of(which, canvas.length), device)
         predicted = predictions.has(columns) & (columns < canvas.length)
         if bool(predicted.any()):
             which[:] = False
-            row, column = (each.cpu().numpy() for each in predicted.nonzero(as_tuple=True))
-            which[row, columns.cpu().numpy()[row, column]] = True
-            columns = torch.from_numpy(columns_of(which, canvas.length)).to(device)
+            row, column = (download(each) for each in predicted.nonzero(as_tuple=True))
+            which[row, download(columns)[row, column]] = True
+            columns = upload(columns_of(which, canvas.length), device)
             fresh.scatter_(1, columns, predictions.at(columns).greedy[1])
-        state.probability = fresh[:, :-1].cpu().numpy()
+        state.probability = download(fresh[:, :-1])
 
     def query(self, canvas: Canvas, state: State) -> QuerySpec:
         changed = state.tokens.changed(canvas)[:, :-1]

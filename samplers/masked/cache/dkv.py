@@ -27,6 +27,7 @@ import torch
 
 from pardec.models.model import LanguageModel
 
+from ...host_transfer import download
 from ...registry import register
 from ..contracts import Cache, Canvas, QuerySpec
 from .changes import LastTokens, elapsed, rows_predicting
@@ -97,7 +98,7 @@ class DelayedCache(Cache):
 
     def _published(self, canvas: Canvas, at: np.ndarray) -> np.ndarray:
         """[B, L] bool: positions that Dream's published loops reuse. `un` wraps round, `un_right` repeats its last."""
-        when = canvas.commit_step.cpu().numpy()[:, :-1]
+        when = download(canvas.commit_step)[:, :-1]
         old = ~canvas.open_host[:, :-1] & (when < canvas.nfe[:, None] - 1)
         positions, last = np.arange(canvas.length), canvas.total[:, None] - 1
         right = np.roll(old, -1, axis=1)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import numpy as np
 import torch
 
+from ...host_transfer import download, upload
 from ...registry import register
 from ...traits import Reasons, Why
 from ..contracts import CAUSAL_KINDS, Canvas, Finish, Predictions, Request
@@ -65,10 +66,10 @@ class AdaptiveLength(Finish):
         count = far.sum(1)
         columns = np.argsort(~far, axis=1, kind="stable")[:, : count.max()]
         columns = np.where(np.arange(count.max()) < count[:, None], columns, canvas.length)
-        positions = torch.from_numpy(columns).to(canvas.tokens.device)
+        positions = upload(columns, canvas.tokens.device)
         ids, probability = predictions.at(positions).greedy
-        ends = torch.isin(ids, torch.tensor(request.stop_ids, device=ids.device)) & (probability >= self.tau)
-        ends_host = (ends & predictions.has(positions)).cpu().numpy() & (columns < canvas.length)
+        ends = torch.isin(ids, upload(torch.tensor(request.stop_ids), ids.device)) & (probability >= self.tau)
+        ends_host = download(ends & predictions.has(positions)) & (columns < canvas.length)
         first = np.where(ends_host, columns, canvas.length).min(1)
         size = canvas.block_length
         end = np.minimum(canvas.block_start + ((first - canvas.block_start) // size + 1) * size, canvas.total)

@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import download, upload
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import Canvas, Finish, Predictions, Proposal, Request
@@ -103,12 +103,12 @@ class Prophet(Finish):
         counted &= predictions.has(region)
         confidence = predictions.at(region).confidence
         gaps, count = confidence.top1 - confidence.top2, counted.sum(1)
-        least = torch.from_numpy(self._least(canvas)).to(gaps.device)
+        least = upload(self._least(canvas), gaps.device)
         if self.gap == "mean" or (self.gap is None and self._answer):
             reached = gaps.masked_fill(~counted, 0).sum(1) >= least * count
         else:
             reached = (gaps >= least[:, None]).logical_or(~counted).all(1)
-        fills: np.ndarray = (ready & (count > 0) & reached).cpu().numpy()
+        fills: np.ndarray = download(ready & (count > 0) & reached)
         return fills
 
     @property
@@ -129,7 +129,7 @@ class Prophet(Finish):
         if not self.decided:
             inside = np.take_along_axis(canvas.open_host, positions, 1)
         device = canvas.tokens.device
-        return torch.from_numpy(positions).to(device), torch.from_numpy(inside).to(device)
+        return upload(positions, device), upload(inside, device)
 
     def _least(self, canvas: Canvas) -> np.ndarray:
         """[B] float32: the least gap that suffices at this step."""

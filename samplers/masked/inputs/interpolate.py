@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from ...host_transfer import upload
 from ...registry import register
 from ..contracts import Canvas, Evidence, Inputs
 
@@ -42,7 +43,7 @@ class Interpolate(Inputs):
         if state.change is None:
             return None
         same = canvas.committed & (canvas.tokens.gather(1, canvas.window) == state.ids)
-        same &= torch.from_numpy(canvas.active_host & ~canvas.block_started[:, None]).to(same.device)
+        same &= upload(canvas.active_host & ~canvas.block_started[:, None], same.device)
         return state.change * same[..., None]
 
     def observe(self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Mixtures) -> None:
@@ -55,6 +56,6 @@ class Interpolate(Inputs):
         length = length + (1 - p) * mask.norm(dim=-1, keepdim=True)
         change = mixture * (length / mixture.norm(dim=-1, keepdim=True).clamp(min=1e-12)) - token
         predicted, old = evidence.predicted, change if state.change is None else state.change
-        block_started = torch.from_numpy(canvas.block_started).to(ids.device)[:, None]
+        block_started = upload(canvas.block_started, ids.device)[:, None]
         state.ids = torch.where(predicted, ids, state.ids.masked_fill(block_started, -1))
         state.change = torch.where(predicted[..., None], change, old)

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
+from ...host_transfer import upload
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import Canvas, Evidence, Inputs
@@ -53,9 +53,7 @@ class SelfCondition(Inputs):
     def soft(self, canvas: Canvas, state: Signal) -> Tensor | None:
         if state.expected is None:
             return None
-        return state.expected.masked_fill(
-            torch.from_numpy(canvas.block_started).to(state.expected.device)[:, None, None], 0
-        )
+        return state.expected.masked_fill(upload(canvas.block_started, state.expected.device)[:, None, None], 0)
 
     def observe(self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Signal) -> None:
         state.expected = evidence.distribution.expected(embed).masked_fill(~evidence.predicted[..., None], 0)

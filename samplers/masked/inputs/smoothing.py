@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...host_transfer import upload
 from ...limits import MAX_SCALE
 from ...registry import register
 from ..contracts import Canvas, Evidence, Inputs
@@ -58,7 +59,7 @@ class Smoothing(Inputs):
         if state.expected is None:
             return None
         weight = np.minimum(self.weight + self.growth * canvas.nfe, self.most) * ~canvas.block_started
-        scale = torch.from_numpy(weight).to(state.expected)[:, None, None]
+        scale = upload(torch.from_numpy(weight).to(state.expected.dtype), state.expected.device)[:, None, None]
         return state.expected * scale * canvas.eligible[..., None]
 
     def observe(self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Mixture) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import upload
 from ...ops.distribution import DenseDistribution, Distribution
 from ...registry import register
 from ..contracts import Canvas, Evidence, Logits
@@ -57,4 +58,5 @@ class Anneal(Logits):
         if (temperatures == temperatures[0]).all():
             return evidence.distribution.scaled(float(temperatures[0]))
         logits = evidence.logits
-        return DenseDistribution(logits / torch.from_numpy(temperatures).to(logits)[:, None, None])
+        scale = upload(torch.from_numpy(temperatures).to(logits.dtype), logits.device)
+        return DenseDistribution(logits / scale[:, None, None])

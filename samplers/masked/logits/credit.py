@@ -24,6 +24,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import upload
 from ...limits import MAX_SCALE
 from ...ops.distribution import Distribution
 from ...registry import register
@@ -100,7 +101,7 @@ class Credit(Logits):
 
     @staticmethod
     def _put(values: np.ndarray, canvas: Canvas) -> Tensor:
-        return torch.from_numpy(values).to(canvas.tokens.device)[:, None, None]
+        return upload(values, canvas.tokens.device)[:, None, None]
 
 
 def _make_room(state: Credits) -> None:

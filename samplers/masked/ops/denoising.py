@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...host_transfer import download, upload
+
 if TYPE_CHECKING:
     from ..canvas import Canvas
     from ..contracts import Proposal
@@ -37,15 +39,15 @@ class Denoising:
 
     def decide(self, proposal: Proposal, canvas: Canvas, state: DenoisingState) -> tuple[Tensor, Tensor, np.ndarray]:
         """Kept positions [B, W] bool, tokens [B, W], and rows [B] whose canvas is done: all kept, with the argmax."""
-        block_started = torch.from_numpy(canvas.block_started).to(canvas.window.device)[:, None]
+        block_started = upload(canvas.block_started, canvas.window.device)[:, None]
         state.begun = np.where(canvas.block_started, canvas.step, state.begun)
         before, inside = state.argmax.masked_fill(block_started, -1), canvas.window < canvas.length
         state.argmax = argmax = proposal.evidence.distribution.greedy[0]
         entropy = proposal.evidence.filtered.confidence.entropy
         stable = ((argmax == before) | ~inside).all(1)
         sure = entropy.masked_fill(~inside, 0).sum(1) / inside.sum(1) < self.confidence
-        last = torch.from_numpy(canvas.step - state.begun + 1 >= self.steps).to(stable.device)
+        last = upload(canvas.step - state.begun + 1 >= self.steps, stable.device)
         over = ((stable & sure) | last)[:, None]
         ranked, order = entropy.masked_fill(~inside, torch.inf).sort(dim=1, stable=True)
         bound = torch.zeros_like(inside).scatter_(1, order, ranked.cumsum(1) - ranked <= self.gamma) & inside
-        return bound | (over & inside), torch.where(over, argmax, proposal.tokens), over[:, 0].cpu().numpy()
+        return bound | (over & inside), torch.where(over, argmax, proposal.tokens), download(over[:, 0])

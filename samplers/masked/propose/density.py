@@ -19,6 +19,7 @@ from typing import Annotated, ClassVar
 
 import torch
 
+from ...host_transfer import upload
 from ...ops.certainty import certainty_density
 from ...registry import register
 from ..contracts import Canvas, Evidence, Proposal, Propose
@@ -40,7 +41,7 @@ class Density(Propose):
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
         tokens = evidence.draw(canvas)
-        total = torch.from_numpy(canvas.total).to(tokens.device)
+        total = upload(canvas.total, tokens.device)
         density = certainty_density(~canvas.open[:, :-1], total, self.sigma)
         around = torch.nn.functional.pad(density, (0, 1)).gather(1, evidence.positions)
         return evidence.propose(tokens, evidence.distribution.probability(tokens) * around)

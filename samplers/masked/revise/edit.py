@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...host_transfer import download
 from ...registry import register
 from ...traits import NONE, Trait
 from ..contracts import Canvas, Proposal, Revise, Revision, Update
@@ -72,7 +73,7 @@ class Edit(Revise):
         unsure = torch.zeros_like(changes)
         if self.sure is not None:
             unsure = (canvas.committed | chosen) & (probability < self.sure)
-        new, changed, doubts = torch.stack([chosen.sum(1), changes.sum(1), unsure.sum(1)]).cpu().numpy()
+        new, changed, doubts = download(torch.stack([chosen.sum(1), changes.sum(1), unsure.sum(1)]))
         again = canvas.hold_block
         state.forwards = np.where(again, state.forwards + 1, 0)
         state.begun = np.where(canvas.block_started, canvas.step, state.begun)

@@ -34,6 +34,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
+from ...host_transfer import download, upload
 from ...ops.confidence import argmax
 from ...ops.distribution import Distribution
 from ...ops.rank import best, top
@@ -63,7 +64,7 @@ class EditHistory:
 
     def enter(self, canvas: Canvas, masks: Tensor) -> None:
         """Resets rows that have entered a new block; `masks` [B, W] are its open positions."""
-        new = torch.from_numpy(canvas.block_started).to(masks.device)
+        new = upload(canvas.block_started, masks.device)
         self.own = torch.where(new[:, None], masks, self.own)
         self.size = torch.where(new, masks.sum(1), self.size)
         self.steps, self.after = (torch.where(new, 0, count) for count in (self.steps, self.after))
@@ -79,10 +80,10 @@ class EditHistory:
         met = (self.blocks == tokens[:, None]).all(-1).any(1, keepdim=True)
         changes = writes & (ids != tokens) & met
         which = changes & best(torch.where(changes, -sure, -torch.inf))
-        row, column = which.cpu().numpy().nonzero()
+        row, column = download(which).nonzero()
         if not len(row):
             return ids
-        at = torch.from_numpy(row).to(ids.device), torch.from_numpy(column).to(ids.device)
+        at = upload(row, ids.device), upload(column, ids.device)
         earlier = self.writes.transpose(1, 2)[at]  # [n, S]
         return _other(ids, at, earlier, distribution)
 
@@ -99,16 +100,16 @@ class EditHistory:
 
 def without(forbidden: Sequence[int], which: Tensor, ids: Tensor, distribution: Distribution) -> Tensor:
     """`ids` [B, W] with the best token that is not `forbidden` at positions `which` [B, W]."""
-    row, column = which.cpu().numpy().nonzero()
+    row, column = download(which).nonzero()
     if not len(row):
         return ids
-    at = torch.from_numpy(row).to(ids.device), torch.from_numpy(column).to(ids.device)
+    at = upload(row, ids.device), upload(column, ids.device)
     return _other(ids, at, ids.new_tensor(forbidden).expand(len(row), -1), distribution)
 
 
 def _other(ids: Tensor, at: tuple[Tensor, Tensor], barred: Tensor, distribution: Distribution) -> Tensor:
     """`ids` [B, W] with, `at` n positions, the best tokens that are not in `barred` [n, K]; -1 is padding."""
-    flat = (at[0] * ids.shape[1] + at[1]).cpu().numpy()
+    flat = download(at[0] * ids.shape[1] + at[1])
     logits = distribution.logits_at(np.asarray(flat))
     never = torch.zeros(len(flat), logits.shape[1] + 1, dtype=torch.bool, device=ids.device)
     never.scatter_(1, torch.where(barred < 0, logits.shape[1], barred), True)
@@ -206,7 +207,7 @@ class Levenshtein(Revise):
         return Revision(
             reopen=masks & ~plain,  # what the select chose there is not written
             rewrite=Update(plain & ours, ids, scores),
-            hold=goes_on[:, 0].cpu().numpy(),
+            hold=download(goes_on[:, 0]),
             commit=Update(plain & masks, ids, scores),
             source=source,
         )

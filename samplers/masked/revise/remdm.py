@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import upload
 from ...ops.rank import top
 from ...registry import register
 from ...traits import NONE, Trait
@@ -59,8 +60,8 @@ class Remdm(Revise):
         return Rounds(none, none)
 
     def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Rounds) -> Revision:
-        block_started = torch.from_numpy(canvas.block_started).to(chosen.device)[:, None]
-        left = torch.from_numpy(canvas.block_remaining).to(chosen.device)[:, None]
+        block_started = upload(canvas.block_started, chosen.device)[:, None]
+        left = upload(canvas.block_remaining, chosen.device)[:, None]
         state.size = torch.where(block_started, left, state.size)
         state.left = state.left.masked_fill(block_started, self.rounds)
         committed = state.size - left + chosen.sum(1, keepdim=True)

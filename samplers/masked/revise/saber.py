@@ -23,6 +23,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from ...host_transfer import upload
 from ...ops.rank import top
 from ...registry import register
 from ..contracts import Canvas, Proposal, Revise, Revision
@@ -59,9 +60,7 @@ class Saber(Revise):
         if not self.reference:
             tokens = torch.where(ours, canvas.tokens.gather(1, canvas.window), tokens)
         now = proposal.evidence.distribution.probability(tokens)
-        block_started, left = (
-            torch.from_numpy(each).to(device)[:, None] for each in (canvas.block_started, canvas.block_remaining)
-        )
+        block_started, left = (upload(each, device)[:, None] for each in (canvas.block_started, canvas.block_remaining))
         rise = now - state.probability.masked_fill(block_started, 0)
         state.probability = now
         count = chosen.sum(1, keepdim=True)

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...host_transfer import upload
 from ...ops.rank import top
 from ...registry import register
 from ...traits import Trait
@@ -68,11 +69,11 @@ class Wino(Revise):
         leave_one_out = proposal.evidence.leave_one_out
         assert leave_one_out is not None, "the loop gives it to a stage that needs it"
         device = chosen.device
-        block_started = torch.from_numpy(canvas.block_started).to(device)[:, None]
+        block_started = upload(canvas.block_started, device)[:, None]
         before = state.before.masked_fill(block_started, _FIRST)
         most = np.clip((_SHARE * canvas.block_remaining).astype(np.int64), _LEAST, _MOST)
         ranked = proposal.score.masked_fill(~chosen, -torch.inf)
-        allowed = top(ranked, torch.from_numpy(most).to(device)[:, None]) & chosen
+        allowed = top(ranked, upload(most, device)[:, None]) & chosen
         drafted = allowed.sum(1, keepdim=True)
         confidence = leave_one_out.probability(canvas.tokens.gather(1, canvas.window))
         doubtful = canvas.committed & (confidence < self.verify) & (drafted > 1)

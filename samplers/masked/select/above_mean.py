@@ -18,6 +18,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from ...host_transfer import upload
 from ...ops.rank import top
 from ...registry import register
 from ..contracts import Canvas, Proposal, Select
@@ -50,7 +51,7 @@ class AboveMean(Select):
 
     def select(self, proposal: Proposal, canvas: Canvas, state: Scores) -> Tensor:
         score = proposal.score
-        known = state.known & ~torch.from_numpy(canvas.block_started).to(score.device)[:, None]
+        known = state.known & ~upload(canvas.block_started, score.device)[:, None]
         mean = torch.where(state.count > 0, state.total / state.count.clamp(min=1), torch.inf)
         sure = (score > mean) & proposal.eligible
         least = top(score, torch.full_like(state.count, self.least)) & proposal.eligible

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...host_transfer import upload
 from ...ops.rank import descending
 from ...registry import register
 from ..contracts import Canvas, Proposal, Select
@@ -59,16 +60,14 @@ class Carry(Select):
         clock = state.clock
         clock.enter(canvas, self.steps, canvas.step)
         if canvas.block_started.any():
-            state.carried = state.carried.masked_fill(
-                torch.from_numpy(canvas.block_started).to(state.carried.device)[:, None], 0
-            )
+            state.carried = state.carried.masked_fill(upload(canvas.block_started, state.carried.device)[:, None], 0)
         at = canvas.step - clock.start
         state.quota = even_share(clock.tokens, clock.steps, at)
         return np.zeros_like(at)
 
     def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
         _, rank = descending(proposal.score)
-        candidates = state.carried + torch.from_numpy(state.quota).to(rank.device)[:, None]
+        candidates = state.carried + upload(state.quota, rank.device)[:, None]
         within = (rank < candidates) & proposal.eligible
         chosen = within & ((rank == 0) | (proposal.score >= self.tau))
         state.carried = candidates - chosen.sum(1, keepdim=True)

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import upload
 from ...ops.rank import best, top, top_as_published
 from ...registry import register
 from ..contracts import Canvas, Proposal, Select
@@ -98,14 +99,14 @@ class Confident(Select):
         if self.tau is None:
             return scheduled
         sure = (proposal.score > self.tau) & proposal.eligible
-        last = torch.from_numpy(state.last).to(sure.device)[:, None]
+        last = upload(state.last, sure.device)[:, None]
         return torch.where(sure.any(1, keepdim=True) & ~last, sure, scheduled)
 
     def _scheduled(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
         """[B, W] bool: the choice for rows without a confident candidate."""
         if self.order == "left":
-            last = torch.from_numpy(state.last).to(proposal.score.device)[:, None]
+            last = upload(state.last, proposal.score.device)[:, None]
             return best(proposal.eligible.to(torch.int8)) | (proposal.eligible & last)
         if self.reference:
             return top_as_published(proposal.score, state.quota, canvas.window_host, canvas.total)
-        return top(proposal.score, torch.from_numpy(state.quota).to(proposal.score.device)[:, None])
+        return top(proposal.score, upload(state.quota, proposal.score.device)[:, None])

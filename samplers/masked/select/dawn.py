@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...host_transfer import download, upload
 from ...ops.independent import independent_set
 from ...ops.position_sets import columns_of
 from ...registry import register
@@ -110,13 +111,13 @@ class Dawn(Select):
     def _anchors(self, depends: Tensor, proposal: Proposal, canvas: Canvas) -> Tensor:
         """[B, L + 1] bool: the known, confident tokens on which a position of the block depends."""
         known = ~canvas.open_host & (np.arange(canvas.length + 1) < canvas.block_end[:, None])
-        which = depends.any(1).cpu().numpy() & known
+        which = download(depends.any(1)) & known
         anchors = torch.zeros_like(depends[:, 0])
         if not which.any():
             return anchors
         predictions = proposal.evidence.predictions
         assert predictions is not None, "they are read"
-        columns = torch.from_numpy(columns_of(which, canvas.length)).to(depends.device)
+        columns = upload(columns_of(which, canvas.length), depends.device)
         before = canvas.commit_score.gather(1, columns)
         before = torch.where(canvas.commit_step.gather(1, columns) >= 0, before, 1.0)
         probability = torch.where(predictions.has(columns), predictions.at(columns).greedy[1], before)

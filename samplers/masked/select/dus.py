@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...host_transfer import upload
 from ...registry import register
 from ...traits import NONE, Trait
 from ..contracts import Canvas, Proposal, Request, Select
@@ -84,7 +85,7 @@ class DUS(Select):
 
     def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
         level, last = self._levels(proposal.eligible, canvas)
-        block_started = torch.from_numpy(canvas.block_started).to(level.device)[:, None]
+        block_started = upload(canvas.block_started, level.device)[:, None]
         state.round = torch.maximum(state.round.masked_fill(block_started, -1) + 1, level.amin(1, keepdim=True))
         due = proposal.eligible & (level <= state.round)
         if not self.skip:
@@ -98,6 +99,6 @@ class DUS(Select):
         for width in np.unique(widths[widths > 0]).tolist():
             each[widths == width, :width] = rounds(width, self.base)
         column = np.clip(canvas.window_host - canvas.block_start[:, None], 0, each.shape[1] - 1)
-        level = torch.from_numpy(np.take_along_axis(each, column, 1)).to(eligible.device)
-        last = torch.from_numpy(each.max(1, keepdims=True)).to(eligible.device)
+        level = upload(np.take_along_axis(each, column, 1), eligible.device)
+        last = upload(each.max(1, keepdims=True), eligible.device)
         return level.masked_fill(~eligible, eligible.shape[1]), last

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import upload
 from ...ops.rank import top
 from ...registry import register
 from ...traits import NONE, Trait
@@ -83,5 +84,5 @@ class EntropyThreshold(Select):
         low = (proposal.evidence.distribution.confidence.entropy <= self.tau) & proposal.eligible
         if state is None:
             return low  # in a row where none is low the loop adds the best
-        least = torch.from_numpy(state.least).to(low.device)[:, None]
+        least = upload(state.least, low.device)[:, None]
         return torch.where(low.sum(1, keepdim=True) >= least, low, top(proposal.score, least) & proposal.eligible)

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...host_transfer import upload
 from ...ops.rank import best, descending, top, top_as_published
 from ...registry import register
 from ...traits import Trait
@@ -97,4 +98,4 @@ class Fixed(Select):
             return top_as_published(score, state.quota, canvas.window_host, canvas.total)
         if (state.quota == 1).all():
             return best(score)
-        return top(score, torch.from_numpy(state.quota).to(score.device)[:, None])
+        return top(score, upload(state.quota, score.device)[:, None])

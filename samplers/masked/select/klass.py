@@ -23,6 +23,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import upload
 from ...ops.rank import top
 from ...registry import register
 from ..contracts import Canvas, Proposal, Select
@@ -69,7 +70,7 @@ class Klass(Select):
 
     def select(self, proposal: Proposal, canvas: Canvas, state: Past) -> Tensor:
         eligible = proposal.eligible
-        known = state.known & eligible & torch.from_numpy(~canvas.block_started).to(eligible.device)[:, None]
+        known = state.known & eligible & upload(~canvas.block_started, eligible.device)[:, None]
         probabilities = proposal.evidence.logits.softmax(-1)
         now = (probabilities + _LEAST).log_()
         before = now if state.log_probabilities is None else state.log_probabilities
@@ -83,5 +84,5 @@ class Klass(Select):
         clock = state.clock
         clock.enter(canvas, self.steps, canvas.step)
         quota = np.maximum(even_share(clock.tokens, clock.steps, canvas.step - clock.start), 1)
-        rest = top(proposal.score, torch.from_numpy(quota).to(eligible.device)[:, None]) & eligible
+        rest = top(proposal.score, upload(quota, eligible.device)[:, None]) & eligible
         return torch.where(passes.any(1, keepdim=True), passes, rest)

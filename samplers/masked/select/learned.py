@@ -25,6 +25,7 @@ from torch.nn.functional import pad
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
+from ...host_transfer import upload
 from ...ops.learned_filters import filter_info, filter_names, load_filter, locate_filter
 from ...registry import register
 from ..contracts import Canvas, Proposal, Select
@@ -81,7 +82,7 @@ class Learned(Select):
         # The block begins at the first column, but where blocks move.
         first = canvas.block_start - canvas.prompt if canvas.moving else np.zeros_like(canvas.block_start)
         width, length = sure.shape[1], getattr(state, "block_length", canvas.block_length)
-        column = torch.from_numpy(first[:, None] + np.arange(length)).to(sure.device)
+        column = upload(first[:, None] + np.arange(length), sure.device)
         column += length  # of what is padded on either side: a block may begin before the prompt's end
         logits: Tensor = state(pad(sure, (length, length), value=1.0).gather(1, column))
         assert self.tau is not None

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...host_transfer import upload
 from ...limits import MAX_SCALE
 from ...ops.rank import top
 from ...registry import register
@@ -95,10 +96,10 @@ class MaskGIT(Select):
             uniform = proposal.evidence.request.source.uniform(
                 canvas.rows, canvas.step, proposal.evidence.positions, "transfer"
             )
-            weight = torch.from_numpy(self.noise * state.factor).to(uniform)[:, None]
+            weight = upload(torch.from_numpy(self.noise * state.factor).to(uniform.dtype), uniform.device)[:, None]
             score = wide(score.clamp(min=_LEAST)).log() + weight * gumbel(uniform)
             score = score.masked_fill(~proposal.eligible, -torch.inf)
-        return top(score, torch.from_numpy(state.quota).to(score.device)[:, None])
+        return top(score, upload(state.quota, score.device)[:, None])
 
 
 @lru_cache(maxsize=64)

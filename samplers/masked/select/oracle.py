@@ -19,6 +19,7 @@ import torch
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import upload
 from ...ops.rank import best
 from ...registry import register, resolve
 from ..contracts import Canvas, Choice, MaskedSampler, Proposal, Select
@@ -53,7 +54,7 @@ class Oracle(Select):
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Choice:
         finished = proposal.evidence.request.finished
         assert finished is not None, "the loop decodes the reference first"
-        rows = torch.from_numpy(canvas.rows).to(finished.device)
+        rows = upload(canvas.rows, finished.device)
         text = finished[rows].gather(1, canvas.window)
         known = proposal.eligible & (text >= 0)  # unknown where `of` stopped before, at its end token
         agrees = known & (proposal.tokens == text)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import upload
 from ...registry import register
 from ..contracts import Canvas, Proposal, Select
 from ..ops.schedule import BlockClock, commit_share, total_steps
@@ -81,7 +82,7 @@ class Origin(Select):
             complete |= new
             if complete.all():
                 break
-        return torch.from_numpy(chosen).to(proposal.score.device)
+        return upload(chosen, proposal.score.device)
 
     def _draw(self, proposal: Proposal, canvas: Canvas, state: State, at: np.ndarray, ahead: int) -> np.ndarray:
         """The open positions that are committed at each of the steps from `ahead` on."""

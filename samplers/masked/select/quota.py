@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...host_transfer import upload
 from ...ops.rank import top
 from ...registry import register
 from ..contracts import Canvas, Proposal, Select
@@ -65,7 +66,7 @@ class Quota(Select):
 
     def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
         score = proposal.score
-        least = torch.from_numpy(state.least).to(score.device)[:, None]
+        least = upload(state.least, score.device)[:, None]
         scheduled = top(score, least)
         if self.tau is None:
             return scheduled

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import upload
 from ...registry import register
 from ...traits import NONE, Reasons, Trait, Why
 from ..contracts import Canvas, MaskedSampler, Proposal, Select
@@ -75,4 +75,4 @@ class Threshold(Select):
             return proposal.score >= self.tau
         least = np.maximum(self.tau, 1 - self.fall * canvas.nfe) if self.fall else np.full(len(canvas), self.tau)
         least = least * (1 - self.relax * (1 - canvas.block_remaining / (canvas.block_end - canvas.block_start)))
-        return proposal.score >= torch.from_numpy(least.astype(np.float32)).to(proposal.score.device)[:, None]
+        return proposal.score >= upload(least.astype(np.float32), proposal.score.device)[:, None]

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import upload
 from ...limits import RANGE, divides
 from ...ops.rank import top, top_as_published
 from ...registry import register
@@ -91,4 +91,4 @@ class Timesteps(Select):
             score = wide(score) / self.alg_temp + gumbel(uniform)
         if self.reference:
             return top_as_published(score, state.quota, canvas.window_host, canvas.total)
-        return top(score, torch.from_numpy(state.quota).to(score.device)[:, None])
+        return top(score, upload(state.quota, score.device)[:, None])

@@ -18,6 +18,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
+from ...host_transfer import upload
 from ...ops.rank import best
 from ...registry import register
 from ..contracts import Canvas, Proposal, Select
@@ -38,7 +39,7 @@ class WeDLM(Select):
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         entropy = proposal.evidence.distribution.confidence.entropy
-        first = torch.from_numpy(canvas.first_open).to(entropy.device)[:, None]
+        first = upload(canvas.first_open, entropy.device)[:, None]
         penalized = entropy + self.distance * (proposal.evidence.positions - first)
         penalized = penalized.masked_fill(~proposal.eligible, torch.inf)
         least = best(-penalized)

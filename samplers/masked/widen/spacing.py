@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...host_transfer import upload
 from ...ops.rank import descending
 from ...registry import register
 from ..contracts import Canvas, Proposal, Widen
@@ -46,7 +47,7 @@ class Spacing(Widen):
         gap = np.full_like(canvas.block_remaining, self.gap or 2)
         if self.gap is None:
             gap = np.maximum(2, canvas.block_remaining * (size // self.base) // size)
-        each, column = torch.from_numpy(gap).to(chosen.device)[:, None, None], torch.arange(width, device=chosen.device)
+        each, column = upload(gap, chosen.device)[:, None, None], torch.arange(width, device=chosen.device)
         near = (column[:, None] - column).abs() < each  # [B, W, W]
         rank = descending(proposal.score)[1]
         ahead = near & (rank[:, None, :] < rank[:, :, None])  # [B, W, W]: the surer ones in reach of each position

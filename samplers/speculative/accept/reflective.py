@@ -35,6 +35,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...batching import RowState
+from ...host_transfer import upload
 from ...ops.confidence import argmax
 from ...registry import register
 from ...traits import Reasons, Trait, Why
@@ -61,7 +62,7 @@ class Reflection(RowState):
         """The chains, each followed by the probe and a second copy of itself."""
         probe, device = self.probe, draft.tokens.device
         sizes = draft.sizes + self.added(draft).clip(0)
-        size, width = torch.from_numpy(draft.sizes).to(device)[:, None], int(sizes.max())
+        size, width = upload(draft.sizes, device)[:, None], int(sizes.max())
         behind = torch.arange(width, device=device) - size  # where in what is added
         copied = (behind - len(probe) + 1).clamp(0, draft.width - 1)
         tokens = torch.where(behind < 0, pad(draft.tokens, (0, width))[:, :width], draft.tokens.gather(1, copied))
@@ -73,7 +74,7 @@ class Reflection(RowState):
     def second(self, draft: Draft) -> Tensor:
         """[B, T] int64: for each node before a drafted token, the fed node that predicts this token again; else -1."""
         size = np.where(self.added(draft) >= 0, draft.sizes, 0)
-        last = torch.from_numpy(size).to(draft.tokens.device)[:, None] - 1
+        last = upload(size, draft.tokens.device)[:, None] - 1
         order = torch.arange(draft.width, device=last.device)
         return torch.where(order < last, last + len(self.probe) + order, -1)
 
@@ -121,7 +122,7 @@ class Reflective(Acceptance):
 
     def start(self, context: DecodeContext) -> Reflection:
         ids = self._tokenised(context.model) if self.alpha else []
-        return Reflection(torch.tensor(ids, dtype=torch.int64, device=context.text.device), context)
+        return Reflection(upload(torch.tensor(ids, dtype=torch.int64), context.text.device), context)
 
     def _tokenised(self, model: LanguageModel) -> list[int]:
         probe = _PROBE if self.probe is None else self.probe

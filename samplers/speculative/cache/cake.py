@@ -34,6 +34,7 @@ from pardec.models.caches.compact_cache import text_slots
 from pardec.models.errors import SpecError
 
 from ...batching import scatter_rows
+from ...host_transfer import upload
 from ...registry import register
 from ..sparse_kv import Choice, CommittedSlots, RefreshState, SparseAttention
 
@@ -192,7 +193,7 @@ class Cake(SparseAttention):
         self._share(slots, long, attentions, state)
         chosen = []
         for layer, (attention, slot) in enumerate(zip(attentions, candidates, strict=True)):
-            budget = torch.from_numpy(np.where(long, state.budgets[rows, layer], 0)).to(slot.device)
+            budget = upload(np.where(long, state.budgets[rows, layer], 0), slot.device)
             chosen.append(best(slot, indicator(attention, heads[layer], self.gamma), budget))
         state.keep_slots(rows, chosen, first)
         return Choice(chosen, first)
@@ -202,8 +203,8 @@ class Cake(SparseAttention):
 
         The softmax includes the slots from `first` [b] on; the result does not.
         """
-        where, kv = torch.from_numpy(slots.rows).to(slot.device), slot.shape[2]
-        begin, end = (torch.from_numpy(each).to(slot.device)[:, None] for each in (first, slots.length))
+        where, kv = upload(slots.rows, slot.device), slot.shape[2]
+        begin, end = (upload(each, slot.device)[:, None] for each in (first, slots.length))
         near = begin + torch.arange(int((slots.length - first).max()), device=slot.device)
         whole = torch.cat((slot, torch.where(near < end, near, -1)[..., None].expand(-1, -1, kv)), 1)
         keys = text_slots(slots.cache, "k", layer, whole.clamp(min=0), where)

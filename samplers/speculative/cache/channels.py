@@ -31,6 +31,7 @@ from pardec.models.caches.label_channels import FILE, LabelCache, importance, re
 from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
 
+from ...host_transfer import upload
 from ...registry import register
 from ...traits import Reasons, Trait
 from ..contracts import DecodeContext
@@ -94,7 +95,7 @@ class Channels(QueryReading):
 
     def _ranked(self, q: Tensor, k: Tensor, prompt: np.ndarray) -> Tensor:
         """[B, K, D/2]: channel pairs, most important first, for queries q [B, n, H, D] of the prompts' last tokens."""
-        last = torch.from_numpy(prompt).to(k.device)[:, None]
+        last = upload(prompt, k.device)[:, None]
         where = (last - q.shape[1] + torch.arange(q.shape[1], device=k.device)).clamp(min=0)
         keys = k[torch.arange(len(where), device=k.device)[:, None], where]
         return importance(q, keys).argsort(dim=-1, descending=True, stable=True)

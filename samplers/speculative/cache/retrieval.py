@@ -25,6 +25,7 @@ from torch import Tensor
 
 from pardec.models.caches.compact_cache import text_keys
 
+from ...host_transfer import upload
 from ...registry import register
 from ..sparse_kv import Choice, CommittedSlots, SparseAttention
 
@@ -61,7 +62,7 @@ class Retrieval(SparseAttention):
         chosen = []
         for layer, q in enumerate(slots.queries):
             keys = text_keys(slots.cache, layer, rows, most * self.chunk)
-            many = torch.from_numpy(counts).to(keys.device)[:, None, None]
+            many = upload(counts, keys.device)[:, None, None]
             means = reduce(keys, "b (n c) k d -> b n k d", "mean", c=self.chunk)
             scores = chunk_scores(q[:, -1], means, many)
             scores[:, :1] = torch.inf

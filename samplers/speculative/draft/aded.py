@@ -26,10 +26,10 @@ from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
 
 from pardec.models.model import LanguageModel
 
+from ...host_transfer import download, upload
 from ...limits import check_nodes
 from ...registry import register
 from ...traits import NONE, Trait
@@ -201,8 +201,8 @@ class Aded(Drafter):
         self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: PerRow[Trigrams]
     ) -> Draft:
         text = context.text
-        positions = torch.from_numpy(text.length[:, None] + np.arange(self.k)).to(text.device)
-        draws = uniforms.noise(positions, "draft", self.rollouts).cpu().numpy()
+        positions = upload(text.length[:, None] + np.arange(self.k), text.device)
+        draws = download(uniforms.noise(positions, "draft", self.rollouts))
         return tree_draft(
             text,
             [
@@ -218,8 +218,8 @@ class Aded(Drafter):
         top = min(self.top, context.model.vocab_size)
         if top:
             likeliest = outcome.distributions.raw.softmax(-1).topk(top)
-            probs, ids = likeliest.values.cpu().numpy(), likeliest.indices.cpu().numpy()
-            tokens, parents = draft.tokens.cpu().numpy(), draft.parent.cpu().numpy()
+            probs, ids = download(likeliest.values), download(likeliest.indices)
+            tokens, parents = download(draft.tokens), download(draft.parent)
         for at, table in enumerate(state.rows):
             before = int(outcome.before[at])
             if top:

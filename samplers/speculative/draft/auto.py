@@ -32,6 +32,7 @@ from pardec.models.errors import PardecError, SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
+from ...host_transfer import download, upload
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
@@ -81,7 +82,7 @@ class BanditState:
 
     def choose(self, copied: Draft, text: Sequences) -> None:
         """[B] bool: the rows that use `copied` in this round."""
-        self.guess, self.count = copied.tokens[:, 1:].cpu().numpy(), copied.sizes - 1
+        self.guess, self.count = download(copied.tokens[:, 1:]), copied.sizes - 1
         for at, index in enumerate(self.texts.rows):
             index.extend(text.row(at)[len(index.text) :].tolist())
         self.size = np.array([index.longest() for index in self.texts.rows])
@@ -123,7 +124,7 @@ def joined(drafted: Draft, copied: Draft, used: np.ndarray) -> Draft:
     if used.all():
         return replace(copied, ignores_length_controller=used)
     width, device = max(drafted.width, copied.width), drafted.tokens.device
-    rows = torch.from_numpy(used).to(device)[:, None]
+    rows = upload(used, device)[:, None]
     more = width - drafted.width
 
     def wide(value: Tensor, fill: float = 0) -> Tensor:

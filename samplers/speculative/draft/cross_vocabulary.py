@@ -18,6 +18,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ...batching import RowState
+from ...host_transfer import upload
 from ...ops.confidence import argmax
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
@@ -223,7 +224,7 @@ class CrossVocabularyState(RowState):
                 row.live = row.live and not ends and bool(budget[at] > step + 1)
             if not any(row.live for row in self.rows):
                 break
-        chain = torch.from_numpy(drafted).to(text.device)
+        chain = upload(drafted, text.device)
         return Draft.chain(text, chain, counts, forwards=self.calls, highest=self.highest)
 
     def _step(self) -> tuple[np.ndarray, np.ndarray]:
@@ -271,16 +272,16 @@ class CrossVocabularyState(RowState):
             count = len(row.ids) - first
             tokens[index, :count] = row.ids[first:]
             slots[index, :count] = np.arange(first, len(row.ids))
-        where = torch.from_numpy(slots).to(device)
+        where = upload(slots, device)
         whole = len(rows) == len(self.rows)
         plan = Plan(
-            tokens=torch.from_numpy(tokens).to(device),
+            tokens=upload(tokens, device),
             positions=where,
             slots=where,
             visible=Visible.causal(),
-            lengths=torch.from_numpy(lengths).to(device),
-            want=torch.from_numpy((slots >= 0).sum(1, keepdims=True) - 1).to(device),
-            rows=None if whole else torch.tensor(rows, device=device),
+            lengths=upload(lengths, device),
+            want=upload((slots >= 0).sum(1, keepdims=True) - 1, device),
+            rows=None if whole else upload(torch.tensor(rows), device),
             narrow=True,
         )
         self.runs.append((plan, self.cache))

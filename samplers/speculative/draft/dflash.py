@@ -33,6 +33,7 @@ from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan, Visible
 
 from ...batching import RowState
+from ...host_transfer import upload
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, DraftModel, RoundResult, Uniforms
@@ -88,7 +89,7 @@ class BlockState(RowState, DraftModel):
             self.pending, self.waiting = fresh, outcome.gained.copy()
             return
         old = int(self.waiting.max())
-        start = torch.from_numpy(self.waiting).to(fresh.device)[:, None]
+        start = upload(self.waiting, fresh.device)[:, None]
         index = start + torch.arange(fresh.shape[1], device=fresh.device)
         merged = pad(self.pending[:, :old], (0, 0, 0, fresh.shape[1]))
         self.pending = merged.scatter(1, index[..., None].expand_as(fresh), fresh)
@@ -127,8 +128,8 @@ class BlockState(RowState, DraftModel):
         every, width = len(live) == len(text), module.block_size
         plan = self._plan(text.length[live] - 1, np.full(len(live), width), width)
         tokens = torch.full_like(plan.slots, module.layout.mask)
-        tokens[:, 0] = text.last if every else text.last[torch.from_numpy(live).to(text.device)]
-        rows = None if every else torch.from_numpy(live).to(text.device)
+        tokens[:, 0] = text.last if every else text.last[upload(live, text.device)]
+        rows = None if every else upload(live, text.device)
         states = module.run(replace(plan, tokens=tokens, rows=rows), self.cache, count)
         marginals = module.logits(states)
         self.highest = marginals.amax(-1).float().sum()
@@ -186,18 +187,18 @@ class BlockState(RowState, DraftModel):
         """A plan of `counts` [B] positions per row from `first` [B] on, without tokens."""
         device = self.context.text.device
         same = bool((first == first[0]).all() and (counts == width).all())
-        start = torch.from_numpy(first).to(device)[:, None]
+        start = upload(first, device)[:, None]
         order = torch.arange(width, device=device)
         slots = start + order
         if not (counts == width).all():
-            slots = torch.where(order < torch.from_numpy(counts).to(device)[:, None], slots, -1)
+            slots = torch.where(order < upload(counts, device)[:, None], slots, -1)
         stop = int(first[0]) + width
         return Plan(
             tokens=slots,
             positions=slots,
             slots=slots,
             visible=Visible.bidirectional(),
-            lengths=torch.from_numpy(first + counts).to(device),
+            lengths=upload(first + counts, device),
             want=slots,
             uniform=stop if same else None,
             span=(stop - width, stop) if same else None,

@@ -13,6 +13,7 @@ from pardec.models.errors import PardecError
 from pardec.models.hidden import Hidden
 
 from ...batching import RowState
+from ...host_transfer import upload
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, DraftModel, RoundResult, Uniforms
 from ..draft_model import depth_budget
@@ -42,12 +43,12 @@ class HeadsState(RowState, DraftModel):
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:
         """Keeps the states after the last token of each prompt."""
-        which = torch.from_numpy(rows).to(self.states.device)
+        which = upload(rows, self.states.device)
         self.states = self.states.index_copy(0, which, self._last(which, self.module.states.of(hidden)))
 
     def _last(self, which: Tensor, states: Tensor) -> Tensor:
         """[n, E]: the states after the last tokens, from the prompts' states [n, P, E]; `which` [n]: the live rows."""
-        last = torch.from_numpy(self.context.text.length).to(which.device)[which] - 1
+        last = upload(self.context.text.length, which.device)[which] - 1
         return states[torch.arange(len(which), device=which.device), last].to(self.states)
 
     def observe(self, outcome: RoundResult) -> None:

@@ -14,6 +14,7 @@ from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan
 
 from ...batching import scatter_rows
+from ...host_transfer import upload
 from ..contracts import Draft, RoundResult
 from ..draft_model import DraftModelState
 from .module_drafter import module_failure
@@ -36,7 +37,7 @@ class PairState(DraftModelState):
         features = self.model.fuse(self.model.states.of(hidden))
         if len(rows) == len(self.cached):
             back = np.argsort(rows)
-            self.pending = features if (back == rows).all() else features[torch.from_numpy(back).to(features.device)]
+            self.pending = features if (back == rows).all() else features[upload(back, features.device)]
             return
         if self.pending is None:
             self.pending = features.new_zeros(len(self.cached), 0, features.shape[-1])
@@ -59,7 +60,7 @@ class PairState(DraftModelState):
             self.pending = features
             return
         assert self.pending is not None
-        start = torch.from_numpy(waiting).to(features.device)[:, None]
+        start = upload(waiting, features.device)[:, None]
         most = int(waiting.max())
         index = start + torch.arange(features.shape[1], device=features.device)
         merged = pad(self.pending[:, :most], (0, 0, 0, features.shape[1]))

@@ -20,6 +20,7 @@ from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan, Visible
 
 from ...batching import RowState
+from ...host_transfer import download, upload
 from ...ops.confidence import argmax
 from ..contracts import DecodeContext, Draft, Length, LowerLayerStates, RoundResult
 from ..draft_model import DraftModelState
@@ -74,7 +75,7 @@ class Choice(RowState, Length):
         return self.most
 
     def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: None) -> Tensor:
-        values = confidence.double().cpu().numpy()
+        values = download(confidence.double())
         self.confidence = np.column_stack((self.confidence, values))
         return torch.from_numpy(values < self.threshold)
 
@@ -117,13 +118,13 @@ class _ByExit:
             if len(own) == hidden.plan.batch:
                 logits = hidden.logits(subset=subset)
             elif type(hidden) is not Hidden:  # guidance mixes copies of whole rows
-                logits = hidden.logits(subset=subset)[torch.from_numpy(own).to(hidden.states.device)]
+                logits = hidden.logits(subset=subset)[upload(own, hidden.states.device)]
             else:  # the others of the part go on
                 index = torch.from_numpy((own[:, None] * width + np.arange(width)).ravel())
                 logits = hidden.some(index.to(hidden.states.device)).view(len(own), width, -1)
             if whole is None:
                 whole = logits.new_zeros(self.plan.batch, *logits.shape[1:])
-            whole[torch.from_numpy(rows).to(whole.device)] = logits
+            whole[upload(rows, whole.device)] = logits
         assert whole is not None, "some row is fed"
         return whole
 
@@ -152,7 +153,7 @@ class ExitStates(DraftModelState):
     def _run(self, plan: Plan) -> Any:
         """One forward: each row of the plan runs the layers up to its exit."""
         calls = self.calls
-        fed = (plan.slots >= 0).any(1).cpu().numpy()
+        fed = download((plan.slots >= 0).any(1))
         size = self.states.shape[1] + plan.width
         slot = torch.where(plan.slots >= 0, plan.slots - self.start[:, None], size)
         self.states = pad(self.states, (0, 0, 0, 0, 0, plan.width + 1))
@@ -189,7 +190,7 @@ class ExitStates(DraftModelState):
         if outcome.states is None or self.head is None or not due.any():
             return
         verdict = outcome.verdict
-        rows = torch.from_numpy(np.flatnonzero(due)).to(verdict.path.device)
+        rows = upload(np.flatnonzero(due), verdict.path.device)
         path, count, tokens = verdict.path[rows], verdict.count[rows], outcome.draft.tokens[rows]
         order = torch.arange(path.shape[1], device=path.device)
         follows = tokens.gather(1, path).roll(-1, 1).where(order < count[:, None], verdict.next[rows, None])
@@ -199,8 +200,8 @@ class ExitStates(DraftModelState):
         for each in states.chunk(len(self.choice.exits), -1):
             shadow = argmax(self.head(each.flatten(0, 1)).float()).view_as(path)
             matched.append(((shadow == follows) & stands).sum(1))
-        counts = torch.stack(matched, 1).cpu().numpy()
-        self.choice.count(np.flatnonzero(due), counts, (count + 1).cpu().numpy())
+        counts = download(torch.stack(matched, 1))
+        self.choice.count(np.flatnonzero(due), counts, download(count + 1))
 
     def _run_part(self, plan: Plan, rows: np.ndarray, layers: slice, inputs: Tensor | None) -> Hidden:
         """A part of the layers for these rows of `plan`, from their states `inputs` [copies * n, Q, E] on."""
@@ -225,7 +226,7 @@ class ExitStates(DraftModelState):
             positions=torch.where(real, start + depth, -1),
             slots=torch.where(real, start + order, -1),
             visible=Visible.causal() if draft.parents is None else Visible.tree(draft.parent, draft.start),
-            lengths=self.start + torch.from_numpy(draft.sizes).to(order.device),
+            lengths=self.start + upload(draft.sizes, order.device),
             want=order.expand_as(draft.tokens),
         )
         levels = [*np.unique(self.exit[self.exit < deepest]).tolist(), deepest]

@@ -13,6 +13,8 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.models.plan import Plan, Visible
 
+from ...host_transfer import upload
+
 
 def parse_exits(method: str, text: str | None) -> tuple[int, ...] | None:
     """The layers that "2-4-6" names, counted from 1. Raises SpecError unless they are rising numbers.
@@ -46,7 +48,7 @@ def of_rows(plan: Plan, rows: np.ndarray, **changes: Any) -> Plan:
     """The part of `plan` for these of its rows, which are the cache's rows; `changes` replace fields."""
     if len(rows) == plan.batch:
         return replace(plan, **changes)
-    index = torch.from_numpy(rows).to(plan.tokens.device)
+    index = upload(rows, plan.tokens.device)
     visible = plan.visible
     if visible.dense is not None:
         visible = Visible.mask(visible.dense[index], visible.before)
@@ -59,4 +61,4 @@ def of_rows(plan: Plan, rows: np.ndarray, **changes: Any) -> Plan:
 
 def all_copies(rows: np.ndarray, batch: int, copies: int, device: torch.device) -> Tensor:
     """[copies * n]: the indices of these rows [n] of `batch` and of the copies of them that guidance adds."""
-    return torch.from_numpy(np.concatenate([rows + copy * batch for copy in range(copies)])).to(device)
+    return upload(np.concatenate([rows + copy * batch for copy in range(copies)]), device)

@@ -25,6 +25,7 @@ from pardec.models.errors import SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan, Visible
 
+from ...host_transfer import download, upload
 from ...registry import register
 from ..contracts import DecodeContext, Draft, RoundResult, SubsetLogits, Uniforms
 from ..forward import catch_up_groups
@@ -76,16 +77,16 @@ class BlockPairState(PairState):
         """The block after node 0 of the rows that draft, with the committed pairs whose K/V are missing."""
         text, real, size = self.context.text, nodes[:, 0] >= 0, self.block
         device = text.device
-        self.fed = real.cpu().numpy()
+        self.fed = download(real)
         live = np.flatnonzero(self.fed)
         missing = self.base[live] + 1 - self.cached[live]
         groups = catch_up_groups(missing)
         assert self.pending is not None
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
         for group in groups:
-            count = torch.from_numpy(missing[group]).to(device)[:, None]
-            rows = torch.from_numpy(live[group]).to(device)
-            first = torch.from_numpy(self.cached[live[group]]).to(device)[:, None]
+            count = upload(missing[group], device)[:, None]
+            rows = upload(live[group], device)
+            first = upload(self.cached[live[group]], device)[:, None]
             order = torch.arange(int(missing[group].max()) + size - 1, device=device)
             slots = torch.where(order < count + size - 1, first + order, -1)
             pair = order.minimum(count - 1)  # all queries of the block belong to the last pair

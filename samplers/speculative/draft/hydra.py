@@ -24,6 +24,7 @@ from torch import Tensor
 from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan, Visible
 
+from ...host_transfer import upload
 from ...registry import register
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
 from .draft_heads import StaticState
@@ -75,7 +76,7 @@ class HydraState(StaticState):
             super().read_prompt(rows, hidden)
             return
         states, lengths = self.module.states.of(hidden), self.context.text.length[rows]
-        which = torch.from_numpy(rows).to(self.states.device)
+        which = upload(rows, self.states.device)
         refined = self._refined(states, np.zeros_like(lengths), lengths, which)
         self.states = self.states.index_copy(0, which, refined)
 
@@ -99,7 +100,7 @@ class HydraState(StaticState):
         same = bool((counts == width).all() and (first == first[0]).all())
         start = int(first[0])
         order = torch.arange(width, device=device).expand(len(states), width)
-        base, count = (torch.from_numpy(each).to(device)[:, None] for each in (first, counts))
+        base, count = (upload(each, device)[:, None] for each in (first, counts))
         positions = torch.where(order < count, base + order, -1)
         plan = Plan(
             tokens=torch.full_like(order, -1),

@@ -10,6 +10,7 @@ from pardec.models.errors import SpecError
 from pardec.models.images.contracts import ImageLayout
 from pardec.models.model import LanguageModel
 
+from ...host_transfer import upload
 from ..sequences import Sequences
 
 
@@ -43,7 +44,7 @@ def copy_up(text: Sequences, guesses: Tensor, known: np.ndarray, fallback: Tenso
     up = torch.minimum((missing + width - 1) // width, raster // width)  # rows up to a token that is not a copy
     source = offset - up * width
     filled = torch.where(offset < first, guesses, fallback)
-    length = torch.from_numpy(text.length).to(guesses.device)[:, None]
+    length = upload(text.length, guesses.device)[:, None]
     committed = text.tokens.gather(1, (source + length).clamp(max=text.tokens.shape[1] - 1))
     return torch.where(source < 0, committed, filled.gather(1, source.clamp(min=0)))
 
@@ -51,5 +52,5 @@ def copy_up(text: Sequences, guesses: Tensor, known: np.ndarray, fallback: Tenso
 def _offsets(text: Sequences, guesses: Tensor, known: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
     """Each guess's offset after the text [K] and grid cell [B, K], and the first offset without a cell [B, 1]."""
     offset = torch.arange(guesses.shape[1], device=guesses.device)
-    raster = torch.from_numpy(text.length - text.prompt).to(guesses.device)[:, None] + offset
-    return offset, raster, torch.from_numpy(known).to(guesses.device)[:, None]
+    raster = upload(text.length - text.prompt, guesses.device)[:, None] + offset
+    return offset, raster, upload(known, guesses.device)[:, None]

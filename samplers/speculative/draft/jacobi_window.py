@@ -12,6 +12,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
+from ...host_transfer import download, upload
 from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from .image_grid import columns, copy_left, copy_up
@@ -35,7 +36,7 @@ def fresh(init: Init, guesses: Tensor, known: np.ndarray, context: DecodeContext
     if forced is None:
         return filled
     offset = torch.arange(filled.shape[1], device=filled.device)
-    length, first = (torch.from_numpy(each).to(filled.device)[:, None] for each in (context.text.length, known))
+    length, first = (upload(each, filled.device)[:, None] for each in (context.text.length, known))
     only = forced.gather(1, (length + offset).clamp(max=forced.shape[1] - 1))
     return torch.where((offset >= first) & (only >= 0), only, filled)
 
@@ -51,11 +52,11 @@ def _guesses(init: Init, guesses: Tensor, known: np.ndarray, context: DecodeCont
     if init == "ngram":
         return _continued(guesses, known, context)
     offset = torch.arange(width, device=guesses.device)
-    first = torch.from_numpy(known).to(guesses.device)[:, None]
+    first = upload(known, guesses.device)[:, None]
     if init == "repeat":
         before = torch.cat((text.last[:, None], guesses), 1)
         return before.gather(1, torch.minimum(offset + 1, first))
-    positions = offset + torch.from_numpy(text.length).to(guesses.device)[:, None]
+    positions = offset + upload(text.length, guesses.device)[:, None]
     random = random_tokens("prompt" if init == "prompt" else "random", positions, context, uniforms)
     if init == "left" or init == "up":
         copied = copy_left if init == "left" else copy_up
@@ -70,7 +71,7 @@ def random_tokens(
     u = uniforms.noise(positions, "init", 1)[..., 0]
     if init == "random" or context.request.conditions:  # the prompt of an image has no tokens
         return (u * context.model.vocab_size).long()
-    count = torch.from_numpy(context.text.prompt).to(positions.device)[:, None]
+    count = upload(context.text.prompt, positions.device)[:, None]
     return context.text.tokens.gather(1, (u * count).long())
 
 
@@ -78,7 +79,7 @@ def slice_from(values: Tensor, first: np.ndarray, width: int) -> Tensor:
     """[B, width, ...]: `values` [B, T, ...] of each row from first[b] on, repeating the last one."""
     rows = torch.arange(len(values), device=values.device)[:, None]
     index = np.minimum(first[:, None] + np.arange(width), values.shape[1] - 1)
-    return values[rows, torch.from_numpy(index).to(values.device)]
+    return values[rows, upload(index, values.device)]
 
 
 def refuse_narrow(name: str, window: int) -> None:
@@ -89,13 +90,13 @@ def refuse_narrow(name: str, window: int) -> None:
 
 def _continued(guesses: Tensor, known: np.ndarray, context: DecodeContext) -> Tensor:
     """Guesses of init=ngram, on the host."""
-    filled = guesses.cpu().numpy().copy()
+    filled = download(guesses).copy()
     for at in range(len(filled)):
         tokens = np.concatenate((context.text.row(at), filled[at, : known[at]]))
         missing = filled.shape[1] - int(known[at])
         if missing > 0:
             filled[at, known[at] :] = repeated(tokens, _copy_source(tokens), missing)
-    return torch.from_numpy(filled).to(guesses.device)
+    return upload(filled, guesses.device)
 
 
 def _copy_source(tokens: np.ndarray) -> int:
@@ -185,7 +186,7 @@ class JacobiWindow(Drafter):
 
     def _preaccepted(self, state: Iterate, most: int) -> Tensor:
         node = torch.arange(most + 1, device=state.tokens.device)
-        return (node > 0) & (node <= torch.from_numpy(state.preaccepted).to(node.device)[:, None])
+        return (node > 0) & (node <= upload(state.preaccepted, node.device)[:, None])
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: Iterate) -> None:
         draft, gained = outcome.draft, outcome.gained
@@ -209,6 +210,6 @@ class JacobiWindow(Drafter):
         if self.exit_tokens > 0:
             node = np.arange(1, draft.width)
             open_ = (node >= gained[:, None]) & (node < draft.sizes[:, None])  # from the rejected one on
-            changed = (draft.tokens[:, 1:] != pick[:, :-1]).cpu().numpy() & open_
+            changed = download(draft.tokens[:, 1:] != pick[:, :-1]) & open_
             late = late | (changed.sum(1) <= self.exit_tokens)
         return late

@@ -30,6 +30,7 @@ from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan, Visible
 
 from ...batching import scatter_rows
+from ...host_transfer import download, upload
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
@@ -77,13 +78,13 @@ class AdapterState(Shallow):
             if outcome.draft.parents is not None:
                 start = self.start[:, None]
                 self.adapter_cache.move(start + slot, torch.where((fed > 0) & (slot != order), start + order, -1))
-            lead = fed.sum(1).cpu().numpy()
+            lead = download(fed.sum(1))
         waiting = np.where(lead > 0, 0, base - self.adapted)
         self.adapted = np.where(lead > 0, base + lead, self.adapted)
         states = outcome.states.gather(1, path[..., None].expand(-1, -1, outcome.states.shape[-1])).to(self.pending)
         most = int(waiting.max())
-        first = torch.from_numpy(waiting - lead).to(path.device)[:, None]
-        behind = torch.from_numpy(lead).to(path.device)[:, None]
+        first = upload(waiting - lead, path.device)[:, None]
+        behind = upload(lead, path.device)[:, None]
         index = torch.where(order >= behind, first + order, most + len(order))
         room = most + len(order) + 1 - min(most, self.pending.shape[1])
         merged = pad(self.pending[:, :most], (0, 0, 0, room))
@@ -107,15 +108,15 @@ class AdapterState(Shallow):
 
     def _adapt_committed(self, nodes: Tensor, states: Tensor) -> Tensor:
         """Feeds the adapter all tokens before node 0; returns logits [B, 1, V] after node 0 with states [B, 1, E]."""
-        live = np.flatnonzero((nodes[:, 0] >= 0).cpu().numpy())
+        live = np.flatnonzero(download(nodes[:, 0] >= 0))
         missing = self.base[live] + 1 - self.adapted[live]
         raw: Tensor | None = None
         for group in catch_up_groups(missing):
-            rows = torch.from_numpy(live[group]).to(states.device)
-            count = torch.from_numpy(missing[group]).to(states.device)[:, None]
+            rows = upload(live[group], states.device)
+            count = upload(missing[group], states.device)[:, None]
             width = int(missing[group].max())
             order = torch.arange(width, device=states.device)
-            first = torch.from_numpy(self.adapted[live[group]]).to(states.device)[:, None]
+            first = upload(self.adapted[live[group]], states.device)[:, None]
             slots = torch.where(order < count, first + order, -1)
             inputs = self.pending[rows, : width - 1]
             inputs = pad(inputs, (0, 0, 0, width - inputs.shape[1]))

@@ -44,6 +44,7 @@ from pardec.models.kernels.layout import stored
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
+from ...host_transfer import download, upload
 from ...ops.confidence import argmax
 from ...registry import register
 from ...traits import Trait
@@ -99,7 +100,7 @@ def fingerprint(model: LanguageModel) -> str:
             values = values.dequantize()
         if not values.is_meta:
             some = values[tuple(slice(None, None, max(1, size // _SAMPLE)) for size in values.shape)]
-            digest.update(some.float().cpu().numpy().tobytes())
+            digest.update(download(some.float()).tobytes())
     return digest.hexdigest()[:32]
 
 
@@ -347,9 +348,9 @@ class Skipping(DraftModelState):
     def _match(self, skip: Skip, rows: np.ndarray, context: int) -> float:
         """The share of the first generated tokens of `rows` that are the argmax of the target without `skip`."""
         text, device = self.context.text, self.context.text.device
-        which = torch.from_numpy(rows).to(device)
-        first = torch.from_numpy(text.prompt[rows] - 1).to(device)[:, None]
-        free = torch.from_numpy(text.length[rows] - 1).to(device)[:, None]  # slots after the committed ones
+        which = upload(rows, device)
+        first = upload(text.prompt[rows] - 1, device)[:, None]
+        free = upload(text.length[rows] - 1, device)[:, None]  # slots after the committed ones
         order = torch.arange(context, device=device).expand(len(rows), -1)
         slot = torch.arange(int(text.length[rows].max()) - 1 + context, device=device)
         rank = slot - free

@@ -37,6 +37,7 @@ from pardec.models.model import BlockDenoising, LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ...batching import RowState
+from ...host_transfer import upload
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, DraftModel, Uniforms
@@ -71,10 +72,10 @@ class MaskedBlocks(RowState, DraftModel):
     def _denoise(self, live: np.ndarray, budget: np.ndarray) -> None:
         """One forward over the blocks of the `live` rows, of `budget` [B] masks each."""
         model, text, count = self.context.model, self.context.text, int(budget.max())
-        rows = None if len(live) == len(text) else torch.from_numpy(live).to(text.device)
+        rows = None if len(live) == len(text) else upload(live, text.device)
         masks, first = budget[live], text.length[live] - 1
         same = bool((masks == count).all() and (first == first[0]).all())
-        start, sizes = (torch.from_numpy(each).to(text.device)[:, None] for each in (first, masks + 1))
+        start, sizes = (upload(each, text.device)[:, None] for each in (first, masks + 1))
         order = torch.arange(count + 1, device=text.device).expand(len(live), -1)
         slots = torch.where(order < sizes, start + order, -1)
         tokens = torch.full_like(slots, self.denoising.mask_id)

@@ -28,6 +28,7 @@ from pardec.models.errors import PardecError
 from pardec.models.hidden import Hidden
 from pardec.models.plan import Plan
 
+from ...host_transfer import download, upload
 from ...registry import register
 from ...request import Request
 from ...traits import Reasons, Trait, Why
@@ -86,7 +87,7 @@ class LongSpecState(DraftModelState):
     def _target_keys(self, plan: Plan) -> TargetKeys:
         """The target's K/V of all committed tokens but the last."""
         cache, rows, device = self.context.cache, plan.rows, self.start.device
-        base = self.base if rows is None else self.base[rows.cpu().numpy()]
+        base = self.base if rows is None else self.base[download(rows)]
         k, v = cache.k[-1], cache.v[-1]
         if cache.shared is not None:
             k, v = _whole(cache.shared.k[-1], k), _whole(cache.shared.v[-1], v)
@@ -95,7 +96,7 @@ class LongSpecState(DraftModelState):
         # The nodes of a draft stand after all that is verified, and so does a row's last committed token.
         behind = plan.width == 1 or not plan.narrow
         uniform = int(base[0]) if behind and (base == base[0]).all() else None
-        return TargetKeys(k.to(device), v.to(device), torch.from_numpy(base).to(device), uniform)
+        return TargetKeys(k.to(device), v.to(device), upload(base, device), uniform)
 
 
 def _whole(shared: Tensor, own: Tensor) -> Tensor:

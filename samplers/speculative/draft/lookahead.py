@@ -26,6 +26,7 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
+from ...host_transfer import download, upload
 from ...limits import MOST_NODES
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
@@ -140,7 +141,7 @@ class Lookahead(Drafter):
 
         def concatenated(own: np.ndarray, guessed: np.ndarray) -> torch.Tensor:
             wide = np.broadcast_to(own, (len(grid), line.size))
-            return torch.from_numpy(np.concatenate((wide, guessed), 1)).to(device)
+            return upload(np.concatenate((wide, guessed), 1), device)
 
         tree = compact(
             concatenated(grid.reshape(len(grid), -1), tokens),
@@ -148,7 +149,7 @@ class Lookahead(Drafter):
             concatenated(line + column, depths),
             concatenated(window, real),
         )
-        drafted = torch.arange(tree[0].shape[1], device=device) >= torch.from_numpy(window.sum(1)).to(device)[:, None]
+        drafted = torch.arange(tree[0].shape[1], device=device) >= upload(window.sum(1), device)[:, None]
         levels = int(depths.max(initial=0))
         return Draft(tree[0], tree[3], text.length - 1, tree[1], tree[2], levels=levels, verify=drafted)
 
@@ -156,7 +157,7 @@ class Lookahead(Drafter):
         """Fills the window with fresh tokens, and its corner with the text's last token."""
         text, grid = context.text, state.grid
         positions = np.arange(grid[0].size) + text.length[:, None]
-        random = random_tokens(self.init, torch.from_numpy(positions).to(text.device), context, uniforms).cpu().numpy()
+        random = download(random_tokens(self.init, upload(positions, text.device), context, uniforms))
         old = np.arange(self.window) < state.known[:, None]
         state.grid = np.where(old[:, None], grid, random.reshape(grid.shape))
         state.grid[:, 0, 0] = text.host[np.arange(len(text)), text.length - 1]
@@ -182,7 +183,7 @@ class Lookahead(Drafter):
             return
         rows, nodes = np.arange(len(state.nodes)), state.nodes
         grown = np.pad(state.grid, ((0, 0), (0, 1), (0, 0)))
-        grown[rows, state.lines] = outcome.distributions.pick.cpu().numpy()[rows[:, None], nodes.clip(min=0)]
+        grown[rows, state.lines] = download(outcome.distributions.pick)[rows[:, None], nodes.clip(min=0)]
         full = state.lines + 1 == self.ngram
         for at in np.flatnonzero(full).tolist():
             for key, *following in grown[at].T[nodes[at] >= 0].tolist():

@@ -21,10 +21,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from pardec.models.model import LanguageModel
 
+from ...host_transfer import download, upload
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, Uniforms
@@ -44,10 +44,10 @@ class AheadState(DraftModelState):
     def ahead(self, k: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
         """k - 1 tokens if a row's last token is the prediction, else none; one more token is the next prediction."""
         text = self.context.text
-        right = text.last.cpu().numpy() == self.prediction
+        right = download(text.last) == self.prediction
         draft = self.draft(k, np.where(right, remaining, np.minimum(remaining, 1)), uniforms)
-        last = torch.from_numpy(draft.sizes - 1).to(draft.tokens.device)
-        self.prediction = np.where(draft.sizes > 1, draft.tokens.gather(1, last[:, None])[:, 0].cpu().numpy(), -1)
+        last = upload(draft.sizes - 1, draft.tokens.device)
+        self.prediction = np.where(draft.sizes > 1, download(draft.tokens.gather(1, last[:, None])[:, 0]), -1)
         sizes = np.maximum(draft.sizes - 1, 1)
         width = int(sizes.max())
         return replace(

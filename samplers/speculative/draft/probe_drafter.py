@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import download
 from ...limits import check_nodes
 from ...request import Request
 from ...spec_values import MAX_INT_PARAM
@@ -108,7 +109,7 @@ class QueryState(HeadsState):
         last = outcome.verdict.path[rows, outcome.verdict.count]
         index = queries.index[rows, :, last]  # [B, L]
         self.states = states[rows[:, None], index.clamp(min=0)].to(self.states)
-        self.known = (index >= 0)[:, :: self.each].sum(1).cpu().numpy()
+        self.known = download((index >= 0)[:, :: self.each].sum(1))
 
     def _begin(self) -> None:
         self.ahead = self.module.logits(self.states[:, : self.most * self.each])

@@ -38,6 +38,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.trimmed import parameters_read
 
 from ...conditioning import conditioned_model
+from ...host_transfer import download, upload
 from ...registry import register
 from ...spec import ModelName
 from ...traits import Trait
@@ -64,11 +65,11 @@ class ShortContextState(DraftModelState):
         whole = np.zeros((len(text), int(self.prompt.max())), dtype=np.int64)
         for row, prompt in zip(whole, prompts, strict=True):
             row[: len(prompt)] = prompt
-        self.short = torch.from_numpy(whole).to(text.device)
+        self.short = upload(whole, text.device)
 
     def _committed_tokens(self, rows: Tensor, where: Tensor) -> Tensor:
-        tokens, index = self.context.text.tokens[rows], rows.cpu().numpy()
-        lag, prompt = (torch.from_numpy(each[index]).to(where.device)[:, None] for each in (self.lag, self.prompt))
+        tokens, index = self.context.text.tokens[rows], download(rows)
+        lag, prompt = (upload(each[index], where.device)[:, None] for each in (self.lag, self.prompt))
         own = tokens.gather(1, (where + lag).clamp(max=tokens.shape[1] - 1))
         short = self.short[rows].gather(1, where.clamp(max=self.short.shape[1] - 1))
         return torch.where(where < prompt, short, own)

@@ -32,6 +32,7 @@ from pardec.models.errors import PardecError
 from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
+from ...host_transfer import download, upload
 from ...limits import check_nodes
 from ...registry import register
 from ...traits import Trait
@@ -69,7 +70,7 @@ class FirstDistribution(Shape):
         """The probability of each of these tokens after node 0 of the row at index `at`."""
         assert self.first is not None, "a model has drafted"
         probs, ids = self.first.logits[at, 0].softmax(-1), self.first.ids
-        wanted = torch.tensor(tokens, dtype=torch.int64, device=probs.device)
+        wanted = upload(torch.tensor(tokens, dtype=torch.int64), probs.device)
         if ids is None:
             inside: list[float] = probs[wanted].tolist()
             return inside
@@ -108,8 +109,8 @@ def fused(draft: Draft, rows: Sequence[Sequence[Node]], most: int) -> Draft:
     siblings that the model has drafted. So these keep the distributions that they were sampled from. A draft that has
     more nodes already stays as it is.
     """
-    tokens, parents, depths = (each.cpu().numpy() for each in (draft.tokens, draft.parent, draft.depth))
-    tested = draft.tested.cpu().numpy()
+    tokens, parents, depths = (download(each) for each in (draft.tokens, draft.parent, draft.depth))
+    tested = download(draft.tested)
     more: list[list[Node]] = []
     for at, nodes in enumerate(rows):
         size = int(draft.sizes[at])
@@ -166,7 +167,7 @@ def _extended(draft: Draft, sizes: np.ndarray, table: Tensor, added: Tensor) -> 
         verify=None if draft.verify is None else added | wide(draft.verify),
         q=None if draft.q is None else pad(draft.q, (0, 0, 0, extra)),
         is_point_mass=point,
-        ignores_length_controller=added.any(1).cpu().numpy(),
+        ignores_length_controller=download(added.any(1)),
     )
 
 

@@ -28,6 +28,7 @@ from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
 from ...batching import RowState
+from ...host_transfer import upload
 from ...limits import check_nodes
 from ...registry import register
 from ...traits import NONE, Trait
@@ -148,7 +149,7 @@ class Recycling(Drafter):
         tokens[:, 0] = text.last
         for level in tree.levels:
             tokens[:, level] = matrix.read(tokens[:, tree.parents[level]], tree.ranks[level])
-        deep = torch.from_numpy(remaining).to(text.device)[:, None]
+        deep = upload(remaining, text.device)[:, None]
         real = (tokens >= 0) & (tree.depths <= deep.clamp(min=0))
         tokens, parents, depths, sizes = compact(tokens, tree.parents, tree.depths, real)
         return Draft(
@@ -164,14 +165,14 @@ class Recycling(Drafter):
         draft = outcome.draft
         batch, width = draft.tokens.shape
         device = draft.tokens.device
-        real = torch.arange(width, device=device) < torch.from_numpy(draft.sizes).to(device)[:, None]
+        real = torch.arange(width, device=device) < upload(draft.sizes, device)[:, None]
         state.matrix.write(torch.arange(batch, device=device), draft.tokens, outcome.distributions.raw, real)
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: _Recycled) -> None:
         text = context.text
         device, width = text.device, int(text.length[rows].max())
-        which = torch.from_numpy(rows).to(device)
-        tokens, lengths = text.tokens[which], torch.from_numpy(text.length[rows]).to(device)[:, None]
+        which = upload(rows, device)
+        tokens, lengths = text.tokens[which], upload(text.length[rows], device)[:, None]
         step = max(1, _LOGITS // (len(rows) * context.model.vocab_size))
         for start in range(0, width, step):
             positions = torch.arange(start, min(start + step, width), device=device).expand(len(rows), -1)

@@ -35,6 +35,7 @@ from torch.nn.functional import pad
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
+from ...host_transfer import upload
 from ...ops.inverse_cdf import sample
 from ...registry import register
 from ...rng import gumbel, wide
@@ -165,7 +166,7 @@ class Sjd(Drafter):
         tokens = fresh(self.opening(context.model), pad(redrawn, (0, missing)), known, context, uniforms)
         if not known.any() and not self.uniform:
             return Draft.chain(context.text, tokens, counts)
-        new = torch.arange(-1, most, device=tokens.device) >= torch.from_numpy(known).to(tokens.device)[:, None]
+        new = torch.arange(-1, most, device=tokens.device) >= upload(known, tokens.device)[:, None]
         q = pad(distribution, (0, 0, 1, missing))
         if self.uniform:
             return Draft.chain(context.text, tokens, counts, q=q.masked_fill(new[..., None], 1 / q.shape[-1]))
@@ -175,14 +176,14 @@ class Sjd(Drafter):
         """A token [B, K] per position with a distribution, the distribution [B, K, V], and point masses [B, K] bool."""
         p, point = state.distribution, torch.zeros_like(state.point)
         offset = torch.arange(p.shape[1], device=p.device)
-        positions = offset + torch.from_numpy(context.text.length).to(p.device)[:, None]
+        positions = offset + upload(context.text.length, p.device)[:, None]
         if self.refresh == "gumbel":  # noise of a position, used for nothing else
             return gumbel_sample(p, uniforms.noise(positions, "refresh", p.shape[-1], fixed=True)), p, point
         # Fresh uniforms each round: reusing them would bias a sample that is coupled with the one before.
         u, keep = uniforms.noise(positions, "refresh", 2).unbind(-1)
         if self.refresh == "independent" and self.reuse is None:
             return sample(p, u), p, point
-        has_old = offset < torch.from_numpy(state.known - 1).to(p.device)[:, None]
+        has_old = offset < upload(state.known - 1, p.device)[:, None]
         each = (p, state.old, state.q, state.point, has_old)
         new, old, q, mass, has = (values.flatten(0, 1) for values in each)
         if self.reuse is None:

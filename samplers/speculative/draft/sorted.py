@@ -36,6 +36,7 @@ from pardec.models.plan import Plan, Visible
 from pardec.models.trimmed import parameters_read
 
 from ...conditioning import conditioned_model
+from ...host_transfer import download, upload
 from ...registry import register
 from ...spec import ModelName
 from ...traits import Reasons, Trait, Why
@@ -68,21 +69,21 @@ class NestedState(DraftModelState):
 
     def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
         calls, live = self.calls, nodes[:, 0] >= 0
-        stop = self.base + nodes[:, 0].cpu().numpy() + 1  # [B] after the token that is fed
-        rows = np.flatnonzero(live.cpu().numpy())
+        stop = self.base + download(nodes[:, 0]) + 1  # [B] after the token that is fed
+        rows = np.flatnonzero(download(live))
         result: Tensor | None = None
         for part in range(len(self.parts)):
             raw = self._fitted(self._advance(part, rows, stop[rows], draft))
             self.highest = self.highest + raw.amax(-1).sum()
             whole = raw.new_zeros(len(live), *raw.shape[1:])
-            whole[torch.from_numpy(rows).to(raw.device)] = raw
+            whole[upload(rows, raw.device)] = raw
             chosen = torch.zeros_like(live)
-            chosen[torch.from_numpy(rows).to(live.device)] = True
+            chosen[upload(rows, live.device)] = True
             logits = self._processed(whole, draft, torch.where(chosen[:, None], nodes, -1))
             result = logits if result is None else torch.where(chosen[:, None, None], logits, result)
             if self.tau < 1:
                 chosen = chosen & (logits[:, 0].softmax(-1).amax(-1) < self.tau)
-            rows = np.flatnonzero(chosen.cpu().numpy())
+            rows = np.flatnonzero(download(chosen))
             if not len(rows):
                 break
         self.calls = calls + 1  # a token's layers count as one forward, in any number of parts
@@ -103,7 +104,7 @@ class NestedState(DraftModelState):
         for group in catch_up_groups(missing):
             logits = self._run_part(part, rows[group], missing[group], draft).logits()
             raw = logits.new_zeros(len(rows), *logits.shape[1:]) if raw is None else raw
-            raw[torch.from_numpy(group).to(raw.device)] = logits
+            raw[upload(group, raw.device)] = logits
         self.reach[rows, part] = stop
         assert raw is not None, "rows are live"
         return raw
@@ -111,8 +112,8 @@ class NestedState(DraftModelState):
     def _run_part(self, part: int, rows: np.ndarray, missing: np.ndarray, draft: Draft) -> Hidden:
         text, whole = self.context.text, len(rows) == len(self.reach)
         device = text.device
-        index, count = torch.from_numpy(rows).to(device), torch.from_numpy(missing).to(device)[:, None]
-        first = torch.from_numpy(self.reach[rows, part]).to(device)[:, None]
+        index, count = upload(rows, device), upload(missing, device)[:, None]
+        first = upload(self.reach[rows, part], device)[:, None]
         order = torch.arange(int(missing.max()), device=device)
         where = first + order
         slots = torch.where(order < count, where, -1)
@@ -148,7 +149,7 @@ class NestedState(DraftModelState):
         more = int(where.max()) + 1 - self.inputs.shape[3]
         if more > 0:
             self.inputs = pad(self.inputs, (0, 0, 0, more))
-        index = torch.from_numpy(rows).to(states.device)
+        index = upload(rows, states.device)
         split = states.view(self.cache.copies, len(rows), *states.shape[1:]).transpose(0, 1)
         for copy in range(self.cache.copies):
             self.inputs[index[:, None], copy, part, where] = split[:, copy].to(self.inputs)

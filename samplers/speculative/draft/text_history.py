@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 import numpy as np
-import torch
 
 from ...batching import RowState
+from ...host_transfer import upload
 from ..contracts import Draft
 from ..sequences import Sequences
 
@@ -126,4 +126,4 @@ def chain(text: Sequences, most: int, remaining: np.ndarray, guess: Callable[[in
         budget = min(most, int(remaining[at]))
         tokens = guess(at, budget)[:budget] if budget > 0 else drafted[at, :0]
         drafted[at, : len(tokens)], counts[at] = tokens, len(tokens)
-    return Draft.chain(text, torch.from_numpy(drafted).to(text.device), counts)
+    return Draft.chain(text, upload(drafted, text.device), counts)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
+from ...host_transfer import upload
 from ..contracts import Draft
 from ..sequences import Sequences
 
@@ -24,7 +24,7 @@ def tree_draft(text: Sequences, rows: Sequence[Sequence[Node]], **more: Any) -> 
     for at, nodes in enumerate(rows):
         if nodes:
             table[:, at, 1 : len(nodes) + 1] = np.array(nodes).T
-    tokens, parents, depths = torch.from_numpy(table).to(text.device)
+    tokens, parents, depths = upload(table, text.device)
     tokens[:, 0] = text.last
     levels = int(table[2].max())
     return Draft(tokens, counts + 1, text.length - 1, parents, depths, levels, **more)

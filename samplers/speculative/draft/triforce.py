@@ -31,6 +31,7 @@ from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
+from ...host_transfer import download, upload
 from ...ops.inverse_cdf import sample
 from ...registry import register
 from ...spec import ModelName
@@ -83,12 +84,12 @@ class DraftedText:
         """Appends the first counts[b] of `tokens` [B, D], samples of `probs` [B, D, V]; None: point masses."""
         if probs is not None:
             self._probs.append((self.count, counts, probs))
-        on_host = tokens.cpu().numpy()
+        on_host = download(tokens)
         self.text.commit(on_host, counts, np.zeros(on_host.shape, dtype=np.float32))
 
     def distribution(self, raw: Tensor, draft: Draft, nodes: Tensor) -> Tensor:
         """Processed logits after `nodes` [B, K] of an inner draft, which is a chain: see `DecodeContext`."""
-        count = torch.from_numpy(self.count).to(nodes.device)[:, None]
+        count = upload(self.count, nodes.device)[:, None]
         chain = self._chain(int(self.count.max()) + draft.width)
         order = torch.arange(chain.shape[1], device=nodes.device) - count
         inner = draft.tokens.gather(1, order.clamp(0, draft.width - 1))
@@ -113,7 +114,7 @@ class DraftedText:
 
     def _chain(self, width: int) -> Tensor:
         """[B, width]: tokens from each row's last committed one on."""
-        order = torch.from_numpy(self.outer.length[:, None] - 1 + np.arange(width)).to(self.text.device)
+        order = upload(self.outer.length[:, None] - 1 + np.arange(width), self.text.device)
         return self.text.tokens.gather(1, order.clamp(max=self.text.tokens.shape[1] - 1))
 
 
@@ -150,7 +151,7 @@ class MiddleModel(ReadingState):
         same = bool((base == base[0]).all() and (draft.sizes == draft.width).all())
         start, stop = int(base[0]), int(base[0]) + draft.width
         order = torch.arange(draft.width, device=device)
-        sizes = torch.from_numpy(draft.sizes).to(device)
+        sizes = upload(draft.sizes, device)
         slots = torch.where(order < sizes[:, None], draft.start[:, None] + order, -1)
         plan = Plan(
             tokens=draft.ids,
@@ -255,13 +256,13 @@ class TriForce(Drafter):
             highest = highest + (0 if draft.highest is None else draft.highest)
             raw = middle.verify(draft)
             nodes = torch.arange(draft.width, device=raw.device)
-            sizes = torch.from_numpy(draft.sizes).to(raw.device)[:, None]
+            sizes = upload(draft.sizes, raw.device)[:, None]
             logits = drafted.distribution(raw, draft, torch.where(nodes < sizes, nodes, -1))
             distributions = TargetDistributions(raw, logits, greedy=not sampling)
             verdict = judge(draft, distributions.probs, own)
             lead = torch.arange(draft.width, device=raw.device) < verdict.count[:, None]
             tokens = torch.where(lead, draft.tokens.roll(-1, 1), verdict.next[:, None])
-            counts = np.where(open_rows, verdict.count.cpu().numpy() + 1, 0)
+            counts = np.where(open_rows, download(verdict.count) + 1, 0)
             small_sees = RoundResult(draft, verdict, distributions, text.length.copy(), counts)
             drafted.commit(tokens, counts, distributions.probs if sampling else None)
             small.compact_cache(small_sees)

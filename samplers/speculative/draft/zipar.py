@@ -29,6 +29,7 @@ from pardec.models.errors import SpecError
 from pardec.models.images.contracts import ImageLayout
 from pardec.models.model import LanguageModel
 
+from ...host_transfer import download, upload
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
@@ -100,14 +101,14 @@ class Zipar(Drafter):
         sure = (rank > 0) & (state.fed >= 0) & (depth == rank) & ~copied  # no token is missing before them
         device = text.device
         return Draft(
-            torch.from_numpy(tokens).to(device),
+            upload(tokens, device),
             sizes,
             text.length - 1,
             torch.arange(-1, len(rank) - 1, device=device),
-            torch.from_numpy(depth).to(device),
+            upload(depth, device),
             levels=int(depth.max()),
-            verify=torch.from_numpy(sure).to(device),
-            preaccepted=torch.from_numpy(sure).to(device),
+            verify=upload(sure, device),
+            preaccepted=upload(sure, device),
         )
 
     def _due(self, state: ImageProgress, layout: ImageLayout, lag: int) -> np.ndarray:
@@ -135,7 +136,7 @@ class Zipar(Drafter):
             target = state.fed[row, node] + 1
             new = ~state.sampled[row, target]
             row, node, target = row[new], node[new], target[new]
-            state.codes[row, target] = pick.cpu().numpy()[row, node]
+            state.codes[row, target] = download(pick)[row, node]
             state.sampled[row, target] = True
         committed = raster < (text.length - text.prompt)[:, None]
         position = np.minimum(text.prompt[:, None] + raster, text.host.shape[1] - 1)

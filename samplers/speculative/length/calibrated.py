@@ -27,6 +27,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import download
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Length, RoundResult
@@ -115,7 +116,7 @@ class Calibrated(Length):
         return mean
 
     def stop(self, confidence: Tensor, step: int, context: DecodeContext, state: _Counts) -> Tensor:
-        bucket = (confidence.cpu().numpy() * self.buckets).astype(np.int64).clip(0, self.buckets - 1)
+        bucket = (download(confidence) * self.buckets).astype(np.int64).clip(0, self.buckets - 1)
         state.bucket = np.column_stack((state.bucket, bucket))
         state.whole = state.whole * self.acceptance(state, bucket)
         return torch.from_numpy(1 - state.whole > self.threshold(state))

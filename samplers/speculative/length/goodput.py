@@ -37,6 +37,7 @@ from torch import Tensor
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import SpecError
 
+from ...host_transfer import download
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext, Length, RoundResult
@@ -157,7 +158,7 @@ class Goodput(Length):
         if state.costs is None:
             return None
         before = state.survival[:, -1] if step else np.ones(len(state.survival))
-        state.survival = np.column_stack((state.survival, before * confidence.double().cpu().numpy()))
+        state.survival = np.column_stack((state.survival, before * download(confidence.double())))
         _, counts = prefixes(state.survival, state.costs, float(context.text.length.sum()), 1)
         return torch.from_numpy(counts <= step)
 

@@ -14,6 +14,7 @@ from pardec.models import finite
 from pardec.models.errors import SpecError
 
 from ...batching import RowState
+from ...host_transfer import upload
 from ...ops.allowed import AllowedRows
 from ...ops.distribution import filter_logits
 from ...ops.penalties import without_ends
@@ -149,12 +150,12 @@ class Processing(RowState):
             node = on_host[row, column]
         row, column, node = (index.to(raw.device) for index in (row, column, node))
         texts = self._histories(draft, row, node)
-        lengths = torch.from_numpy(self.text.length).to(raw.device)[row] + draft.depth[row, node]
+        lengths = upload(self.text.length, raw.device)[row] + draft.depth[row, node]
         return row, column, texts, lengths
 
     def _histories(self, draft: Draft, row: Tensor, node: Tensor) -> Tensor:
         """The text [N, C] int64 that ends in each drafted `node` [N]: its row's committed tokens, then its path's."""
-        past, depth = torch.from_numpy(self.text.length).to(row.device)[row], draft.depth[row, node]
+        past, depth = upload(self.text.length, row.device)[row], draft.depth[row, node]
         deepest = int(depth.max())  # nodes that are never tested may stand after the row's limit
         texts = torch.nn.functional.pad(self.text.tokens[row], (0, deepest))
         index = torch.arange(len(row), device=row.device)
@@ -167,14 +168,14 @@ class Processing(RowState):
 
     def _staged(self, row: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
         """Applies every logits stage in turn to nodes of the live rows `row` [N]."""
-        prompts = torch.from_numpy(self.text.prompt).to(row.device)[row]
+        prompts = upload(self.text.prompt, row.device)[row]
         for stage in self.stages:
             scores = stage.scores(ids, scores, prompts)
         return scores
 
     def _run(self, row: Tensor, ids: Tensor, scores: Tensor, *, refuse: bool = False) -> Tensor:
         """Applies every processor in turn; `row` [N] indexes live rows. `refuse`: raise if one leaves no token."""
-        rows = torch.from_numpy(self.text.rows).to(row.device)[row]
+        rows = upload(self.text.rows, row.device)[row]
         for processor in self.processors:
             by_row = getattr(processor, "by_row", None)
             run: Any = processor if by_row is None else partial(by_row, rows)
@@ -202,7 +203,7 @@ class Processing(RowState):
         for index, (live, ids, length) in enumerate(each):
             if (grammar := self.grammars[live]) is not None:
                 masks[index] = grammar.mask(ids[self.text.prompt[live] : length])
-        mask = torch.from_numpy(masks).to(logits.device)
+        mask = upload(masks, logits.device)
         return logits.index_put((row, column), logits[row, column].masked_fill(~mask, -torch.inf))
 
     def _without_early_ends(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
@@ -213,7 +214,7 @@ class Processing(RowState):
     def _next_positions(self, draft: Draft, nodes: Tensor | None, first: np.ndarray) -> Tensor:
         """[B, K]: the position after each node, where node 0's is `first` [B]."""
         depth = draft.depth if nodes is None else draft.depth.gather(1, nodes.clamp(min=0))
-        return torch.from_numpy(first).to(depth.device)[:, None] + depth
+        return upload(first, depth.device)[:, None] + depth
 
     def rows_changed(self) -> None:
         self.compose()

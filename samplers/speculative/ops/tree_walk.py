@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...host_transfer import to_host
+from ...host_transfer import to_host, upload
 from ...ops.confidence import argmax
 from ..contracts import Draft
 
@@ -30,7 +30,7 @@ def descend(draft: Draft, accepted: Tensor) -> tuple[Tensor, Tensor]:
         count = count + alive
         path.append(node)
     device = accepted.device
-    return torch.from_numpy(np.stack(path, 1)).to(device), torch.from_numpy(count).to(device)
+    return upload(np.stack(path, 1), device), upload(count, device)
 
 
 def longest(draft: Draft, fits: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...host_transfer import download
+
 Path = tuple[int, ...]
 
 
@@ -71,7 +73,7 @@ def compact(
 
     Returns tokens, parents and depths [B, T'], and on the host how many nodes each row has [B].
     """
-    sizes = survivors.sum(1).cpu().numpy()
+    sizes = download(survivors.sum(1))
     order = (~survivors).long().argsort(dim=1, stable=True)[:, : int(sizes.max())]
     index_of = survivors.long().cumsum(1) - 1  # new index of each surviving node
     above = parents.expand_as(tokens).gather(1, order)

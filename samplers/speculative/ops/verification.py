@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from pardec.models.kernels.choice import backend
 
+from ...host_transfer import upload
 from ...rng import wide
 from ..contracts import BatchedUniforms, Draft, InverseCDFUniforms, Uniforms, Verdict
 from .tree_walk import Walk, descend, reached
@@ -72,8 +73,8 @@ def _follow_on_host(draft: Draft, pick: Tensor) -> Verdict:
     results = [_follow_row(*row, deepest=draft.deepest) for row in rows]
     paths, counts, ends, compared, fits = zip(*results, strict=True)
     device = pick.device
-    path, count, end = (torch.tensor(each, device=device) for each in (paths, counts, ends))
-    tested, ratio = torch.tensor(compared, device=device), torch.tensor(fits, dtype=torch.float32, device=device)
+    path, count, end = (upload(torch.tensor(each), device) for each in (paths, counts, ends))
+    tested, ratio = upload(torch.tensor(compared), device), upload(torch.tensor(fits, dtype=torch.float32), device)
     return Verdict(path, count, end, tested, ratio, pick=pick)
 
 

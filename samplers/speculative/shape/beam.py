@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
-import torch
 
-from ...host_transfer import to_host
+from ...host_transfer import to_host, upload
 from ...ops.confidence import likeliest
 from ...registry import register
 from ...traits import Reasons, Trait, Why
@@ -67,7 +66,7 @@ class Beam(Shape):
         rows, device = tree.rows, context.text.device
         frontier = np.where(live, 0, -1)[:, None]
         for depth in range(int(budget.max())):
-            nodes = torch.from_numpy(frontier).to(device)
+            nodes = upload(frontier, device)
             over = draft_model.forward_subset(tree.draft(), nodes)
             stopped = stopped_rows(context, draft_model, over.logits, nodes, depth)
             top, columns = likeliest(over.logits, self.beams)

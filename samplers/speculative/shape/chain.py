@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...host_transfer import upload
 from ...ops.confidence import argmax
 from ...registry import register
 from ...traits import Trait
@@ -45,7 +46,7 @@ class Chain(Shape):
         distributions: list[Tensor] = []
         for step in range(int(budget.max())):
             draft = Draft(torch.stack(tokens, 1), counts + 1, text.length - 1)
-            nodes = torch.from_numpy(np.where(live, step, -1)).to(text.device)[:, None]
+            nodes = upload(np.where(live, step, -1), text.device)[:, None]
             over = (
                 SubsetLogits(draft_model.forward(draft, nodes))
                 if sampling

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...host_transfer import to_host
+from ...host_transfer import to_host, upload
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
@@ -54,10 +54,10 @@ class DySpec(Shape):
         distributions: list[Tensor] = []
         frontier = np.where(live, 0, -1)[:, None]
         for depth in range(int(budget.max())):
-            nodes, order = torch.from_numpy(frontier).to(device), np.arange(frontier.shape[1])
+            nodes, order = upload(frontier, device), np.arange(frontier.shape[1])
             logits = draft_model.forward(tree.draft(), nodes)
             stopped = stopped_rows(context, draft_model, logits, nodes, depth)
-            keys = torch.from_numpy(depth * (self.nodes + 1) + order).to(device)
+            keys = upload(depth * (self.nodes + 1) + order, device)
             children = siblings(logits, min(self.children, self.nodes), context, uniforms, keys.expand_as(nodes))
             new = to_host({"tokens": children.tokens, "share": children.share, "real": children.real})
             more = live if stopped is None else live & ~stopped
@@ -81,7 +81,7 @@ class DySpec(Shape):
         draft, survivors = tree.cut(tree.best(self.nodes), draft_model)
         if not sampling:
             return draft
-        where = torch.from_numpy(column[rows, survivors]).to(device)[..., None]
+        where = upload(column[rows, survivors], device)[..., None]
         distribution = torch.cat(distributions, 1).gather(1, where.expand(-1, -1, distributions[0].shape[-1]))
         q = conditional_distributions(draft.tokens, draft.parent, distribution, replacement=context.siblings == "with")
         return Draft(draft.tokens, draft.sizes, draft.base, draft.parents, draft.depths, draft.levels, q=q)

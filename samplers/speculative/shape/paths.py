@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...host_transfer import upload
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, SubsetLogits, Uniforms
@@ -80,7 +81,7 @@ class Paths(Shape):
             size = tokens.shape[1]
             parents, depths = tree.parents[:size], tree.depths[:size]
             draft = Draft(tokens, np.full_like(sizes, size), base, parents, depths, depth - 1)
-            nodes = torch.where(torch.from_numpy(live).to(device)[:, None], level.parents, -1)
+            nodes = torch.where(upload(live, device)[:, None], level.parents, -1)
             grown = draft if depth > 1 else Draft.none(text)
             forward = draft_model.forward_subset
             over = SubsetLogits(draft_model.forward(grown, nodes)) if sampling else forward(grown, nodes)

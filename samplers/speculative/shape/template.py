@@ -25,6 +25,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import upload
 from ...registry import register
 from ...spec_values import MAX_INT_PARAM
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
@@ -59,12 +60,12 @@ class Template(Shape):
         text, batch, device = context.text, len(context.text), context.text.device
         base, sizes, live = text.length - 1, np.ones_like(budget), budget > 0
         tokens, verify = text.last[:, None], torch.ones(batch, 1, dtype=torch.bool, device=device)
-        parents, depths = torch.tensor([-1], device=device), torch.zeros(1, dtype=torch.int64, device=device)
+        parents, depths = upload(torch.tensor([-1]), device), torch.zeros(1, dtype=torch.int64, device=device)
         distributions: list[Tensor] = []
         level = torch.zeros(1, dtype=torch.int64, device=device)  # the nodes of the level above
         for depth, count in enumerate(self.levels[: int(budget.max())]):
             draft = Draft(tokens, np.full_like(sizes, len(parents)), base, parents, depths) if depth else None
-            nodes = torch.where(torch.from_numpy(live).to(device)[:, None], level, -1)
+            nodes = torch.where(upload(live, device)[:, None], level, -1)
             logits = draft_model.forward(draft or Draft.none(text), nodes)
             stopped = stopped_rows(context, draft_model, logits, nodes, depth)
             children = siblings(logits, count, context, uniforms, level.expand(batch, -1))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from ...host_transfer import download, upload
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, DraftModel
 from ..sequences import Sequences
@@ -67,7 +67,7 @@ class Tree:
         return Draft(tokens, chosen.sum(1), self.text.length - 1, parents, depths, self.levels), nodes
 
     def _put(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(self.text.device)
+        return upload(values, self.text.device)
 
 
 def highest(values: np.ndarray, count: int) -> np.ndarray:
@@ -101,7 +101,7 @@ def stopped_rows(
     estimate = draft_model.acceptance()
     sure = (logits.softmax(-1).amax(-1) if estimate is None else estimate).masked_fill(nodes < 0, 0).amax(1)
     stop = length.stop(sure, step, context, context.state(length))
-    return None if stop is None else stop.cpu().numpy()
+    return None if stop is None else download(stop)
 
 
 def drops_last(context: DecodeContext) -> bool:

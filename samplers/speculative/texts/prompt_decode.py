@@ -22,6 +22,7 @@ from pardec.models.plan import Plan, Visible
 from pardec.samplers.trace import PROMPT
 
 from ...events import Event, Finished, RowFinished, Started, Step
+from ...host_transfer import download, upload
 from ...request import Request
 from ...trace import Fed, Trace
 from ..contracts import Texts
@@ -111,7 +112,7 @@ def decode(model: LanguageModel, texts: Texts, request: Request, *, steps: bool 
             raise error or ModelError(f"{model.name} gives logits that are not finite")
         tokens, logprobs = texts.candidates(raw)
         probs = raw.softmax(-1).gather(-1, tokens)
-        each_row = zip(live, *(part.cpu().numpy() for part in (tokens, logprobs, probs)), strict=True)
+        each_row = zip(live, *(download(part) for part in (tokens, logprobs, probs)), strict=True)
         for each, *row in each_row:
             each.advance(texts, *row, stops)
         if steps:
@@ -142,7 +143,7 @@ def _passes(texts: Texts, request: Request) -> list[PromptDecode]:
 
 def _prompts(model: LanguageModel, live: list[PromptDecode]) -> Plan:
     rows = [torch.tensor(each.prompt) for each in live]
-    lengths = torch.tensor([len(row) for row in rows], device=model.device)
+    lengths = upload(torch.tensor([len(row) for row in rows]), model.device)
     plan = Plan.full(pad_sequence(rows, batch_first=True).to(model.device), Visible.causal(), lengths)
     return _wanting(plan, lengths[:, None] - 1)
 
@@ -159,8 +160,8 @@ def _next(model: LanguageModel, texts: Texts, live: list[PromptDecode]) -> Plan:
     for at, each in enumerate(live):
         last[at, : len(each.going)] = [draft.ids[-1] for draft in each.going]
         share[at, : len(each.going)] = texts.mixture(np.array([draft.score for draft in each.going]))
-    mixed = model.embed_mixture(*(torch.from_numpy(part).to(model.device) for part in (last, share)))
-    lengths = torch.tensor([each.length for each in live], device=model.device)
+    mixed = model.embed_mixture(*(upload(part, model.device) for part in (last, share)))
+    lengths = upload(torch.tensor([each.length for each in live]), model.device)
     where = lengths[:, None] - 1
     return Plan(
         tokens=torch.full_like(where, -1),
