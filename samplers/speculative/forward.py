@@ -19,7 +19,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
 from ..batching import RowState
-from ..host_transfer import download, upload
+from ..host_transfer import upload
 from ..prefix_reuse import PrefixReuse
 from .contracts import Draft, Verdict
 from .sequences import Sequences
@@ -58,13 +58,14 @@ class FedNodes:
     rows: np.ndarray  # [n]
     base: np.ndarray  # [n] position of node 0
     sizes: np.ndarray  # [n] number of nodes
-    depths: np.ndarray | None = None  # [T] or [n, T] for trees
+    depths: np.ndarray | Tensor | None = None  # [T] or [n, T] for trees; a tensor until the round's transfer
 
     def of(self, at: int) -> range | tuple[int, ...]:
         """The positions that were fed for the row at index `at`."""
         base, size = int(self.base[at]), int(self.sizes[at])
         if self.depths is None:
             return range(base, base + size)
+        assert isinstance(self.depths, np.ndarray), "the round is over"
         depths = (self.depths if self.depths.ndim == 1 else self.depths[at])[:size]
         if depths[-1] == size - 1:  # each node is the child of the one before it
             return range(base, base + size)
@@ -141,8 +142,9 @@ class VerifyForward(RowState):
     def _verify(self, draft: Draft, whole: Draft) -> tuple[Tensor, Tensor | None]:
         """The forward of `draft`; `whole` includes its probe nodes."""
         text = self.text
-        depths = None if whole.depths is None else download(whole.depths)
-        self.fed.append(FedNodes(text.rows, whole.base, whole.sizes, depths))
+        depths = whole.depths
+        on_host = depths is None or depths.device.type != "cpu"
+        self.fed.append(FedNodes(text.rows, whole.base, whole.sizes, depths if on_host else depths.numpy()))
         self.runs.clear()
         groups = self._groups(whole)
         if len(groups) == 1:

@@ -119,7 +119,8 @@ class VerifyLoop:
         self.endings = Endings(request.stops, len(self.text))
         self.ended = np.zeros(len(self.text), dtype=bool)  # a live row ends with its newest token
         self.summary: dict[str, np.ndarray] = {}  # the round's verdict, on the host
-        self.to_host = _on_host if model.device.type == "cpu" else to_host
+        self.on_host = model.device.type == "cpu"
+        self.to_host = _on_host if self.on_host else to_host
         self.logprobs = LogprobRecorder.of(request, self.text, self.text.host.shape[1], model.device)
         self.recorder = TraceRecorder(self.text, self.processing.allowed.forced, self.logprobs)
         self._compose()
@@ -169,7 +170,14 @@ class VerifyLoop:
         self.forward.keep_path(draft, verdict)
         text.nfe += 1
         before = text.length.copy()
-        self.summary = self.to_host(_summary(draft, verdict))
+        parts = _summary(draft, verdict)
+        if not self.on_host:  # else a second transfer would follow, of the committed tokens' scores alone
+            parts |= self._scores_of_path(distributions, verdict, parts.get("path_tokens"))
+            if isinstance(depths := self.forward.fed[-1].depths, Tensor):
+                parts["depths"] = depths
+        self.summary = self.to_host(parts)
+        if "depths" in parts:
+            self.forward.fed[-1].depths = self.summary["depths"]
         if draft.highest is not None and not np.isfinite(self.summary["highest"]):
             raise self.state(self.sampler.draft).failure()
         gained = self._commit(draft, distributions, verdict)
@@ -208,23 +216,46 @@ class VerifyLoop:
         token's logits are not finite.
         """
         row, column = fresh
-        device = path.device
-        where, token = upload(row, device), upload(tokens[fresh], device)
-        node = torch.zeros_like(where) if path.shape[1] == 1 else path[where, upload(column, device)]
-        raw = distributions.raw
-        at = where if raw.shape[1] == 1 else where * raw.shape[1] + node
-        parts = {"score": probability_of(raw, at, token)}
-        for number, check in enumerate(self.checks):
-            parts[str(number)] = check(distributions, where, node)
-        on_host = self.to_host(parts)
+        if self.on_host or self.records:
+            where, token = upload(row, path.device), upload(tokens[fresh], path.device)
+            node = torch.zeros_like(where) if path.shape[1] == 1 else path[where, upload(column, path.device)]
+        if self.on_host:
+            raw = distributions.raw
+            at = where if raw.shape[1] == 1 else where * raw.shape[1] + node
+            parts = {"score": probability_of(raw, at, token)}
+            for number, check in enumerate(self.checks):
+                parts[str(number)] = check(distributions, where, node)
+            on_host = self.to_host(parts)
+        else:
+            names = ("score", *map(str, range(len(self.checks))))
+            on_host = {name: self.summary[name][fresh] for name in names}
         for values in on_host.values():
             if not np.isfinite(values).all():
-                raise self._failure(draft, distributions, where, node)
+                where = upload(row, path.device)
+                raise self._failure(draft, distributions, where, path[where, upload(column, path.device)])
         scores = np.zeros(tokens.shape, dtype=np.float32)
         scores[fresh] = on_host["score"]
         for record in self.records:
             record(distributions, where, node, token, row, column)
         return scores
+
+    def _scores_of_path(
+        self, distributions: TargetDistributions, verdict: Verdict, path_tokens: Tensor | None
+    ) -> dict[str, Tensor]:
+        """What `_scores` reads, [B, D] each, computed on the device for every node of the path.
+
+        The host decides later which tokens are committed.
+        """
+        path, raw, tokens = verdict.path, distributions.raw, verdict.next[:, None]
+        if path_tokens is not None:
+            order = torch.arange(path.shape[1], device=path.device)
+            tokens = torch.where(order == verdict.count[:, None], tokens, path_tokens.roll(-1, 1).clamp(min=0))
+        where = torch.arange(len(path), device=path.device)[:, None].expand_as(path).flatten()
+        node = path.flatten()
+        parts = {"score": probability_of(raw, where * raw.shape[1] + node, tokens.flatten())}
+        for number, check in enumerate(self.checks):
+            parts[str(number)] = check(distributions, where, node)
+        return {name: values.view(path.shape) for name, values in parts.items()}
 
     def _observe(self, outcome: RoundResult) -> None:
         """Records a round and calls the stages that observe it."""

@@ -44,8 +44,7 @@ class Sequences(RowState):
         for row, prompt in enumerate(prompts):
             self.host[row, : len(prompt)] = download(prompt)
             self.commit_step[row, : len(prompt)] = PROMPT
-        shared = torch.from_numpy(self.host)
-        self.tokens = shared if torch.device(device).type == "cpu" else shared.to(device)
+        self.tokens = upload(self.host, torch.device(device))
         self.device = self.tokens.device
 
     def __len__(self) -> int:
@@ -84,10 +83,9 @@ class Sequences(RowState):
         self.commit_step[at] = self.nfe[row] - 1
         self.commit_score[at] = scores[fresh]
         if self.device.type != "cpu":
-            index = upload(row, self.device), upload(where, self.device)
-            self.tokens[index] = upload(own, self.device)
+            new = upload(np.stack((row, where, own)), self.device)
+            self.tokens[new[0], new[1]] = new[2]
         self.length += counts
 
     def rows_changed(self) -> None:
-        shared = torch.from_numpy(self.host)
-        self.tokens = shared if self.device.type == "cpu" else shared.to(self.device)
+        self.tokens = upload(self.host, self.device)

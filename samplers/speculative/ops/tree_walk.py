@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...host_transfer import to_host, upload
 from ...ops.confidence import argmax
 from ..contracts import Draft
 
@@ -14,12 +13,17 @@ from ..contracts import Draft
 def descend(draft: Draft, accepted: Tensor) -> tuple[Tensor, Tensor]:
     """The path [B, D] from node 0 through `accepted` [B, T], at each level the first such child, and its length [B].
 
-    Those of trees are found on the host: a device begins no operation in the time that all of them take there.
+    On a CPU, those of trees are found with numpy: PyTorch begins no operation in the time that all of them take there.
     """
     if draft.parents is None:
         index = torch.arange(draft.width, device=accepted.device)
         return index.expand_as(draft.tokens), accepted[:, 1:].long().cumprod(1).sum(1)
-    fits, parent = to_host({"fits": accepted & draft.tested, "parent": draft.parent}).values()
+    if accepted.device.type != "cpu":
+        walk = Walk(draft)
+        for _ in range(draft.deepest):
+            walk.step(accepted & walk.children)
+        return walk.path, walk.count
+    fits, parent = (accepted & draft.tested).numpy(), draft.parent.numpy()
     rows, node, alive = np.arange(len(fits)), np.zeros(len(fits), dtype=np.int64), np.ones(len(fits), dtype=bool)
     path, count = [node], np.zeros_like(node)
     for _ in range(draft.deepest):
@@ -29,8 +33,7 @@ def descend(draft: Draft, accepted: Tensor) -> tuple[Tensor, Tensor]:
         node = np.where(alive, first, node)
         count = count + alive
         path.append(node)
-    device = accepted.device
-    return upload(np.stack(path, 1), device), upload(count, device)
+    return torch.from_numpy(np.stack(path, 1)), torch.from_numpy(count)
 
 
 def longest(draft: Draft, fits: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,6 @@ from torch.nn.functional import pad
 
 from pardec.models.kernels.choice import backend
 
-from ...host_transfer import upload
 from ...rng import wide
 from ..contracts import BatchedUniforms, Draft, InverseCDFUniforms, Uniforms, Verdict
 from .tree_walk import Walk, descend, reached
@@ -29,10 +28,8 @@ def follow(draft: Draft, pick: Tensor) -> Verdict:
     if draft.width == 1:
         first = torch.zeros_like(draft.tokens)
         return Verdict(first, first.squeeze(1), pick.squeeze(1), first.bool(), first.float(), pick=pick)
-    if draft.parents is not None and draft.preaccepted is None:
-        return _follow_on_host(draft, pick)
     if draft.preaccepted is None and pick.device.type == "cpu":
-        return _follow_chains(draft, pick)
+        return _follow_chains(draft, pick) if draft.parents is None else _follow_on_host(draft, pick)
     if draft.parents is None:
         same = draft.tested & pad(draft.tokens[:, 1:] == pick[:, :-1], (1, 0))
     else:
@@ -67,14 +64,13 @@ def _follow_chains(draft: Draft, pick: Tensor) -> Verdict:
 
 
 def _follow_on_host(draft: Draft, pick: Tensor) -> Verdict:
-    """Like `follow`, for trees without `preaccepted`, with Python numbers, which is faster for so few nodes."""
+    """Like `follow`, for trees without `preaccepted` on a CPU, where Python numbers are faster for so few nodes."""
     tokens, parents, tests, picks = (part.tolist() for part in (draft.tokens, draft.parent, draft.tested, pick))
     rows = zip(tokens, parents, tests, picks, strict=True)
     results = [_follow_row(*row, deepest=draft.deepest) for row in rows]
     paths, counts, ends, compared, fits = zip(*results, strict=True)
-    device = pick.device
-    path, count, end = (upload(torch.tensor(each), device) for each in (paths, counts, ends))
-    tested, ratio = upload(torch.tensor(compared), device), upload(torch.tensor(fits, dtype=torch.float32), device)
+    path, count, end = (torch.tensor(each, device="cpu") for each in (paths, counts, ends))
+    tested, ratio = torch.tensor(compared, device="cpu"), torch.tensor(fits, dtype=torch.float32, device="cpu")
     return Verdict(path, count, end, tested, ratio, pick=pick)
 
 
@@ -244,6 +240,8 @@ def judge_siblings(
     that are accepted all the same, at most one per row.
     The deviation is the sum of |a(x) - min(1, r(x) / q(x))| over the tested tokens, a being the rule's probability.
     """
+    if rescue is None and p.device.type != "cpu":
+        return _judge_in_order(draft, p, uniforms, rule)
     rows, bars = torch.arange(len(p), device=p.device), drafted_probs(draft)
     walk, tested, ratio = Walk(draft), torch.zeros_like(draft.tested), torch.zeros_like(bars)
     gap = torch.zeros_like(p[:, 0, 0])
@@ -272,6 +270,37 @@ def judge_siblings(
         walk.step(accepted)
         r = torch.where(walk.alive[:, None], p[rows, walk.node], r)
     return Verdict(walk.path, walk.count, uniforms.draw(r, "next"), tested, ratio, gap)
+
+
+def _judge_in_order(draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule) -> Verdict:
+    """`judge_siblings` node by node, for which the host need not know how many siblings there are.
+
+    Children stand after their parents, and siblings in the order in which they are tested.
+    """
+    rows, bars = torch.arange(len(p), device=p.device), drafted_probs(draft)
+    tested, ratio, gap = torch.zeros_like(draft.tested), torch.zeros_like(bars), torch.zeros_like(p[:, 0, 0])
+    node = count = torch.zeros_like(draft.tokens[:, 0])
+    path, order = (
+        torch.zeros_like(draft.tokens[:, : draft.deepest + 1]),
+        torch.arange(draft.deepest + 1, device=p.device),
+    )
+    known = uniforms.accepts(draft.width) if isinstance(uniforms, BatchedUniforms) else None
+    r = p[:, 0]
+    for at in range(1, draft.width):
+        active = draft.tested[:, at] & (draft.parent[:, at] == node)
+        trial = Trial.of(draft, rows, torch.full_like(node, at), node, bars)
+        target = rule.weight(r, trial)
+        u = uniforms.accept(at, active, trial.token) if known is None else known[:, at]
+        passed = active & (u * trial.bar < target)
+        accept_prob = (target / trial.bar.clamp(min=_NOTHING)).clamp(max=1)
+        tested[:, at] = active
+        ratio[:, at] = torch.where(active, accept_prob.to(ratio.dtype), 0)
+        gap = gap + torch.where(active, (accept_prob - trial.exact_probability(r)).abs(), 0)
+        after = torch.where(active[:, None], rule.after_rejection(r, trial), r)
+        r = torch.where(passed[:, None], p[:, at], after)
+        node, count = torch.where(passed, at, node), count + passed
+        path = torch.where(passed[:, None] & (order >= count[:, None]), at, path)
+    return Verdict(path, count, uniforms.draw(r, "next"), tested, ratio, gap)
 
 
 def _uniforms_at(uniforms: Uniforms, node: Tensor, active: Tensor, token: Tensor) -> Tensor:
