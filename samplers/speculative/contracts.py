@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..host_transfer import download, upload
+from ..host_transfer import upload
 from ..ops.allowed import AllowedRows
 from ..ops.confidence import argmax
 from ..renamed import refuse_former_names
@@ -230,11 +230,12 @@ class RoundResult:
     before: np.ndarray  # [B] lengths before the round's commit
     gained: np.ndarray  # [B] tokens committed, cut at an end token or the length limit
     states: Tensor | None = None  # [B, T, S] the drafter's `target_states` at every node, then at its probe nodes
+    on_host: Mapping[str, np.ndarray] = field(default_factory=dict)  # the loop's summary, and `Drafter.to_observe`
 
     def levels(self) -> tuple[np.ndarray, np.ndarray]:
         """Accepted and drafted levels of each row, both [B], on the host; 0 where `ignores_length_controller`."""
-        drafted = download(torch.where(self.draft.tested, self.draft.depth, 0).amax(1))
-        accepted, others = download(self.verdict.count), self.draft.ignores_length_controller
+        accepted, drafted = self.on_host["count"], self.on_host.get("deepest", self.draft.sizes - 1)
+        others = self.draft.ignores_length_controller
         return (accepted, drafted) if others is None else (np.where(others, 0, accepted), np.where(others, 0, drafted))
 
 
@@ -375,6 +376,13 @@ class Drafter(Stage):
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: Any) -> None:
         """Called after each round's commit, including the first round, which feeds the prompt."""
+
+    def to_observe(self, draft: Draft, verdict: Verdict, state: Any) -> Mapping[str, Tensor]:
+        """What `observe` will read on the host, by name: the transfer of the round's summary carries it.
+
+        It is asked for on devices alone; on a CPU `observe` reads its tensors in place.
+        """
+        return {}
 
 
 class Acceptance(Stage):

@@ -21,7 +21,7 @@ from ..batching import RowState
 from ..host_transfer import download, upload
 from ..prefix_reuse import DraftReuse
 from ..traits import Trait
-from .contracts import DecodeContext, Draft, DraftModel, RoundResult, SubsetLogits, Uniforms
+from .contracts import DecodeContext, Draft, DraftModel, RoundResult, SubsetLogits, Uniforms, Verdict
 from .forward import CacheRows, catch_up_groups
 from .shape.tree_growth import packed
 
@@ -42,6 +42,7 @@ class DraftModelState(RowState, DraftModel):
     highest: Tensor  # [] the sum of this round's highest logits: see `models.finite`
     alone: bool  # one row drafts alone: its next node's slot after `start` is `slots_used`, on the host `used`
     used: int
+    budgeted: np.ndarray | None = None  # [B] bool, on the host: the rows that draft in this round
     visible_slots: Tensor  # [B, R, R] bool: the slots after `start` that each such slot attends to; unused on chains
     lag: ClassVar[int] = 0  # a token at position p is in slot p - lag
 
@@ -76,7 +77,7 @@ class DraftModelState(RowState, DraftModel):
     def draft(self, most: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
         """Drafts by the spec's shape and length, at most `most` tokens and `remaining` [B] deep."""
         context, budget = self.context, depth_budget(self.context, most, remaining)
-        self.calls, self.drafting = 0, bool((budget > 0).any())
+        self.calls, self.drafting, self.budgeted = 0, bool((budget > 0).any()), budget > 0
         # The nodes of a single row are in consecutive slots known to the host, so forwards need no slot tensor.
         self.alone = len(remaining) == 1 and context.text.device.type == "cpu" and not context.request.conditions
         self.runs.clear()
@@ -128,20 +129,27 @@ class DraftModelState(RowState, DraftModel):
         """Moves the K/V of accepted nodes directly after the committed ones, if the model has its own cache."""
         if not self.drafting:
             return
-        path, count = outcome.verdict.path, outcome.verdict.count
-        path = path if self.parallel == 1 else path[:, :1]  # only node 0 has exact K/V
-        slot = self._slots(outcome.draft.width).gather(1, path)
-        order = torch.arange(path.shape[1], device=path.device)
-        lead = ((slot >= 0) & (order <= count[:, None])).long().cumprod(1)
+        slot, lead = self._leading(outcome.draft, outcome.verdict)
         if outcome.draft.parents is not None:
-            start = self.start[:, None]
+            start, order = self.start[:, None], torch.arange(slot.shape[1], device=slot.device)
             self.cache.move(start + slot, torch.where((lead > 0) & (slot != order), start + order, -1))
-        fed = download(lead.sum(1))
+        fed = outcome.on_host["fed"] if "fed" in outcome.on_host else download(lead.sum(1))
         self.cached = np.where(fed > 0, self.base + fed, self.cached)
         if self.reuse is not None and self.reuse.prefixes is not None:
             text = self.context.text
             rows = [text.row(at) for at in range(len(text))]
             self.reuse.store(rows, np.where(self.cached >= text.prompt, text.prompt, 0))
+
+    def to_observe(self, draft: Draft, verdict: Verdict) -> dict[str, Tensor]:
+        """What `compact_cache` reads on the host: see `Drafter.to_observe`."""
+        return {"fed": self._leading(draft, verdict)[1].sum(1)} if self.drafting else {}
+
+    def _leading(self, draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor]:
+        """The slot after `start` of each node of the path, -1 if it was not fed, and 1 for those before such a gap."""
+        path = verdict.path if self.parallel == 1 else verdict.path[:, :1]  # only node 0 has exact K/V
+        slot = self._slots(draft.width).gather(1, path)
+        order = torch.arange(path.shape[1], device=path.device)
+        return slot, ((slot >= 0) & (order <= verdict.count[:, None])).long().cumprod(1)
 
     def _begin(self) -> None:
         text = self.context.text
@@ -249,7 +257,8 @@ class DraftModelState(RowState, DraftModel):
         In the first round these are the whole text, later the accepted tokens that were never fed.
         """
         text, real = self.context.text, nodes[:, 0] >= 0
-        self.fed = download(real)
+        # A shape begins with the rows that have a budget. On a CPU the tensor is there to be read.
+        self.fed = download(real) if self.budgeted is None or real.device.type == "cpu" else self.budgeted.copy()
         live = np.flatnonzero(self.fed)
         missing = self.base[live] + 1 - self.cached[live]
         groups = catch_up_groups(missing)

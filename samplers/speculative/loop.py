@@ -175,13 +175,15 @@ class VerifyLoop:
             parts |= self._scores_of_path(distributions, verdict, parts.get("path_tokens"))
             if isinstance(depths := self.forward.fed[-1].depths, Tensor):
                 parts["depths"] = depths
+            drafter = self.sampler.draft
+            parts |= drafter.to_observe(draft, verdict, self.memory.get(id(drafter)))
         self.summary = self.to_host(parts)
         if "depths" in parts:
             self.forward.fed[-1].depths = self.summary["depths"]
         if draft.highest is not None and not np.isfinite(self.summary["highest"]):
             raise self.state(self.sampler.draft).failure()
         gained = self._commit(draft, distributions, verdict)
-        return RoundResult(draft, verdict, distributions, before, gained, states)
+        return RoundResult(draft, verdict, distributions, before, gained, states, self.summary)
 
     def _commit(self, draft: Draft, distributions: TargetDistributions, verdict: Verdict) -> np.ndarray:
         """Appends the accepted path and the next token, cut at an end token and at the length limit; [B] counts."""

@@ -16,6 +16,7 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -32,7 +33,7 @@ from ...host_transfer import download, upload
 from ...registry import register
 from ...request import Request
 from ...traits import Reasons, Trait, Why
-from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
+from ..contracts import DecodeContext, Draft, RoundResult, Uniforms, Verdict
 from ..draft_model import DraftModelState
 from .module_drafter import ModuleDrafter, module_failure, module_of
 
@@ -69,6 +70,9 @@ class LongSpec(ModuleDrafter):
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: LongSpecState) -> None:
         state.compact_cache(outcome)
+
+    def to_observe(self, draft: Draft, verdict: Verdict, state: LongSpecState) -> Mapping[str, Tensor]:
+        return state.to_observe(draft, verdict)
 
 
 class LongSpecState(DraftModelState):

@@ -32,11 +32,13 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from torch import Tensor
 
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError, SpecError
@@ -48,7 +50,7 @@ from ...conditioning import conditioned_model
 from ...registry import register
 from ...spec import ModelName
 from ...traits import Reasons, Trait, Why
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms, Verdict
 from ..draft_model import DraftModelState
 from .cross_vocabulary import CrossVocabularyState, TokenMap
 from .draft_checkpoint import check_device, check_pair, check_texts
@@ -144,3 +146,6 @@ class Model(Drafter):
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: Any) -> None:
         state.compact_cache(outcome)
+
+    def to_observe(self, draft: Draft, verdict: Verdict, state: Any) -> Mapping[str, Tensor]:
+        return state.to_observe(draft, verdict) if isinstance(state, DraftModelState) else {}

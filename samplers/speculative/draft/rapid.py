@@ -24,7 +24,7 @@ Terms are token ids, so that BM25 needs no knowledge of the language.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -42,7 +42,7 @@ from ...host_transfer import download, upload
 from ...registry import register
 from ...spec import ModelName
 from ...traits import Trait
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms, Verdict
 from ..draft_model import DraftModelState
 from .draft_checkpoint import check_pair
 
@@ -159,3 +159,6 @@ class Rapid(Drafter):
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: ShortContextState) -> None:
         state.compact_cache(outcome)
+
+    def to_observe(self, draft: Draft, verdict: Verdict, state: ShortContextState) -> Mapping[str, Tensor]:
+        return state.to_observe(draft, verdict)
