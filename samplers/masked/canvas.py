@@ -393,12 +393,16 @@ class Canvas(RowState):
             raise _mask_committed(wrong, self.mask_id, self.rows)
         return value
 
-    def draft(self, chosen: Update) -> None:
-        """Writes tokens of hypotheses, which the coming forward checks and commits; their rows advance one step."""
-        moved = download((chosen.which & self.eligible).any(1))
+    def draft(self, chosen: Update) -> np.ndarray:
+        """Writes tokens of hypotheses, which the coming forward checks and commits; their rows advance one step.
+
+        Returns the rows [B] bool that have such tokens.
+        """
+        moved: np.ndarray = download((chosen.which & self.eligible).any(1))
         self._write(chosen.which, chosen)
         self.step, self.block_started = self.step + moved, self.block_started & ~moved
         self._update()
+        return moved
 
     def _write(self, which: Tensor, chosen: Update) -> None:
         if self.on_host:  # the same memory, without a dispatch per operation

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ..batching import take_rows
-from ..host_transfer import download, upload
+from ..host_transfer import upload
 from ..traits import Trait
 from .canvas import Update
 from .contracts import Branch, Canvas, Choice, Decision, Evidence, Hypotheses, MaskedSampler, Proposal, Stage
@@ -47,6 +47,7 @@ class _Past:
 
     evidence: Evidence
     live: np.ndarray  # [n] bool
+    first: np.ndarray  # [n] the first position of the block of each
 
 
 class Branching:
@@ -75,11 +76,12 @@ class Branching:
         self.row, self.number = requested.nonzero()
         if self.past is None or len(self.row) == len(canvas):
             return
-        past, self.past = self.past.evidence.take(self.row), None
+        past, first, self.past = self.past.evidence.take(self.row), self.past.first[self.row], None
         self.loop.keep(self.row)
         depth, valid = self.depths[self.number], np.ones(len(self.row), dtype=bool)
         for step in range(1, int(depth.max()) + 1):
-            due = valid & (depth >= step)
+            # A hypothesis that has completed the block is the last of its row.
+            due = valid & (depth >= step) & (first == canvas.window_host[:, 0])
             valid &= self._draft(step, due, past) | (depth < step)
         valid &= (self.number == 0) | (canvas.first_open < canvas.total)  # a complete row needs no forward
         if not valid.all():
@@ -89,11 +91,9 @@ class Branching:
     def _draft(self, step: int, rows: np.ndarray, past: Evidence) -> np.ndarray:
         """Writes the tokens that hypotheses `rows` [N] bool add at `step`; returns [N] bool: those that added some."""
         canvas, branch = self.loop.canvas, self.branch
-        # A hypothesis that has completed the block is the last of its row.
-        rows = rows & (download(past.positions[:, 0]) == canvas.window_host[:, 0])
         which = upload(rows, past.positions.device)[:, None]
         evidence = replace(past, eligible=canvas.eligible & which)
-        if not bool(evidence.eligible.any()):
+        if not (canvas.eligible_host & rows[:, None]).any():
             return np.zeros(len(canvas), dtype=bool)
         choice, proposal, _ = self.loop.choose(evidence)
         choice = branch.draft(step, self.number, choice, proposal)
@@ -107,9 +107,7 @@ class Branching:
         if (limits := self.loop.forward.limits) is not None:
             draft, *_ = limits.consistent(draft)
             chosen = draft.which
-        canvas.draft(draft)
-        added: np.ndarray = download(chosen.any(1))
-        return added
+        return canvas.draft(draft)
 
     def collapse(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
         """Keeps one hypothesis of each row and returns the decision for the kept ones."""
@@ -123,10 +121,10 @@ class Branching:
             self.past = None
             loop.keep(best)
         rest = upload(~ended[best], chosen.which.device)[:, None]
-        self.past = _Past(evidence.take(best), np.ones(len(best), dtype=bool))
+        self.past = _Past(evidence.take(best), np.ones(len(best), dtype=bool), canvas.window_host[:, 0].copy())
         return replace(decision, chosen=take_rows(chosen, best).only(rest))
 
     def keep(self, rows: np.ndarray) -> None:
         """Keeps these live rows."""
         if self.past is not None:
-            self.past = _Past(self.past.evidence.take(rows), self.past.live[rows])
+            self.past = _Past(self.past.evidence.take(rows), self.past.live[rows], self.past.first[rows])

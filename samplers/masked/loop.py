@@ -175,7 +175,9 @@ class MaskedLoop:
         queries, wanted = forward.planner.queries(query), forward.planner.wanted(query)
         self.recorder.history.append(queries)
         distribution = forward.predict(queries, wanted)
-        eligible = canvas.eligible if query.only is None else canvas.eligible & query.only.to(canvas.eligible.device)
+        eligible = (
+            canvas.eligible if query.only is None else canvas.eligible & upload(query.only, canvas.eligible.device)
+        )
         evidence = Evidence(distribution, canvas.window, eligible, self.request, known=wanted)
         for complete in self.with_evidence:
             evidence = complete(evidence)

@@ -583,11 +583,12 @@ class LastStates(RowState):
         rows, positions = self._rows(group), group.plan.positions[:count]
         at = torch.where(positions < 0, length, positions)
         self.states[rows[:, None], :, at] = fresh.permute(1, 2, 0, 3)
-        self.stale[download(rows)[:, None], download(at)] = True
+        on_host = np.arange(len(self.canvas)) if group.rows is None else group.rows
+        self.stale[on_host[:, None], np.where(group.positions < 0, length, group.positions)] = True
         states = self.states[rows, :, :length].transpose(0, 1).flatten(0, 1)
         order = torch.arange(length, device=states.device).expand(count, length)
         shifts = hidden.shifts if isinstance(hidden, Shifted) else [torch.zeros_like(rows)] * copies
-        self.first[download(rows)] = -download(shifts[0])
+        self.first[on_host] = -download(shifts[0]) if isinstance(hidden, Shifted) else 0
         # There is nothing before the first slot of the shorter half.
         own = torch.cat([(order + by[:, None]).clamp(min=-1) for by in shifts])
         whole = replace(raw, plan=replace(raw.plan, positions=own, slots=own, span=None), states=states)

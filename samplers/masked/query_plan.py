@@ -114,6 +114,7 @@ class Group:
     plan: Plan  # only its tokens change between forwards
     source: Tensor | None  # [n, Q] canvas column of each query, L for padding; None: the plan's span
     want: Tensor  # [n, W] index of the query that predicts each block position, -1 outside; then leave-one-out ones
+    positions: np.ndarray  # [n, Q] the positions that are computed, -1 for padding, on the host
 
     def of(self, values: Tensor) -> Tensor:
         """The rows of `values` [B, ...] in this group."""
@@ -222,7 +223,7 @@ class Layout:
         source = None
         if plan.span is None:
             source = upload(np.where(positions < 0, canvas.length, positions), device)
-        return Group(None if whole else rows, plan, source, plan.want[: len(rows)])
+        return Group(None if whole else rows, plan, source, plan.want[: len(rows)], queried)
 
     # --- leave-one-out: an extra mask for each block position, which attends to every position but this one ---
 

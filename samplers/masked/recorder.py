@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..events import Finished, RowFinished, Started, Step
-from ..host_transfer import download, upload
+from ..host_transfer import download, to_host, upload
 from ..logprobs import LogprobRecorder
 from ..ops.chunked_distribution import CHUNK_BYTES
 from ..ops.distribution import split
@@ -36,7 +36,7 @@ class TraceRecorder:
         self.canvas, self.copies, self.logprobs = canvas, copies, logprobs
         self.history: list[Queries] = []  # one per forward
         self.ends: dict[int, RowFinished] = {}
-        self.contents = [getattr(canvas, name).cpu().clone() for name in _RECORDED]
+        self.contents = [torch.from_numpy(download(getattr(canvas, name)).copy()) for name in _RECORDED]
         self.lengths = canvas.total
         self.clocks: list[tuple[int, ...]] = [()] * len(canvas)
         self.reused = np.zeros(len(canvas), dtype=np.int64)  # [R] prompt tokens whose K/V come from the prefix cache
@@ -73,8 +73,9 @@ class TraceRecorder:
         """Records that the row at index `at` is done; returns its event."""
         canvas = self.canvas
         row = int(canvas.rows[at])
+        leaving = to_host({name: getattr(canvas, name)[at] for name in _RECORDED})
         for values, name in zip(self.contents, _RECORDED, strict=True):
-            values[row] = getattr(canvas, name)[at].cpu()
+            values[row] = torch.from_numpy(leaving[name])
         clocks = canvas.clocks[at].tolist()
         self.clocks[row] = tuple(clocks[len(clocks) - int(canvas.nfe[at]) :])
         end = int(self.lengths[row])

@@ -116,6 +116,6 @@ class QueryVectors:
             if not first:
                 each = tuple(q[torch.arange(len(rows), device=q.device), node[where].to(q.device), None] for q in each)
             parts.append(each)
-        order = torch.from_numpy(np.argsort(np.concatenate([rows for rows, _ in self._parts])))
-        self.layers = tuple(torch.cat(layer)[order.to(layer[0].device)] for layer in zip(*parts, strict=True))
+        order = np.argsort(np.concatenate([rows for rows, _ in self._parts]))
+        self.layers = tuple(torch.cat(layer)[upload(order, layer[0].device)] for layer in zip(*parts, strict=True))
         self._parts.clear()

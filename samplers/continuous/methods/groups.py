@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pardec.models.continuous.contracts import ContinuousModel, States
@@ -78,9 +77,8 @@ class GroupMethod(Policy):
         cfg = context.request.cfg
         if cfg is None:
             return None
-        return (
-            torch.from_numpy(self.schedule(context).scale(cfg, self.guidance)[step]).float().to(context.images.device)
-        )
+        scale = self.schedule(context).scale(cfg, self.guidance)[step]
+        return upload(scale.astype(np.float32), context.images.device)
 
     def next_group(self, context: ContinuousContext) -> tuple[Tensor, Tensor | None]:
         """The next tokens of each row, [n, S] bool, and their guidance."""

@@ -22,7 +22,7 @@ import torch
 
 from pardec.models.errors import SpecError
 
-from ...host_transfer import download, upload
+from ...host_transfer import to_host, upload
 from ...registry import register
 from ..contracts import Block, Canvas, Evidence, Span
 
@@ -85,7 +85,8 @@ class AdaptiveBlock(Block):
         ahead = upload(state.block_start + self._scope(canvas), ids.device)[:, None]
         which = evidence.eligible & torch.isin(ids, delimiters) & (evidence.positions < ahead)
         best, column = torch.where(which, probability, -1.0).max(1)
-        sure, end = download(best >= self.tau), download(evidence.positions.gather(1, column[:, None])[:, 0])
+        found = {"sure": best >= self.tau, "end": evidence.positions.gather(1, column[:, None])[:, 0]}
+        sure, end = to_host(found).values()
         block_end = np.where(sure, end + 1, np.minimum(state.block_start + canvas.block_length, canvas.total))
         state.block_end = np.where(canvas.block_started, block_end, state.block_end)
         return Span(state.block_start, state.block_end, np.zeros_like(canvas.block_started))

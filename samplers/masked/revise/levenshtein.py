@@ -104,7 +104,7 @@ def without(forbidden: Sequence[int], which: Tensor, ids: Tensor, distribution: 
     if not len(row):
         return ids
     at = upload(row, ids.device), upload(column, ids.device)
-    return _other(ids, at, ids.new_tensor(forbidden).expand(len(row), -1), distribution)
+    return _other(ids, at, upload(torch.tensor(forbidden), ids.device).expand(len(row), -1), distribution)
 
 
 def _other(ids: Tensor, at: tuple[Tensor, Tensor], barred: Tensor, distribution: Distribution) -> Tensor:
@@ -196,7 +196,8 @@ class Levenshtein(Revise):
         writes = chosen | (ours & (best != tokens) & (surest > self.tau))
         goes_on = writes.any(1, keepdim=True) & ~last
         forbidden = (self._delete, self._split)
-        ids = without(forbidden, writes & last & torch.isin(ids, ids.new_tensor(forbidden)), ids, distribution)
+        marks = torch.isin(ids, upload(torch.tensor(forbidden), ids.device))
+        ids = without(forbidden, writes & last & marks, ids, distribution)
         ids = state.untried(tokens, writes & goes_on, surest, ids, distribution)
         state.record(tokens, writes, ids)
         deleted, split = writes & (ids == self._delete), writes & (ids == self._split)

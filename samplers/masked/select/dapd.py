@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...host_transfer import upload
 from ...ops.independent import independent_set
 from ...registry import register
 from ..contracts import AttentionSpec, Canvas, Proposal, Select
@@ -62,7 +63,7 @@ class Dapd(Select):
 
     def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
         state.masks = np.where(canvas.block_started, np.maximum(canvas.block_remaining, 1), state.masks)
-        part = torch.from_numpy(canvas.block_remaining / state.masks).float().to(proposal.score.device)[:, None]
+        part = upload((canvas.block_remaining / state.masks).astype(np.float32), proposal.score.device)[:, None]
         maps, eligible, block = proposal.evidence.attention, proposal.eligible, proposal.evidence.positions
         assert maps is not None, "it is read"
         attention = maps.among(block, maps.mean(self.reads_attention(maps.count)))  # [B, W, W]

@@ -34,7 +34,7 @@ from pardec.models.caches.compact_cache import text_slots
 from pardec.models.errors import SpecError
 
 from ...batching import scatter_rows
-from ...host_transfer import upload
+from ...host_transfer import download, upload
 from ...registry import register
 from ..sparse_kv import Choice, CommittedSlots, RefreshState, SparseAttention
 
@@ -225,7 +225,7 @@ class Cake(SparseAttention):
         if attentions[0].shape[2] < 2:  # the prompt was short, and its queries are gone
             state.budgets[rows[new]] = average
         elif len(new):
-            each = torch.stack([self._preference(attention).cpu() for attention in attentions], 1).numpy()
+            each = np.stack([download(self._preference(attention)) for attention in attentions], 1)
             for at in new.tolist():
                 most = int(slots.length[at]) - self.window
                 state.budgets[rows[at]] = layer_budgets(each[at], average, most)

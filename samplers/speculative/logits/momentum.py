@@ -28,6 +28,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
+from ...host_transfer import upload
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import Logits
@@ -78,7 +79,7 @@ class Momentum(Logits):
         if not self.alpha:
             return logits
         depth = self._depths(ids, logits.shape[-1])
-        friction = depth.new_tensor([0.0, *self.by_depth], dtype=torch.float32)
+        friction = upload(torch.tensor([0.0, *self.by_depth], dtype=torch.float32), depth.device)
         ordered, order = logits.sort(dim=-1, descending=True, stable=True)  # equal logits by id
         candidates = order[:, : self.k]
         margin = logits.softmax(-1).gather(-1, candidates) - self.alpha * friction[depth.gather(-1, candidates)]

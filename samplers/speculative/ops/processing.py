@@ -14,7 +14,7 @@ from pardec.models import finite
 from pardec.models.errors import SpecError
 
 from ...batching import RowState
-from ...host_transfer import upload
+from ...host_transfer import download, upload
 from ...ops.allowed import AllowedRows
 from ...ops.distribution import filter_logits
 from ...ops.penalties import without_ends
@@ -144,11 +144,11 @@ class Processing(RowState):
             row, column = real.nonzero(as_tuple=True)
             node = column
         else:
-            on_host = nodes.cpu()
+            on_host = torch.from_numpy(download(nodes))
             real = (on_host >= 0) & (on_host < torch.from_numpy(draft.sizes)[:, None])
             row, column = real.nonzero(as_tuple=True)
             node = on_host[row, column]
-        row, column, node = (index.to(raw.device) for index in (row, column, node))
+        row, column, node = (upload(index, raw.device) for index in (row, column, node))
         texts = self._histories(draft, row, node)
         lengths = upload(self.text.length, raw.device)[row] + draft.depth[row, node]
         return row, column, texts, lengths

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...host_transfer import download
+from ...host_transfer import download, upload
 
 Path = tuple[int, ...]
 
@@ -47,7 +47,7 @@ class Template:
 
     def to(self, device: torch.device) -> Template:
         """The same tree on `device`."""
-        return Template(self.parents.to(device), self.ranks.to(device), self.depths.to(device), self.levels)
+        return Template(*(upload(each, device) for each in (self.parents, self.ranks, self.depths)), self.levels)
 
 
 @cache
