@@ -123,10 +123,12 @@ def files() -> dict[Path, str]:
         ROOT / "docs" / "papers.md",
     )
     together = ROOT / "docs" / "concepts" / "compatibility.md"
+    speed = ROOT / "docs" / "guides" / "speed.md"
     return {
         readme: _filled(readme, checkpoints=checkpoints(), methods=methods(), measured=measured()),
         guide: _filled(guide, stages=stages()),
         papers: _filled(papers, papers=_pages().papers.papers(ROOT)),
+        speed: _filled(speed, transfers=transfers()),
         together: _filled(
             together, masked=_pages().compatibility.table("masked"), ar=_pages().compatibility.table("ar")
         ),
@@ -172,6 +174,31 @@ def stages() -> str:
         calls = ", ".join(f"`{_call(base, name)}`" for name in names)
         lines.append(f"| {stage} | {decides} | `{folder}` | `{base.__name__}` | {calls} | {returns} |")
     return "\n".join(lines)
+
+
+def transfers() -> str:
+    """Transfers per step of each method, as `tests/samplers/transfer_counts.py` counted them."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for line in (ROOT / "tests" / "samplers" / "transfer_counts.txt").read_text().splitlines():
+        name, counts = line.rsplit(": ", 1)
+        model, spec = name.split(" ", 1)
+        if spec.endswith(" sampling"):
+            continue
+        downloads, blocking, _ = counts.split()
+        groups.setdefault((model, downloads, blocking), []).append(f"`{_short(spec)}`")
+    lines = ["| model | downloads | blocking uploads | methods |", "|---|---|---|---|"]
+    order = sorted(groups, key=lambda key: (key[0], int(key[1]), int(key[2])))
+    lines += [
+        f"| {model} | {downloads} | {blocking} | {', '.join(groups[model, downloads, blocking])} |"
+        for model, downloads, blocking in order
+    ]
+    return "\n".join(lines)
+
+
+def _short(spec: str) -> str:
+    """A spec without its parameters, and without the drafter that only carries another stage."""
+    carried = re.sub(r"^eagle:name=tiny-llama-eagle,k=3(?=[+@])", "eagle", spec)
+    return re.sub(r":[^+@]*", "", carried)
 
 
 def _base(module: str, names: Iterable[str], stage: str | None = None) -> type:
