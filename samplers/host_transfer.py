@@ -77,7 +77,7 @@ class Download:
             self._packed = packed.to("cpu", non_blocking=True)  # to pinned memory
         else:
             self._packed = packed.cpu()
-        self._arrived = torch.cuda.Event() if packed.is_cuda else None
+        self._arrived = torch.cuda.Event() if packed.is_cuda else None  # type: ignore[no-untyped-call]
         if self._arrived is not None:
             self._arrived.record()
 

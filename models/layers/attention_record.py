@@ -67,7 +67,7 @@ def mean_attention(q: Tensor, k: Tensor, visible: Tensor, cap: float | None = No
         if cap is not None:
             scores = scores.div_(cap).tanh_().mul_(cap)
         hidden = ~visible[:, start : start + most]
-        if q.device.type != "cpu" or hidden.any():  # on a GPU, reading `hidden` would synchronize
+        if not q.is_cpu or hidden.any():  # on a GPU, reading `hidden` would synchronize
             # A row of only -inf would become NaN; slots past a row's length may be NaN already.
             scores.masked_fill_(hidden[:, None, None], torch.finfo(scores.dtype).min)
         parts.append(scores.softmax(-1).mean((1, 2)).masked_fill_(hidden, 0))

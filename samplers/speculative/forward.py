@@ -142,9 +142,10 @@ class VerifyForward(RowState):
     def _verify(self, draft: Draft, whole: Draft) -> tuple[Tensor, Tensor | None]:
         """The forward of `draft`; `whole` includes its probe nodes."""
         text = self.text
-        depths = whole.depths
-        on_host = depths is None or depths.device.type != "cpu"
-        self.fed.append(FedNodes(text.rows, whole.base, whole.sizes, depths if on_host else depths.numpy()))
+        depths: Tensor | np.ndarray | None = whole.depths
+        if whole.depths is not None and whole.depths.device.type == "cpu":
+            depths = whole.depths.numpy()
+        self.fed.append(FedNodes(text.rows, whole.base, whole.sizes, depths))
         self.runs.clear()
         groups = self._groups(whole)
         if len(groups) == 1:

@@ -47,7 +47,8 @@ class Template:
 
     def to(self, device: torch.device) -> Template:
         """The same tree on `device`."""
-        return Template(*(upload(each, device) for each in (self.parents, self.ranks, self.depths)), self.levels)
+        parents, ranks, depths = (upload(each, device) for each in (self.parents, self.ranks, self.depths))
+        return Template(parents, ranks, depths, self.levels)
 
 
 @cache
