@@ -57,7 +57,7 @@ class Keyed:
 
     def keys(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str) -> Tensor:
         """[B, K] int64: what a kernel makes the uniforms of each position from, those of `uniform` with a width."""
-        key = torch.from_numpy(self._key(rows, step, purpose)).to(positions.device)
+        key = upload(self._key(rows, step, purpose), positions.device)
         return _mix(key[:, None] + positions * _GOLDEN)
 
     def _key(self, rows: np.ndarray, step: np.ndarray, purpose: str) -> np.ndarray:

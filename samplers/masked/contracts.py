@@ -158,7 +158,7 @@ class Evidence:
             return uniform(canvas.rows[row], canvas.step[row], positions[at][:, None], "token", vocab)[:, 0]
 
         def keys(some: np.ndarray) -> Tensor:
-            row, at = some // self.positions.shape[1], torch.from_numpy(some).to(positions.device)
+            row, at = some // self.positions.shape[1], upload(some, positions.device)
             found: Tensor = keyed(canvas.rows[row], canvas.step[row], positions[at][:, None], "token")[:, 0]
             return found
 
