@@ -86,7 +86,6 @@ class Trait(StrEnum):
     ENCODES_KV = "stores older keys and values encoded", "cache"
     SHARES_PROMPTS = "lets rows share the K/V of a prompt", "cache"
     LONGER_TEXTS = "takes texts longer than the model was trained for", "cache"
-    ONE_PASS_TEXTS = "writes several texts in one pass", "texts"
     # --- models ---
     BIDIRECTIONAL = "has bidirectional attention", "model"
     BLOCK_CAUSAL = "has block-causal attention", "model"

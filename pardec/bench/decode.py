@@ -50,7 +50,7 @@ CAPTION = "a small red circle left of a large blue square on black"
 
 
 class Differs(PardecError, RuntimeError):
-    """Two loops that should give the same tokens do not."""
+    """The error for two loops that gave different tokens, although they should give the same."""
 
 
 def bench(

@@ -86,7 +86,7 @@ TYPES = {
 
 
 class BlockWeight(PackedWeight):
-    """A matrix [N, K] of block-quantized weights, made of one or more matrices [n, K] of a type each; see above."""
+    """A matrix [N, K] of block-quantized weights: matrices [n, K], each of one type, one below the other."""
 
     packed: tuple[Tensor, ...]  # of each type: uint8 [ceil(n / 32), bytes of a panel]; zeros after the last row
     types: tuple[str, ...]
@@ -229,7 +229,7 @@ def kernel() -> Any:
 
 @cache
 def supported() -> bool:
-    """Whether the processor is one that blocks.c is written for: that of the other kernels, or ARM."""
+    """Whether blocks.c supports the processor: AVX-512, AVX2 with FMA, or 64-bit ARM."""
     return library.supported() or library.is_arm()
 
 

@@ -25,7 +25,7 @@ _ARGUMENTS = (COUNT, POINTER, STEP, *[POINTER] * 3, STEP, COUNT, POINTER, STEP, 
 
 
 class Int8Weight(PackedWeight):
-    """A matrix [N, K] of weights in 8 bits; see above."""
+    """A matrix [N, K] of weights in 8 bits, in the layout that the module's docstring gives."""
 
     packed: Tensor  # [ceil(N / 32), ceil(K / 4), 32, 4] uint8, 0 after the last row and k, which is 128
     scale: Tensor  # [N, filled up to whole panels] float32
@@ -73,11 +73,6 @@ class Int8Weight(PackedWeight):
         flat, kinds = _by_rows(x, self.shape[1]), library.TYPES
         to = kinds[out.dtype], out.data_ptr(), out.stride(0)
         self._run(kinds[x.dtype], flat.data_ptr(), flat.stride(0), None, 0, *to, len(flat))
-
-    def matmul_at(self, kind: int, x: int, count: int, out: int, base: int | None = None) -> None:
-        """`matmul` on memory addresses: each has `count` contiguous rows of a type in `library.TYPES`."""
-        rows, length = self.shape
-        self._run(kind, x, length, base, rows, kind, out, rows, count)
 
     def _takes(self, x: Tensor) -> bool:
         fits = x.dtype in library.TYPES and x.is_cpu and not x.requires_grad and not library.is_traced()

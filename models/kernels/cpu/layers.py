@@ -85,7 +85,7 @@ class LayerWeights:
     gate_up_bias: Tensor | None = None
 
     def fit(self, dtype: torch.dtype, *, plain: bool = True) -> bool:
-        """Whether the kernels take these weights with states of `dtype`; `plain` False: only packed ones."""
+        """Whether the kernels take these weights with states of `dtype`; without `plain`, packed weights only."""
         matrices = self.qkv, self.out, self.gate_up, self.down
         if dtype not in library.TYPES or not all(_takes(each, dtype) for each in matrices):
             return False

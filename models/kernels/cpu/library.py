@@ -69,7 +69,7 @@ def kernel(source: Path, name: str, arguments: tuple[Any, ...]) -> Any:
 
 @cache
 def kernel_on(able: bool, source: Path, name: str, arguments: tuple[Any, ...]) -> Any:
-    """`kernel` of a file that asks for another processor: `able` says whether this one is that."""
+    """`kernel` for a C file with its own processor requirement; `able`: whether this processor meets it."""
     functions = library(source) if able else None
     if functions is None:
         return None
@@ -79,7 +79,7 @@ def kernel_on(able: bool, source: Path, name: str, arguments: tuple[Any, ...]) -
 
 
 def supported() -> bool:
-    """Whether the processor has AVX-512, or AVX2 with FMA: no measured speed, so that a machine rounds one way.
+    """Whether the processor has AVX-512, or AVX2 with FMA. Never decided by timing: results would then vary by run.
 
     The kernels compile for 64-bit ARM as well, where it has not been measured whether they are faster than PyTorch.
     """
