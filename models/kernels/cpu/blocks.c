@@ -43,7 +43,7 @@
 #define MOST 4                  /* groups that are summed before their sum is added to the total */
 #define PARTS 6                 /* such sums at least: one long sum would lose more of float32's digits */
 #define ROWS 64                 /* rows of x that go over a panel together */
-#define TOTALS 512              /* sums of rows and panels at once: they stay in a cache */
+#define TOTALS 1024             /* sums of rows and panels at once: they stay in a cache */
 #define TILE 8                  /* rows of x in a tile of int8 by AVX2 */
 #define AHEAD 4096              /* bytes from the codes that are read to those that are prefetched */
 
@@ -353,7 +353,8 @@ INLINE ints whole_of_pairs(__m256i x) { return (ints)_mm256_madd_epi16(x, _mm256
  * product reads them from memory without an instruction of its own. */
 struct spread { __m256i a[MOST * TILE * 2 * QUADS]; vec d[MOST][TILE], added[MOST][TILE][3]; };
 
-static void spread_rows(int wide, const struct rows *x, int i, int rows, int first, int groups, struct spread *out)
+static void spread_rows(int wide, int halves, const struct rows *x, int i, int rows, int first, int groups,
+                        struct spread *out)
 {
     for (int g = 0; g < groups; g++)
         for (int r = 0; r < rows; r++) {
@@ -368,7 +369,8 @@ static void spread_rows(int wide, const struct rows *x, int i, int rows, int fir
                 else *to = all;
             }
             out->d[g][r] = spread(x->d[at]);
-            UNROLL for (int part = 0; part < 3; part++) out->added[g][r][part] = spread(x->added[at * 3 + part]);
+            for (int part = halves == 2; part < 2 * halves - 1; part++)
+                out->added[g][r][part] = spread(x->added[at * 3 + part]);
         }
 }
 
@@ -559,7 +561,7 @@ static void rounded_part(int kind, const uint8_t *w, ptrdiff_t panel, int panels
     for (int first = 0; count > 1 && first < x->groups; first += MOST)
         for (int from = 0; from < count; from += TILE) {
             int groups = least(MOST, x->groups - first), rows = least(TILE, count - from);
-            spread_rows(is_wide(kind), x, i + from, rows, first, groups, &some);
+            spread_rows(is_wide(kind), kind == Q6_K ? 2 : 1, x, i + from, rows, first, groups, &some);
             for (int p = 0; p < panels; p++)
                 TILE_OF[kind][rows - 1](w + p * panel, panel, first, groups, &some,
                                         total + ((ptrdiff_t)p * count + from) * WIDTH);
