@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..host_transfer import upload
+from ..host_transfer import download, upload
 from ..ops.allowed import AllowedRows
 from ..ops.confidence import argmax
 from ..renamed import refuse_former_names
@@ -234,7 +234,8 @@ class RoundResult:
 
     def levels(self) -> tuple[np.ndarray, np.ndarray]:
         """Accepted and drafted levels of each row, both [B], on the host; 0 where `ignores_length_controller`."""
-        accepted, drafted = self.on_host["count"], self.on_host.get("deepest", self.draft.sizes - 1)
+        accepted = self.on_host["count"] if "count" in self.on_host else download(self.verdict.count)
+        drafted = self.on_host.get("deepest", self.draft.sizes - 1)
         others = self.draft.ignores_length_controller
         return (accepted, drafted) if others is None else (np.where(others, 0, accepted), np.where(others, 0, drafted))
 

@@ -90,7 +90,7 @@ def test_the_conditions_of_an_image_prepared_before_are_not_used(tmp_path: Path)
 
 
 def test_captured_forwards_read_the_new_weights(base: Path, fresh: pardec.Model) -> None:
-    """A captured graph reads the addresses of the weights, which stay the same."""
+    """A captured graph reads the memory of the weights that it was made with: new ones have graphs of their own."""
     model = pardec.Model(captured(load(base, device="cpu")))
     arguments: dict[str, Any] = {"input_ids": IDS, "max_new_tokens": 8, "stop_ids": []}
     for _ in range(2):  # the second time, every shape has come before
@@ -98,8 +98,9 @@ def test_captured_forwards_read_the_new_weights(base: Path, fresh: pardec.Model)
     runner: Any = model.language_model.decoder
     model.load_weights(OTHER)
     before = dict(runner.counts)
-    assert model.generate(**arguments).tokens == fresh.generate(**arguments).tokens
-    assert {how for how, count in runner.counts.items() if count > before[how]} == {"replayed"}
+    for _ in range(2):
+        assert model.generate(**arguments).tokens == fresh.generate(**arguments).tokens
+    assert {how for how, count in runner.counts.items() if count > before[how]} >= {"recorded", "replayed"}
 
 
 @pytest.mark.parametrize("sampler", ["eagle:name=tiny-llama-eagle", "dflash:name=tiny-llama-dflash"])

@@ -1,16 +1,22 @@
 """Transfers between host and device: their number per step for every method, and the code that may make them.
 
-`python -m tests.samplers.transfer_counts` writes the numbers after a change that lowers them.
+`python -m tests.samplers.transfer_counts` writes the numbers after a change that lowers them. The fake device changes
+PyTorch for a whole process, so these tests run in one of their own: see test_transfers_alone.py.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator
 
 import pytest
 
 import pardec
+
+if "PARDEC_FAKE_DEVICE" not in os.environ:
+    pytest.skip("run by test_transfers_alone.py", allow_module_level=True)
+
 from tests.samplers.fake_device import FakeDevice
 from tests.samplers.transfer_counts import (
     ABOVE,
@@ -37,9 +43,12 @@ def device() -> Iterator[FakeDevice]:
 
 
 @pytest.mark.parametrize(
-    ("spec", "temperature"), sorted({(f"{model} {spec}", temperature) for model, spec, temperature in cases()})
+    ("spec", "temperature"),
+    [
+        pytest.param(*one, marks=[pytest.mark.slow] if one[1] else [])
+        for one in sorted({(f"{model} {spec}", temperature) for model, spec, temperature in cases()})
+    ],
 )
-@pytest.mark.covers(1)
 def test_a_step_makes_no_more_transfers_than_listed(spec: str, temperature: float, device: FakeDevice) -> None:
     model, _, own = spec.partition(" ")
     case = (model, own, temperature)

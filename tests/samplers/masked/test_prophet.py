@@ -67,7 +67,7 @@ def test_it_follows_its_paper(family: str, region: str) -> None:
 def test_idle_steps_of_a_plan_count_where_tokens_are_forced(steps: int, gaps: tuple[float, float, float]) -> None:
     """As in the published loop, an idle step advances the schedule, and the gap is tested at it."""
     idle, late = 0, 0
-    for seed in range(4):
+    for seed in range(6):
         model, given = toy("llada", seed=seed, sharp=1.2), prompts((3,), seed=seed)
         canvas = [*given[0], *[MASK] * 15]
         for p in (3, 4, 5, 9, 10):  # most of the first block and a part of the second
