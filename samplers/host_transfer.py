@@ -6,10 +6,9 @@ but only when it is read. On a CPU both are views of the same memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from operator import attrgetter
 
 import numpy as np
@@ -53,11 +52,6 @@ def upload(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
         transfers.uploads += 1
         transfers.blocking_uploads += not pins
     return on_host.pin_memory().to(device, non_blocking=True) if pins else on_host.to(device)
-
-
-def uploader(device: torch.device) -> Callable[[np.ndarray], Tensor]:
-    """`upload` to this device, without a call of Python on a CPU."""
-    return torch.from_numpy if device.type == "cpu" else partial(upload, device=device)
 
 
 class Download:

@@ -56,7 +56,7 @@ class Keyed:
         return _on_device(upload(key, positions.device), positions, width)
 
     def keys(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str) -> Tensor:
-        """[B, K] int64: what a kernel makes the uniforms of each position from, those of `uniform` with a width."""
+        """[B, K] int64: a key for each position; a kernel computes from it what `uniform` draws with a width."""
         key = upload(self._key(rows, step, purpose), positions.device)
         return _mix(key[:, None] + positions * _GOLDEN)
 

@@ -272,7 +272,7 @@ class ImageModel:
     processes: ClassVar[int] = 1
 
     def capture(self, make: Callable[[], Capturer]) -> None:
-        """Captures forwards whose shapes come again; `make` makes a capturer with memory of its own."""
+        """From now on, captures forwards of recurring shapes as CUDA graphs, with the capturer that `make` returns."""
         self.graphs = FunctionGraphs(make())
         for name in ("backbone", "head", "transformer"):
             if isinstance(part := getattr(self, name, None), Capturable):

@@ -27,9 +27,7 @@ def rotary(
 
 
 @rotary.register_fake
-def _(
-    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, q_gain: Tensor | None, k_gain: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
+def _(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, *more: object) -> tuple[Tensor, Tensor]:
     batch, queries, total, dim = qkv.shape
     return qkv.new_empty(batch, queries, heads, dim), qkv.new_empty(batch, queries, (total - heads) // 2, dim)
 
@@ -52,18 +50,7 @@ def rotary_into_cache(
 
 
 @rotary_into_cache.register_fake
-def _(
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    heads: int,
-    k: Tensor,
-    v: Tensor,
-    flat: Tensor,
-    q_gain: Tensor | None,
-    k_gain: Tensor | None,
-    eps: float,
-) -> Tensor:
+def _(qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, *more: object) -> Tensor:
     return qkv.new_empty(*qkv.shape[:2], heads, qkv.shape[3])
 
 

@@ -1,4 +1,4 @@
-"""The operations of layers of image models: modulated layer norms, attention to all positions or those of a mask, MLPs.
+"""Operations that the layers of MAR and VAR share: modulated layer norm, attention and MLP.
 
 modulated   scale LN(x) + shift
 attention   that of the decoder, over K/V that are kept by the caller or not at all
@@ -17,7 +17,7 @@ from ..kernels.attention import AttentionPattern, attend
 def modulated(
     x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """scale LN(x) + shift for x [..., E]; the norm has weights of its own only where they are given."""
+    """scale * LN(x) + shift of x [..., E]; LN has a weight and a bias if they are given."""
     return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], weight, bias, eps), scale)
 
 

@@ -262,7 +262,7 @@ def _fair(model: pardec.Model, run: Split, step: float, fair: FairBound | None) 
 
 
 def _checks(model: pardec.Model, call: Call) -> dict[str, Any]:
-    """Two runs compared bit by bit, and logits with those of the definitions; None for stacks that are not native."""
+    """Where two runs differ, and how far logits are from the definitions'; None if the decoder is not a native one."""
     network = model.network
     if not isinstance(network, LanguageModel) or native(network.decoder) is None:
         return {"repeats": None, "logits": None}

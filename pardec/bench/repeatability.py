@@ -1,4 +1,4 @@
-"""Two runs of one request compared bit by bit, and its logits with those of the kernels' definitions.
+"""Compares two runs of a request bit by bit, and the kernels' logits with those of their definitions.
 
 Tokens are chaotic: a near tie that rounds the other way changes all tokens after it, and says neither whether a kernel
 is wrong nor whether it varies. So each layer's states and the logits of every forward leave a checksum, and two runs
@@ -153,7 +153,7 @@ def place(found: dict[str, Any]) -> str:
 
 
 def teacher_forced(network: LanguageModel, call: Call) -> dict[str, Any]:
-    """How far the logits of any forward are from those of the definitions, and which of them, on the same inputs."""
+    """The largest difference between the kernels' logits and the definitions' on equal inputs, and its forward."""
     stack = _decoded(network, call, ComparedStack)
     limit = TOLERANCE.get(network.dtype, TOLERANCE[torch.float32])
     figures = {"forwards": stack.compared, "furthest": stack.furthest, "tolerance": limit, "step": stack.place}

@@ -235,7 +235,7 @@ def confidence(
 def statistics_op(
     logits: Tensor, temperature: float, tokens: Tensor | None, by: Tensor | None, keys: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """`statistics` as an operation of PyTorch, for torch.compile; without `keys`, an empty tensor for what is drawn."""
+    """`statistics` as an operation of PyTorch, for torch.compile. Without `keys` the tensor of drawn ids is empty."""
     *each, drawn = statistics(logits, temperature, tokens, by, keys)
     # Copies: results of an operation must not share memory.
     ids, top1, top2, mass, entropy, highest = (found.clone() for found in each if found is not None)

@@ -73,7 +73,7 @@ class FedNodes:
 
 
 class CacheRows:
-    """A cache whose rows, with their image conditions, are kept and replaced together with those of the texts."""
+    """A cache, and its image conditions, whose rows follow the texts' when some are kept or replaced."""
 
     def __init__(self, stack: Any, cache: KVCache) -> None:
         """`stack`: the model's layers that use the cache; only an image model has conditions."""
@@ -193,7 +193,7 @@ class VerifyForward(RowState):
         self.order = torch.arange(self.cache.reach + 1, device=self.text.device)
 
     def _run(self, draft: Draft, rows: np.ndarray, *, cache: KVCache | None = None, **options: Any) -> Hidden:
-        """Runs one forward of `draft` for the live `rows`; the options are those of `_plan`.
+        """Runs one forward of `draft` for the live `rows`, planned by `_plan` with these options.
 
         A given `cache` has exactly these rows.
         """

@@ -233,7 +233,7 @@ class ExtendedForward(VerifyForward):
         return output.logits(), None if self.every is None else self.every.of(output)
 
     def _verified(self, draft: Draft, whole: Draft, rows: np.ndarray) -> Hidden:
-        """The forward of a draft and its probe nodes, which `whole` includes; logits are those of the draft's nodes."""
+        """Runs `whole`, the draft and its probe nodes; returns logits after the draft's nodes only."""
         queries, nodes = draft.queries, int(draft.sizes.max())
         if queries is None:
             if draft.early is None:

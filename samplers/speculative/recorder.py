@@ -165,7 +165,7 @@ class TraceRecorder:
         self.first_forward -= past
 
     def _put_forced(self, rows: np.ndarray, other: TraceRecorder, theirs: Sequence[int]) -> None:
-        """Replaces the forced positions of `rows` by those of the rows `theirs` of `other`."""
+        """Gives `rows` the forced positions that the rows `theirs` of `other` have."""
         if self.forced_before is None and other.forced_before is None:
             return
         mine, incoming = (

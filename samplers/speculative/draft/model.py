@@ -114,7 +114,7 @@ class Model(Drafter):
         return self.k + 1
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        """Parameters of the drafter over those of the target: reading them is most of a forward's cost."""
+        """The drafter's parameters divided by the target's: a forward spends most of its time on reading them."""
         return parameters_read(draft_model) / target.parameters if isinstance(draft_model, LanguageModel) else None
 
     def start(self, context: DecodeContext) -> DraftModelState | CrossVocabularyState:

@@ -125,7 +125,7 @@ class Rapid(Drafter):
         return self.k + 1
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        """Parameters of the drafter over those of the target; the savings of reading fewer K/V are not counted."""
+        """The drafter's parameters divided by the target's; that it reads fewer K/V is not counted."""
         return parameters_read(draft_model) / target.parameters if isinstance(draft_model, LanguageModel) else 1.0
 
     def start(self, context: DecodeContext) -> ShortContextState:

@@ -191,7 +191,7 @@ class Sorted(Drafter):
         return self.k + 1
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        """An upper bound: parameters of all layers of the drafter over those of the target."""
+        """The parameters of all the drafter's layers divided by the target's: an upper bound."""
         return parameters_read(draft_model) / target.parameters if isinstance(draft_model, LanguageModel) else None
 
     def start(self, context: DecodeContext) -> NestedState:

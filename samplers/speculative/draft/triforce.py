@@ -120,7 +120,7 @@ class DraftedText:
 
 @dataclass(frozen=True)
 class InnerUniforms:
-    """The random numbers of one inner round: those of the outer round under other purposes."""
+    """The random numbers of one inner round, drawn from the outer round's under other purposes."""
 
     outer: InverseCDFUniforms
     number: int  # of the inner round
