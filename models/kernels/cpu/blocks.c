@@ -26,6 +26,14 @@
 #include "block_types.h"
 #include "vectors.h"
 
+#if LANES == 16 && defined(__AMX_INT8__) && defined(__linux__)
+#define MATRICES 1              /* the processor multiplies matrices of 16 rows of bytes, where Linux lets a process */
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#define MATRICES 0
+#endif
+
 #if LANES == 16                 /* rows of x in a tile: its sums stay in registers */
 #define FLOAT_ROWS 8
 #define INT_ROWS 8
@@ -44,6 +52,8 @@
 #define PARTS 6                 /* such sums at least: one long sum would lose more of float32's digits */
 #define ROWS 64                 /* rows of x that go over a panel together */
 #define TOTALS 1024             /* sums of rows and panels at once: they stay in a cache */
+#define MATRIX_LEAST 16         /* rows from which on matrices of bytes are multiplied, where the processor does it */
+#define MATRIX_ROWS 16
 #define TILE 8                  /* rows of x in a tile of int8 by AVX2 */
 #define AHEAD 4096              /* bytes from the codes that are read to those that are prefetched */
 
@@ -309,10 +319,11 @@ INLINE ints dot(const int wide, ints sum, words w, words a)
 }
 #endif
 
-/* Rows of x in int8, INT_ROWS by INT_ROWS: of each group the numbers of all rows four by four, then for each row d, d
- * times the sum of a over the group and over each of its halves, and -128 times the sum over the group: AVX-512
- * multiplies unsigned bytes, so that codes with a sign are 128 larger there, and a sum starts at that. */
-struct rows { int8_t *a; float *d, *added; int *start; int groups; };
+/* Rows of x in int8, `together` by `together`: of each group the numbers of all rows, then for each row d, d times the
+ * sum of a over the group and over each of its halves, and -128 times the sum over the group: AVX-512 multiplies
+ * unsigned bytes, so that codes with a sign are 128 larger there, and a sum starts at that. INT_ROWS rows lie four
+ * numbers by four; MATRIX_ROWS rows lie one after the other. */
+struct rows { int8_t *a; float *d, *added; int *start; int groups, together; };
 
 /* The numbers of the i-th row: the next four lie 4 INT_ROWS bytes on. */
 INLINE int8_t *row_of(const struct rows *x, int i, int g)
@@ -323,15 +334,21 @@ INLINE int8_t *row_of(const struct rows *x, int i, int g)
 /* The place of the i-th row in d; its sums lie 3 times as far. */
 INLINE ptrdiff_t place_of(const struct rows *x, int i, int g)
 {
-    return ((ptrdiff_t)(i / INT_ROWS) * x->groups + g) * INT_ROWS + i % INT_ROWS;
+    return ((ptrdiff_t)(i / x->together) * x->groups + g) * x->together + i % x->together;
 }
 
 /* A vector of a group's sums, times the scales, added to the total of a row. */
+INLINE vec scaled(const int wide, vec s, vec m, ints whole, vec d, vec added, vec total)
+{
+    vec value = fused_add(s * d, floats_of(whole), total);
+    return wide ? value : fused_add(m, added, value);
+}
+
 INLINE void add_group(const int wide, const float *s, const float *m, ptrdiff_t n, ints whole, vec d, vec added,
                       float *total)
 {
-    vec value = fused_add(*(const vec *)(s + n) * d, floats_of(whole), *(const vec *)(total + n));
-    *(vec *)(total + n) = wide ? value : fused_add(*(const vec *)(m + n), added, value);
+    *(vec *)(total + n) = scaled(wide, *(const vec *)(s + n), *(const vec *)(m + n), whole, d, added,
+                                 *(const vec *)(total + n));
 }
 
 #define COLUMNS (VECTORS < 2 ? 1 : 2) /* vectors of a tile */
@@ -602,23 +619,122 @@ typedef void (*IntTile)(ARGUMENTS);
 
 static const IntTile INT_TILES_OF[3][INT_ROWS] = {OF(plain), OF(halves), OF(wide)};
 
-/* Rows of x, `count` from the i-th on, times `panels` panels of w -> total [panels][count][WIDTH]. */
-static void rounded_part(int kind, const uint8_t *w, ptrdiff_t panel, int panels, const struct rows *x, int i,
-                         int count, float *total)
+#if MATRICES
+/* Whether Linux lets this process use the registers of matrices. */
+static int has_matrices(void)
+{
+    static int known = -1;
+    if (known < 0) known = syscall(SYS_arch_prctl, 0x1023, 18) == 0;    /* ARCH_REQ_XCOMP_PERM, XTILEDATA */
+    return known;
+}
+
+/* Matrices 0 and 1 have sums [16, 16], 2 and 3 numbers of x [16, GROUP], 4 and 5 codes [GROUP / 4, 16, 4]. */
+static void open_matrices(void)
+{
+    struct { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; } shapes = {.palette = 1};
+    for (int i = 0; i < 6; i++) shapes.bytes[i] = i / 2 == 1 ? GROUP : 64, shapes.rows[i] = i < 4 ? 16 : GROUP / 4;
+    __asm__ volatile("" : : "r"(&shapes) : "memory");   /* GCC does not know that all of it is read */
+    _tile_loadconfig(&shapes);
+}
+
+/* Sums of groups `g` and `next`, which may be the same, of MATRIX_ROWS rows and 16 columns:
+ * whole [2][MATRIX_ROWS][16]. */
+INLINE void multiply(const int wide, const uint8_t *codes, const int8_t *a, int g, int next, int *whole)
+{
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_loadd(2, a + g * MATRIX_ROWS * GROUP, GROUP);
+    _tile_loadd(4, codes + g * CODES, WIDTH * 4);
+    _tile_loadd(3, a + next * MATRIX_ROWS * GROUP, GROUP);
+    _tile_loadd(5, codes + next * CODES, WIDTH * 4);
+    if (wide) _tile_dpbssd(0, 2, 4);
+    else _tile_dpbsud(0, 2, 4);
+    if (wide) _tile_dpbssd(1, 3, 5);
+    else _tile_dpbsud(1, 3, 5);
+    _tile_stored(0, whole, 4 * LANES);
+    _tile_stored(1, whole + MATRIX_ROWS * LANES, 4 * LANES);
+}
+
+/* `rows` rows of MATRIX_ROWS, times groups of a panel: added to total [rows][WIDTH]. While the sums of two groups are
+ * scaled, those of the next two are made. The next rows' numbers lie `next` bytes on. */
+INLINE void matrix_tile(const int rows, const int wide, const uint8_t *codes, const float *s, const float *m,
+                        int groups, const int8_t *a, const float *d, const float *added, ptrdiff_t next, float *total)
+{
+    int whole[2][2 * MATRIX_ROWS * LANES] __attribute__((aligned(64)));
+    for (int j = 0; j < WIDTH; j += LANES) {
+        vec sum[MATRIX_ROWS];
+        UNROLL for (int r = 0; r < rows; r++) sum[r] = *(const vec *)(total + r * WIDTH + j);
+        multiply(wide, codes + j * 4, a, 0, least(1, groups - 1), whole[0]);
+        for (int first = 0; first < groups; first += 2) {
+            const int turn = first / 2 % 2;
+            for (int line = 0; j == 0 && line < 2 * MATRIX_ROWS * GROUP; line += 64)
+                __builtin_prefetch(a + next + first * MATRIX_ROWS * GROUP + line, 0, 3);
+            if (first + 2 < groups)
+                multiply(wide, codes + j * 4, a, first + 2, least(first + 3, groups - 1), whole[!turn]);
+            for (int g = first; g < least(first + 2, groups); g++)
+                UNROLL for (int r = 0; r < rows; r++) {
+                    ints own = *(const ints *)(whole[turn] + ((g - first) * MATRIX_ROWS + r) * LANES);
+                    ptrdiff_t at = g * MATRIX_ROWS + r, scale = g * 2 * WIDTH + j;
+                    sum[r] = scaled(wide, *(const vec *)(s + scale), *(const vec *)(m + scale), own, spread(d[at]),
+                                    spread(added[3 * at]), sum[r]);
+                }
+        }
+        UNROLL for (int r = 0; r < rows; r++) *(vec *)(total + r * WIDTH + j) = sum[r];
+    }
+}
+
+#define MATRIX_ARGUMENTS                                                                                           \
+    const uint8_t *codes, const float *s, const float *m, int groups, const int8_t *a, const float *d,             \
+        const float *added, ptrdiff_t next, float *total
+#define MATRIX_TILE(rows, name, wide)                                                                              \
+    static void matrix_tile_##rows##_##name(MATRIX_ARGUMENTS)                                                      \
+    {                                                                                                              \
+        matrix_tile(rows, wide, codes, s, m, groups, a, d, added, next, total);                                    \
+    }
+#define MATRIX_TILES(name, wide)                                                                                   \
+    MATRIX_TILE(4, name, wide) MATRIX_TILE(8, name, wide) MATRIX_TILE(12, name, wide) MATRIX_TILE(16, name, wide)
+
+MATRIX_TILES(plain, 0) MATRIX_TILES(wide, 1)
+
+static void (*const MATRIX_TILES_OF[2][MATRIX_ROWS / 4])(MATRIX_ARGUMENTS) = {
+    {matrix_tile_4_plain, matrix_tile_8_plain, matrix_tile_12_plain, matrix_tile_16_plain},
+    {matrix_tile_4_wide, matrix_tile_8_wide, matrix_tile_12_wide, matrix_tile_16_wide}};
+
+#endif
+
+/* Rows of x, `count` from the i-th on, times a panel of w -> total [count][WIDTH], and numbers of no meaning up to the
+ * next multiple of 4. The memory at `out`, whose rows lie `step` bytes apart, is fetched to be written. */
+static void rounded_part(int kind, const uint8_t *w, const struct rows *x, int i, int count, float *total, char *out,
+                         ptrdiff_t step)
 {
     uint8_t codes[MOST * CODES] __attribute__((aligned(64)));
     float s[MOST * 2 * WIDTH] __attribute__((aligned(64))), m[MOST * 2 * WIDTH] __attribute__((aligned(64)));
     const IntTile *tiles = INT_TILES_OF[is_wide(kind) ? 2 : kind == Q6_K];
-    memset(total, 0, sizeof(float) * panels * count * WIDTH);
-    for (int p = 0; p < panels; p++, w += panel, total += count * WIDTH) {
-        if (count == 1) ONES[kind](w, x->groups, x, i, total);
-        for (int first = 0; count > 1 && first < x->groups; first += MOST) {
-            int groups = least(MOST, x->groups - first);
-            UNPACKS[kind](w, first, groups, codes, s, m);
-            for (int from = 0; from < count; from += INT_ROWS)
-                tiles[least(INT_ROWS, count - from) - 1](codes, s, m, groups, x, i + from, first, total + from * WIDTH);
+    memset(total, 0, sizeof(float) * (count + 3) * WIDTH);
+    if (count == 1) ONES[kind](w, x->groups, x, i, total);
+#if MATRICES
+    if (x->together == MATRIX_ROWS) open_matrices();
+#endif
+    for (int first = 0; count > 1 && first < x->groups; first += MOST) {
+        int groups = least(MOST, x->groups - first);
+        UNPACKS[kind](w, first, groups, codes, s, m);
+        for (int r = first * count / x->groups; count > 8 && r < (first + groups) * count / x->groups; r++)
+            for (int line = 0; line < 4 * WIDTH; line += 64) __builtin_prefetch(out + r * step + line, 1, 3);
+        for (int from = 0; from < count; from += x->together) {
+            int rows = least(x->together, count - from);
+#if MATRICES
+            ptrdiff_t at = place_of(x, i + from, first), next = (ptrdiff_t)x->groups * MATRIX_ROWS * GROUP;
+            if (x->together == MATRIX_ROWS)
+                MATRIX_TILES_OF[is_wide(kind)][(rows - 1) / 4](codes, s, m, groups, x->a + at * GROUP, x->d + at,
+                                                               x->added + at * 3, next, total + from * WIDTH);
+            else
+#endif
+            tiles[rows - 1](codes, s, m, groups, x, i + from, first, total + from * WIDTH);
         }
     }
+#if MATRICES
+    if (x->together == MATRIX_ROWS) _tile_release();
+#endif
 }
 #endif
 
@@ -680,7 +796,7 @@ static void float_part(int kind, const uint8_t *panel, int groups, const float *
 static void round_row(const float *x, const struct rows *rows, int i)
 {
     for (int g = 0; g < rows->groups; g++, x += GROUP) {
-        int8_t *a = row_of(rows, i, g), own[GROUP];
+        int8_t own[GROUP];
         vec most = {0}, none = {0};
         UNROLL for (int k = 0; k < GROUP; k += LANES) {
             vec values = *(const vec *)(x + k);
@@ -699,8 +815,11 @@ static void round_row(const float *x, const struct rows *rows, int i)
             }
             sum[half] = whole_sum_of(all);
         }
-        UNROLL for (int quad = 0; quad < QUADS; quad++) memcpy(a + quad * 4 * INT_ROWS, own + 4 * quad, 4);
         ptrdiff_t at = place_of(rows, i, g);
+        if (rows->together == INT_ROWS)
+            UNROLL for (int quad = 0; quad < QUADS; quad++)
+                memcpy(row_of(rows, i, g) + quad * 4 * INT_ROWS, own + 4 * quad, 4);
+        else memcpy(rows->a + at * GROUP, own, GROUP);
         d += zero;
         rows->d[at] = d;
         rows->added[at * 3] = d * (sum[0] + sum[1]);
@@ -721,7 +840,7 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
     ptrdiff_t panel = start_of(kind, groups) - (is_super(kind) ? bytes_of_head(kind) : 0);
     float *copy = NULL;
     const float *numbers = (const float *)x;
-    struct rows rows = {NULL, NULL, NULL, NULL, groups};
+    struct rows rows = {NULL, NULL, NULL, NULL, groups, INT_ROWS};
     int failed = 0;
     if (type != FLOAT32) {
         copy = malloc(sizeof(float) * count * length + 1);
@@ -732,7 +851,10 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
         numbers = copy, step = length;
     }
     if (rounded && !failed) {
-        size_t all = (size_t)((count + INT_ROWS - 1) / INT_ROWS) * INT_ROWS * groups;
+#if MATRICES
+        if (count >= MATRIX_LEAST && kind != Q6_K && has_matrices()) rows.together = MATRIX_ROWS;
+#endif
+        size_t all = (size_t)((count + rows.together - 1) / rows.together) * rows.together * groups;
         rows.a = malloc(all * GROUP + 1), rows.d = malloc(4 * all + 1), rows.added = malloc(12 * all + 1);
         rows.start = malloc(4 * all + 1);
         failed = !rows.a || !rows.d || !rows.added || !rows.start;
@@ -746,7 +868,13 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
         float total[TOTALS * WIDTH] __attribute__((aligned(64)));
         for (int from = 0; from < count; from += ROWS) {
             int together = least(ROWS, count - from), some = least(most, panels - first);
+#if LANES == 8
             if (rounded) rounded_part(kind, w + first * panel, panel, some, &rows, from, together, total);
+#else
+            char *to = past(out_type, out, from * out_step + (ptrdiff_t)first * WIDTH);
+            ptrdiff_t apart = out_step * bytes_of(out_type);
+            if (rounded) rounded_part(kind, w + first * panel, &rows, from, together, total, to, apart);
+#endif
             else float_part(kind, w + first * panel, groups, numbers + from * step, step, together, total);
             for (int i = from; i < from + together; i++)
                 for (int p = first; p < first + some; p++)

@@ -91,12 +91,14 @@ INLINE vec power_of(vec shifted, vec f)
     return (vec)((ints)sum + ((ints)shifted << 23));
 }
 
-/* 2^x for x <= 126; below -126 it is 2^-126. */
+/* 2^x for x <= 126; 0 from -126 on downwards, since some processors take a hundred cycles for a product that is so
+ * small, and weights of hidden slots would make many. */
 INLINE vec power(vec x)
 {
+    ints small = x <= spread(-126.0f);
     x = larger(spread(-126.0f), x);
     vec shifted = x + MANY;
-    return power_of(shifted, x - (shifted - MANY));
+    return (vec)((ints)power_of(shifted, x - (shifted - MANY)) & ~small);
 }
 
 /* e^x for x <= 88; below -87 it is e^-87. x / ln 2 is computed in two parts, since its rounding error grows with x. */

@@ -280,3 +280,20 @@ def test_a_causal_prompt_is_attended_to_in_c_some_queries_after_the_other(width,
     picked = torch.tensor([[width - 1, 0], [1, 1]])
     some = attend(q[torch.arange(2)[:, None], picked], k, v, pattern.narrowed(picked))
     torch.testing.assert_close(some, out[torch.arange(2)[:, None], picked], **near)
+
+
+@torch.no_grad()
+def test_slots_that_a_query_does_not_see_weigh_nothing(in_c):
+    width = 60
+    order = torch.arange(width)[None]
+    plan = Plan(
+        ids(1, width), order, order, Visible.causal(), torch.tensor([width]), order, uniform=width, span=(0, width)
+    )
+    q, k, v = (torch.randn(1, width, heads, 16, generator=torch.Generator().manual_seed(8)) for heads in (6, 2, 2))
+    v[:, -1] = 3e38  # the last query alone sees it
+    pattern = attention_pattern(plan, extent=width, dtype=q.dtype, device=q.device)
+    assert pattern.backend == "c"
+    definition = attention_pattern(plan, extent=width, dtype=q.dtype, device=q.device, reference=True)
+    torch.testing.assert_close(
+        attend(q, k, v, pattern)[:, :-1], attend(q, k, v, definition)[:, :-1], rtol=1e-4, atol=1e-5
+    )

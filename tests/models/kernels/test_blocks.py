@@ -94,8 +94,9 @@ def test_matmuls_of_float32_are_those_of_the_dequantized_matrix(kind: str, count
 
 @kernel
 @pytest.mark.parametrize("kind", blocks.TYPES)
-@pytest.mark.parametrize("count", [1, 9])
+@pytest.mark.parametrize("count", [1, 9, 40])
 def test_matmuls_of_int8_are_those_of_rounded_states(kind: str, count: int) -> None:
+    torch.manual_seed(count)
     x, plain = torch.randn(count, COLUMNS), dequantized(kind, stored(kind)).double()
     out, exact = weight(kind, "int8").matmul(x), rounded(x) @ plain.T
     assert torch.allclose(out.double(), exact, rtol=0, atol=1e-5 * float((x.double().abs() @ plain.abs().T).max()))
@@ -109,7 +110,7 @@ def test_matmuls_of_int8_are_those_of_rounded_states(kind: str, count: int) -> N
 def test_a_row_gives_the_same_bits_alone_and_in_a_batch(kind: str, activations: Any, dtype: torch.dtype) -> None:
     own, x = weight(kind, activations, dtype), torch.randn(70, COLUMNS).to(dtype)
     out = own.matmul(x)
-    for start, count in ((0, 1), (3, 2), (9, 3), (20, 7), (64, 6)):
+    for start, count in ((0, 1), (3, 2), (9, 3), (20, 7), (64, 6), (1, 16), (31, 29)):
         assert torch.equal(own.matmul(x[start : start + count]), out[start : start + count])
 
 
@@ -119,7 +120,8 @@ def test_the_largest_codes_do_not_overflow() -> None:
     raw.view(ROWS, -1, 34)[..., 2:] = 128  # -128, which quantizers do not write
     raw.view(ROWS, -1, 34)[..., :2] = torch.tensor([0, 0x3C], dtype=torch.uint8)  # a scale of 1
     own = blocks.joined([("Q8_0", raw)], COLUMNS, torch.float32, "int8")
-    assert (own.matmul(torch.full((1, COLUMNS), -127.0)) == 128 * 127 * COLUMNS).all()
+    for count in (1, 4, 16):
+        assert (own.matmul(torch.full((count, COLUMNS), -127.0)) == 128 * 127 * COLUMNS).all()
 
 
 @kernel
