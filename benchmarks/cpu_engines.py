@@ -25,6 +25,9 @@ program runs itself unless `--diffusion-cli` names a program that is there:
         -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF
         -DLLAMA_BUILD_APP=OFF
     cmake --build build --target llama-diffusion-cli
+
+On a processor with AMX, whose use ends in an illegal instruction when GCC 12 has compiled it, `-DGGML_NATIVE=ON` is
+replaced by the options of `WITHOUT_AMX`; a build by clang 14 with AMX was as fast as that.
 """
 
 from __future__ import annotations
@@ -67,6 +70,9 @@ ENVIRONMENTS = {
 }
 # Of the peers' requirements, what text does not need, and what does not load beside a torch without CUDA.
 UNNEEDED = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
+WITHOUT_AMX = ("NATIVE=OFF", *(f"{name}=ON" for name in (
+    "SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16"
+)))  # fmt: skip
 PLAIN = "plain"
 EAGLE = "eagle:name=smollm2-eagle"
 DRAFTERS = {
@@ -230,7 +236,9 @@ class Peers:
             ]
             source = ["-S", self.folder / name / "vendor" / "llama.cpp", "-B", self.folder / "llama.cpp", "-G", "Ninja"]
             ninja = f"-DCMAKE_MAKE_PROGRAM={python.with_name('ninja')}"
-            run([cmake, *source, ninja, "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", *off])
+            options = WITHOUT_AMX if "amx_int8" in processor_flags() else ("NATIVE=ON",)
+            own = [f"-DGGML_{option}" for option in options]
+            run([cmake, *source, ninja, "-DCMAKE_BUILD_TYPE=Release", *own, *off])
             run([cmake, "--build", self.folder / "llama.cpp", "--target", "llama-diffusion-cli"])
         return program
 
@@ -270,12 +278,16 @@ def processor_features(flags: Iterable[str]) -> str:
     return ", ".join(names) or "unknown"
 
 
-def conditions(options: argparse.Namespace) -> Row:
-    """When and on what a table was measured."""
-    flags: list[str] = []
+def processor_flags() -> list[str]:
+    found = None
     with contextlib.suppress(OSError):
         found = re.search(r"^(?:flags|Features)\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-        flags = found[1].split() if found else []
+    return found[1].split() if found else []
+
+
+def conditions(options: argparse.Namespace) -> Row:
+    """When and on what a table was measured."""
+    flags = processor_flags()
     load = round(os.getloadavg()[0], 2)
     date = datetime.now(UTC).date().isoformat()
     machine = {"processor": processor_features(flags), "flags": flags, "load": load}
