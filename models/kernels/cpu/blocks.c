@@ -710,12 +710,13 @@ static void rounded_part(int kind, const uint8_t *w, const struct rows *x, int i
     uint8_t codes[MOST * CODES] __attribute__((aligned(64)));
     float s[MOST * 2 * WIDTH] __attribute__((aligned(64))), m[MOST * 2 * WIDTH] __attribute__((aligned(64)));
     const IntTile *tiles = INT_TILES_OF[is_wide(kind) ? 2 : kind == Q6_K];
+    const int alone = count == 1 && x->together == INT_ROWS;
     memset(total, 0, sizeof(float) * (count + 3) * WIDTH);
-    if (count == 1) ONES[kind](w, x->groups, x, i, total);
+    if (alone) ONES[kind](w, x->groups, x, i, total);
 #if MATRICES
     if (x->together == MATRIX_ROWS) open_matrices();
 #endif
-    for (int first = 0; count > 1 && first < x->groups; first += MOST) {
+    for (int first = 0; !alone && first < x->groups; first += MOST) {
         int groups = least(MOST, x->groups - first);
         UNPACKS[kind](w, first, groups, codes, s, m);
         for (int r = first * count / x->groups; count > 8 && r < (first + groups) * count / x->groups; r++)
