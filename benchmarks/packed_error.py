@@ -1,19 +1,24 @@
 """What packed and quantized weights, and int8 activations, cost on a CPU: KL per token, and greedy agreement.
 
     python benchmarks/packed_error.py --model FILE.gguf|FOLDER --prompts spec_bench.jsonl [--count 8] [--new 64]
+        [--llama-cpp PYTHON] [--only packed]
 
 The reference is the model itself with plain float32 weights, and the text its own greedy answer. At each token of the
 answers, KL(reference | other) in nats, and whether both have the same likeliest token. Prompts are lines of JSON with
-`turns`, as in Spec-Bench's question file: the first turn is asked, in the chat template.
+`turns`, as in Spec-Bench's question file: the first turn is asked, in the chat template. `--llama-cpp` adds a row of
+llama.cpp, which rounds activations, too: PYTHON is an interpreter that has the package llama-cpp-python (0.3.36 here).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -37,12 +42,22 @@ def log_probabilities(model: pardec.Model, texts: list[tuple[list[int], int]]) -
     return torch.cat(rows)
 
 
+def by_llama_cpp(python: Path, model: str, texts: list[tuple[list[int], int]]) -> Tensor:
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "logits.npy"
+        worker = Path(__file__).parent / "cpu_workers" / "llama_cpp_logits.py"
+        subprocess.run([python, worker, model, out], input=json.dumps(texts), text=True, check=True)
+        return torch.from_numpy(numpy.load(out)).double().log_softmax(-1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--count", type=int, default=8)
     parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--llama-cpp", type=Path)
+    parser.add_argument("--only", choices=("packed",), help="leave out the rows of quantize=")
     given = parser.parse_args()
     lines = given.prompts.read_text(encoding="utf-8").splitlines()
     every = [json.loads(line)["turns"][0] for line in lines]
@@ -53,16 +68,24 @@ def main() -> None:
     texts = answers(model, prompts, given.new)
     reference = log_probabilities(model, texts)
     cases: list[dict[str, Any]] = [{"packed": True}, {"packed": True, "activations": "int8"}] if is_gguf else []
-    cases += [{"quantize": kind, "activations": each} for kind in ("int8", "int4") for each in ("float32", "int8")]
+    if not given.only:
+        cases += [{"quantize": kind, "activations": each} for kind in ("int8", "int4") for each in ("float32", "int8")]
     print(f"| {len(prompts)} prompts, {len(reference)} tokens | MB | KL per token | same likeliest token |")
     print("|---|---|---|---|")
     for case in cases:
         other = pardec.load(given.model, device="cpu", dtype="float32", **case)
-        found = log_probabilities(other, texts)
-        divergence = (reference.exp() * (reference - found)).sum(-1).mean().item()
-        same = (reference.argmax(-1) == found.argmax(-1)).double().mean().item()
         name = ", ".join(f"`{key}={value}`" for key, value in case.items())
-        print(f"| {name} | {other.network.weight_bytes / 1e6:.0f} | {divergence:.5f} | {same:.1%} |", flush=True)
+        show(name, other.network.weight_bytes, reference, log_probabilities(other, texts))
+    if given.llama_cpp:
+        show(
+            "llama.cpp", Path(given.model).stat().st_size, reference, by_llama_cpp(given.llama_cpp, given.model, texts)
+        )
+
+
+def show(name: str, size: int, reference: Tensor, found: Tensor) -> None:
+    divergence = (reference.exp() * (reference - found)).sum(-1).mean().item()
+    same = (reference.argmax(-1) == found.argmax(-1)).double().mean().item()
+    print(f"| {name} | {size / 1e6:.0f} | {divergence:.5f} | {same:.1%} |", flush=True)
 
 
 if __name__ == "__main__":
