@@ -10,10 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
+from threading import local
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from pardec.models.cuda_graphs.capture import CaptureError
 
 _DEVICE = attrgetter("device.type")
 _PINNING = {"cuda"}  # devices that copy from pinned memory while the host goes on
@@ -42,16 +45,62 @@ def counted() -> Iterator[Transfers]:
         _counters[:] = [other for other in _counters if other is not transfers]
 
 
-def upload(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
+class DeviceColumn:
+    """In a step that is captured, it replaces an array [R] of the host: `upload` returns what is on the device."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self.read = False
+
+
+_state = local()
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Within the block transfers by this thread raise CaptureError: a graph would repeat them with old values."""
+    _state.refused = True
+    try:
+        yield
+    finally:
+        _state.refused = False
+
+
+def _demand_transfers(what: str) -> None:
+    if getattr(_state, "refused", False):
+        raise CaptureError(f"a stage {what}")
+
+
+def upload(values: np.ndarray | Tensor | DeviceColumn, device: torch.device) -> Tensor:
     """`values` of the host on `device`; the host does not wait. On a CPU they share memory."""
-    on_host = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    if isinstance(values, np.ndarray):
+        on_host = torch.from_numpy(values)
+    elif isinstance(values, DeviceColumn):
+        values.read = True
+        return values.values
+    else:
+        on_host = values
     if device.type == "cpu":
         return on_host
+    _demand_transfers("reads values of the host")
+    return _leaving(on_host, device).to(device, non_blocking=device.type in _PINNING)
+
+
+def refill(target: Tensor, values: np.ndarray) -> None:
+    """Replaces the contents of `target` by `values` of the host, which does not wait."""
+    source = torch.from_numpy(values)
+    if target.device.type != "cpu":
+        source = _leaving(source, target.device)
+    target.copy_(source, non_blocking=target.device.type in _PINNING)
+
+
+def _leaving(values: Tensor, device: torch.device) -> Tensor:
+    """`values` in memory from which `device` copies them; counts an upload."""
     pins = device.type in _PINNING
     for transfers in _counters:
         transfers.uploads += 1
         transfers.blocking_uploads += not pins
-    return on_host.pin_memory().to(device, non_blocking=True) if pins else on_host.to(device)
+    return values.pin_memory() if pins else values
 
 
 class Download:
@@ -62,9 +111,13 @@ class Download:
         self._packed: Tensor | None = None
         if _shared(tensors):
             return
+        _demand_transfers("needs the host")
         whole = torch.contiguous_format  # a single row may have any stride, which `view` minds
-        each = [tensor.clone(memory_format=whole).view(-1).view(torch.uint8) for tensor in tensors]
-        packed = each[0] if len(each) == 1 else torch.cat(each)
+        if len(tensors) == 1 and tensors[0].dim() == 1 and tensors[0].stride(0) == 1:
+            packed = tensors[0].view(torch.uint8)
+        else:
+            each = [tensor.clone(memory_format=whole).view(-1).view(torch.uint8) for tensor in tensors]
+            packed = each[0] if len(each) == 1 else torch.cat(each)
         for transfers in _counters:
             transfers.downloads += 1
         if packed.device.type in _PINNING:

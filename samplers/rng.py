@@ -60,9 +60,13 @@ class Keyed:
         key = upload(self._key(rows, step, purpose), positions.device)
         return _mix(key[:, None] + positions * _GOLDEN)
 
-    def _key(self, rows: np.ndarray, step: np.ndarray, purpose: str) -> np.ndarray:
+    def row_keys(self, rows: np.ndarray, purpose: str) -> np.ndarray:
+        """[B] int64: the part of a key that does not depend on step and position, for `keys_at`."""
         salt = _signed(zlib.crc32(purpose.encode()) << 32)
-        return _mix_(_mix_(self._seeds[rows] ^ salt) + step * _GOLDEN)
+        return _mix_(self._seeds[rows] ^ salt)
+
+    def _key(self, rows: np.ndarray, step: np.ndarray, purpose: str) -> np.ndarray:
+        return _mix_(self.row_keys(rows, purpose) + step * _GOLDEN)
 
 
 class JoinableSource:
@@ -76,6 +80,9 @@ class JoinableSource:
 
     def keys(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str) -> Tensor:
         return self.keyed.keys(rows, step, positions, purpose)
+
+    def row_keys(self, rows: np.ndarray, purpose: str) -> np.ndarray:
+        return self.keyed.row_keys(rows, purpose)
 
 
 def assign_rows(source: Source, rows: np.ndarray, other: Source, theirs: np.ndarray) -> None:
@@ -104,6 +111,16 @@ def row_seed(seed: int, row: int) -> int:
 def _derived(seed: int, rows: np.ndarray) -> np.ndarray:
     """The seeds [n] of `rows` [n], derived from `seed`."""
     return _mix_(_mix_(np.array([_signed(seed)])) + rows * _GOLDEN)
+
+
+def keys_at(row_keys: Tensor, step: Tensor, positions: Tensor) -> Tensor:
+    """`Keyed.keys` for `row_keys` [B] and clocks `step` [B] on the device of `positions` [B, K]."""
+    return _mix(_mix(row_keys + step * _GOLDEN)[:, None] + positions * _GOLDEN)
+
+
+def uniforms(keys: Tensor, width: int) -> Tensor:
+    """[..., width]: what `Keyed.uniform` draws with a width, from the `keys` [...] of the positions."""
+    return _as_uniforms(_widened(keys, width))
 
 
 def wide(values: Tensor) -> Tensor:
@@ -139,8 +156,14 @@ def _mix(bits: Tensor) -> Tensor:
 def _on_device(key: Tensor, positions: Tensor, width: int) -> Tensor:
     """`Keyed.uniform` computed with PyTorch from each row's `key` [B] and `positions` [B, K]."""
     bits = _mix(key[:, None] + positions * _GOLDEN)
-    if width:
-        bits = _mix(bits[..., None] + torch.arange(1, width + 1, device=positions.device) * _GOLDEN)
+    return _as_uniforms(_widened(bits, width) if width else bits)
+
+
+def _widened(keys: Tensor, width: int) -> Tensor:
+    return _mix(keys[..., None] + torch.arange(1, width + 1, device=keys.device) * _GOLDEN)
+
+
+def _as_uniforms(bits: Tensor) -> Tensor:
     return wide((bits >> 12) & _MASK52).add_(_HALF).mul_(_UNIT)
 
 

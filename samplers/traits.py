@@ -60,6 +60,7 @@ class Trait(StrEnum):
     REMEMBERS = "remembers every forward", "stage"
     KEEPS_NO_STATE = "remembers nothing with these parameters", "stage"
     GOES_BY_POSITION = "depends on the positions of tokens", "stage"
+    NEEDS_NO_HOST = "decides on the device alone", "stage"
     ACTS_BETWEEN_STEPS = "acts between steps", "stage"
     # --- stages of autoregressive models ---
     TAKES_SHAPE = "drafts with a model, in a shape", "draft"

@@ -67,8 +67,7 @@ class FunctionGraphs:
     def forget(self, name: Hashable) -> None:
         """Drops the graphs of a name."""
         with self._lock:
-            for key in [key for key in self._kept.graphs if key[0] == name]:
-                del self._kept.graphs[key]
+            self._kept.drop(lambda key: key[0] == name)
 
     def _capture(self, function: Function, inputs: Sequence[Tensor]) -> _Graph:
         # Not in inference mode: static tensors are written later, in any mode.

@@ -22,7 +22,8 @@ class KeptGraphs(Generic[Graph]):
             reason.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "forwards") -> None:
+        self.what = what
         self.counts: Counter[str] = Counter()
         self.graphs: OrderedDict[Key, Graph] = OrderedDict()
         self._refused: dict[Key, str] = {}
@@ -44,7 +45,12 @@ class KeptGraphs(Generic[Graph]):
     def describe(self) -> str:
         """How the calls so far have run, in one line."""
         counts = ", ".join(f"{count} {how}" for how, count in self.counts.most_common())
-        return f"forwards: {counts or 'none'}; {len(self.graphs)} shapes kept"
+        return f"{self.what}: {counts or 'none'}; {len(self.graphs)} shapes kept"
+
+    def drop(self, stale: Callable[[Key], bool]) -> None:
+        """Drops the graphs of these keys."""
+        for key in [key for key in self.graphs if stale(key)]:
+            del self.graphs[key]
 
     def _find(
         self, key: Key, unsuited: Callable[[], str | None], capture: Callable[[], Graph]

@@ -35,6 +35,7 @@ from .capture import Capturer
 from .functions import WIDEST
 from .kept_graphs import KeptGraphs, Key
 from .static_cache import SLOTS, StaticCache, Stores
+from .steps import ForwardShape, Run, Step, StepGraph, StepMemories, StepMemory
 
 _MOST = 48  # limit of graphs; the least recently used one is dropped
 _LASTING = 16  # after so many forwards over a canvas of one length, graphs are made for this very length
@@ -85,17 +86,24 @@ class GraphRunner:
         stack: the native stack.
         automatic: whether graphs are used where they can be, and were not asked for by name.
         counts: forwards by how they ran: "recorded" (captured, then replayed), "replayed", or without a graph, by
-            the reason.
+            the reason. A forward within a captured step is not among them.
+        step_counts: the same of the loops' whole steps.
+        whole_steps: whether loops may capture whole steps; False captures forwards alone.
+        memories: the memory of captured steps.
+        lock: held while a graph is made, and from filling a step's table until its result is on the way to the host.
     """
 
     def __init__(self, stack: Decoder, capturer: Capturer, *, automatic: bool = False) -> None:
         self.stack, self.automatic = stack, automatic
         self._kept: KeptGraphs[_Graph] = KeptGraphs()
-        self.counts, self.describe = self._kept.counts, self._kept.describe
+        self._steps: KeptGraphs[StepGraph] = KeptGraphs("steps")
+        self.counts, self.step_counts = self._kept.counts, self._steps.counts
+        self.whole_steps = True
+        self.memories = StepMemories(self._forget_memory)
         self._capturer = capturer
         self._stores = Stores(stack.new_cache, store_size, self._forget)
         self._canvases: Counter[tuple[int, ...]] = Counter()  # forwards over canvases by their store, length and width
-        self._lock = Lock()  # threads use the static tensors in turn
+        self.lock = Lock()  # threads use the static tensors in turn
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stack, name)
@@ -113,11 +121,37 @@ class GraphRunner:
         """Run `plan`, as the stack does."""
         if plan.visible.before:
             plan = replace(plan, visible=plan.visible.from_first_slot())
-        with self._lock:
-            key = self._key(plan, cache, known := self._known(plan, cache))
+        with self.lock:
+            known = self._known(plan.width, plan.uniform, plan.span, plan.visible, cache)
+            key = self._key(plan, cache, known)
             make = partial(self._capture, plan, cache, known)
             graph = self._kept.get(key, partial(self._unsuited, plan, cache), make, most=_MOST)
             return self.stack(plan, cache) if graph is None else graph(plan)
+
+    def step(
+        self,
+        key: Key,
+        shape: ForwardShape,
+        cache: KVCache | None,
+        memory: StepMemory,
+        make: Callable[[Run], Step],
+        table: Callable[[], Tensor],
+    ) -> StepGraph | None:
+        """The graph of a loop's whole step; None where it has to run without one. Called under `lock`.
+
+        `make(run)` makes the step, which gets its forward's result from `run`. It reads a `table` and the `memory`,
+        which it changes; capturing does not. `key` is everything else that the step depends on.
+        """
+        known = self._known(shape.width, shape.uniform, shape.span, shape.visible, cache)
+        visible = shape.visible.kind, shape.visible.block
+        whole = (self._store(cache), memory.number, known, visible, shape.rows, shape.width, self._version, *key)
+        unsuited = partial(self._unsuited_cache, cache, shape.rows * shape.width)
+        capture = partial(self._capture_step, shape, cache, known, memory, make, table)
+        return self._steps.get(whole, unsuited, capture, most=_MOST)
+
+    def describe(self) -> str:
+        """How forwards, and the loops' whole steps, have run so far, in one line."""
+        return f"{self._kept.describe()}; {self._steps.describe()}" if self.step_counts else self._kept.describe()
 
     def captures(self, queries: int) -> bool:
         """Whether forwards of so many queries in all rows are captured."""
@@ -126,32 +160,45 @@ class GraphRunner:
     @property
     def nbytes(self) -> int:
         """Bytes of device memory that graphs hold, and caches between two requests."""
-        return getattr(self._capturer, "nbytes", 0) + self._stores.nbytes
+        return getattr(self._capturer, "nbytes", 0) + self._stores.nbytes + self.memories.nbytes
+
+    @property
+    def _version(self) -> int:
+        """A graph reads the memory of the weights that it was made with."""
+        return getattr(self.stack, "weights_version", 0)
+
+    @staticmethod
+    def _store(cache: KVCache | None) -> int:
+        return cache.store.number if isinstance(cache, StaticCache) else 0
 
     def _unsuited(self, plan: Plan, cache: KVCache | None) -> str | None:
         """Why a plan cannot be captured, or is not worth capturing; otherwise None."""
+        if (reason := self._unsuited_cache(cache, plan.tokens.numel())) is not None:
+            return reason
+        if plan.attention or plan.queries:
+            return "attention is kept" if plan.attention else "queries are kept"
+        return None
+
+    def _unsuited_cache(self, cache: KVCache | None, queries: int) -> str | None:
         if cache is not None and not isinstance(cache, StaticCache):
             return "a cache of others"
         if torch.is_grad_enabled():
             return "gradients are on"
-        if plan.attention or plan.queries:
-            return "attention is kept" if plan.attention else "queries are kept"
-        if not self.captures(plan.tokens.numel()):
-            return f"more than {_WIDEST} queries"
-        return None
+        return None if self.captures(queries) else f"more than {_WIDEST} queries"
 
-    def _known(self, plan: Plan, cache: KVCache | None) -> _Known:
+    def _known(
+        self, width: int, length: int | None, span: tuple[int, int] | None, visible: Visible, cache: KVCache | None
+    ) -> _Known:
         """What a graph of this forward may take from the host, so that the next forwards have the same."""
-        length = plan.uniform
         if length is None:
             return None, None, None
         if cache is None:
-            whole = _shape(plan, "tokens", plan.tokens)[1] == plan.width == length
-            return None, length if whole else None, plan.span if whole and plan.span == (0, length) else None
+            whole = rounded_width(width, visible) == width == length
+            return None, length if whole else None, span if whole and span == (0, length) else None
         if not isinstance(cache, StaticCache):
             return None, None, None
-        if plan.visible.kind == "bidirectional" and length == cache.capacity:
-            canvas = cache.store.number, length, plan.width
+        if visible.kind == "bidirectional" and length == cache.capacity:
+            canvas = cache.store.number, length, width
             if len(self._canvases) >= _CANVASES:
                 self._canvases.clear()
             self._canvases[canvas] += 1
@@ -162,13 +209,11 @@ class GraphRunner:
 
     def _key(self, plan: Plan, cache: KVCache | None, known: _Known) -> Key:
         """The properties of a forward that capturing fixes."""
-        number = cache.store.number if isinstance(cache, StaticCache) else 0
         layers = None if plan.layers is None else (plan.layers.start, plan.layers.stop, plan.layers.step)
         shapes = tuple((name, tensor.dtype, _shape(plan, name, tensor)) for name, tensor in _tensors(plan).items())
         visible = plan.visible.kind, plan.visible.block
-        version = getattr(self.stack, "weights_version", 0)  # a graph reads the memory of the weights it was made with
         what = plan.skip, plan.parallel, plan.hidden, plan.attention, plan.queries, plan.narrow, plan.tail
-        return number, known, visible, layers, *what, shapes, version
+        return self._store(cache), known, visible, layers, *what, shapes, self._version
 
     def _capture(self, plan: Plan, cache: KVCache | None, known: _Known) -> _Graph:
         # Not in inference mode: static tensors are written later, in any mode.
@@ -194,11 +239,42 @@ class GraphRunner:
         hidden = replace(results[0], plan=plan, states=outputs[0])
         return _Graph(inputs, replay, outputs, hidden, (memory, self.stack.tables()))
 
+    def _capture_step(
+        self,
+        shape: ForwardShape,
+        cache: KVCache | None,
+        known: _Known,
+        memory: StepMemory,
+        make: Callable[[Run], Step],
+        table: Callable[[], Tensor],
+    ) -> StepGraph:
+        with torch.inference_mode(False), torch.no_grad():
+            slots, uniform, span = known
+            static = cache.first_rows(shape.rows, slots) if isinstance(cache, StaticCache) else None
+
+            def run(plan: Plan) -> Hidden:
+                hidden: Hidden = self.stack(replace(plan, uniform=uniform, span=span, fixed=True), static)
+                return hidden
+
+            inputs, step, own = table(), make(run), tuple(memory.tensors.values())
+            slots_of = () if static is None else (*static.k, *static.v)
+            before = [tensor.clone() for tensor in own]
+            try:
+                replay, (result,) = self._capturer.capture(lambda: (step(inputs),), (inputs, *own, *slots_of))
+            finally:  # the step ran while it was captured
+                for tensor, value in zip(own, before, strict=True):
+                    tensor.copy_(value)
+        return StepGraph(inputs, replay, result, tuple(step.reads), (own, slots_of, self.stack.tables()))
+
     def _forget(self, number: int) -> None:
-        """Drops the graphs that were captured on this store."""
-        with self._lock:
-            for key in [key for key in self._kept.graphs if key[0] == number]:
-                del self._kept.graphs[key]
+        """Drops the graphs that were captured on this store. Not under `lock`."""
+        with self.lock:
+            for kept in (self._kept, self._steps):
+                kept.drop(lambda key: key[0] == number)
+
+    def _forget_memory(self, number: int) -> None:
+        with self.lock:
+            self._steps.drop(lambda key: key[1] == number)
 
 
 def runner(stack: object) -> GraphRunner | None:
@@ -241,9 +317,18 @@ def _shape(plan: Plan, name: str, tensor: Tensor) -> tuple[int, ...]:
     """The shape of the static tensor for this tensor of a plan."""
     shape = list(tensor.shape)
     every = name == "parents" and len(shape) == 1  # shared by all rows
-    if name in _BY_QUERY and (plan.width <= _NARROW or plan.visible.parents is not None):
+    if name in _BY_QUERY and _rounds(plan.width, plan.visible):
         shape[not every] = rounded(shape[not every])
     return tuple(shape) if every else (rounded(shape[0]), *shape[1:])
+
+
+def rounded_width(width: int, visible: Visible) -> int:
+    """The queries per row of a captured forward that has at least `width` of them."""
+    return rounded(width) if _rounds(width, visible) else width
+
+
+def _rounds(width: int, visible: Visible) -> bool:
+    return width <= _NARROW or visible.parents is not None
 
 
 def _tensors(plan: Plan) -> dict[str, Tensor]:

@@ -9,15 +9,16 @@ arrays on the host, updated by one transfer a step; on a CPU that transfer is a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import or_
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pardec.models.cuda_graphs.capture import CaptureError
 from pardec.models.errors import SpecError
 
 from ..batching import RowState
@@ -141,6 +142,9 @@ _HOST = (
 )  # fmt: skip
 
 
+CONTENTS = ("tokens", "open", "commit_step", "commit_score")  # the tensors that a commit writes
+
+
 class Canvas(RowState):
     """The tokens of B live rows. Tensors have one extra column L, a scratch slot for padding; it is never open.
 
@@ -219,6 +223,7 @@ class Canvas(RowState):
         self.block_started = np.ones(len(rows), dtype=bool)
         self.hold_block = np.zeros(len(rows), dtype=bool)
         self.total_steps = np.zeros(len(rows), dtype=np.int64)
+        self.stale = False  # whether `eligible` is not up to date: see `committed_on_device`
         self.revises = self.moves = False  # whether committed tokens of an active block may change, and move within it
         self.commit_order: Tensor | None = None  # [B, W] int64 on the host, where a cache needs it
         self.max_logits: Callable[[], np.ndarray] | None = None  # [B, L]: see `REUSES_PREDICTIONS` of `Cache.provides`
@@ -226,7 +231,7 @@ class Canvas(RowState):
         if moving:
             self.block_start, self.block_end, self.end = self.prompt.copy(), total, total
             self._lay_window(self.prompt[:, None] + np.arange(max(int((total - self.prompt).max()), 1)))
-        self._bind()
+        self.bind()
         self.given_host = ~download(self.open)
         self.num_masked = (~self.given_host).sum(1)
         self._update()
@@ -236,7 +241,7 @@ class Canvas(RowState):
 
     # --- where the rows stand ---
 
-    def _bind(self) -> None:
+    def bind(self) -> None:
         """On a CPU, makes arrays that share the tensors' memory, so that reads and writes need no PyTorch dispatch."""
         self.on_host, self._each = self.tokens.device.type == "cpu", np.arange(len(self.rows))
         if self.on_host:
@@ -247,14 +252,20 @@ class Canvas(RowState):
         """Updates `tokens_host` and `open_host` by one transfer from the device, which also carries `beside`."""
         packed = torch.where(self.open, _OPEN, self.tokens)
         read = to_host({"packed": packed} if beside is None else {"packed": packed, "beside": beside})
-        self.open_host = read["packed"] == _OPEN
-        self.tokens_host = np.where(self.open_host, self.mask_id, read["packed"])
+        self._unpack(read["packed"])
         return 0.0 if beside is None else float(read["beside"])
 
-    def _update(self, beside: Tensor | None = None) -> float:
-        """Reads back which positions are open and moves every row to the block of its first open position."""
+    def _unpack(self, packed: np.ndarray) -> None:
+        self.open_host = packed == _OPEN
+        self.tokens_host = np.where(self.open_host, self.mask_id, packed)
+
+    def _update(self, beside: Tensor | None = None, *, read: bool = False) -> float:
+        """Reads back which positions are open and moves every row to the block of its first open position.
+
+        With `read` that is read already, and `eligible` on the device is left as it is.
+        """
         value = 0.0
-        if not self.on_host:  # there the arrays share the tensors' memory
+        if not (self.on_host or read):  # there the arrays share the tensors' memory
             value = self._read(beside)
         elif beside is not None:
             value = beside.item()
@@ -268,7 +279,8 @@ class Canvas(RowState):
         self.eligible_host = self.open_host[each[:, None], self.window_host]
         if self.moving:
             self.eligible_host &= self.compete_host
-        self.eligible = upload(self.eligible_host, self.tokens.device)
+        if not read:
+            self.eligible = upload(self.eligible_host, self.tokens.device)
         self.block_remaining = self.eligible_host.sum(1)
         return value
 
@@ -380,6 +392,26 @@ class Canvas(RowState):
         self._write(which, chosen)
         if revision is not None:
             self._rearrange(revision)
+        return self._advance(beside)
+
+    def committed_on_device(self, packed: np.ndarray | None) -> None:
+        """Like `commit`, for a captured step that has written the tensors.
+
+        `packed` [B, L + 1] is what `DeviceCanvas.packed` made of them; None on a CPU, where arrays share their memory.
+        `eligible` is stale afterwards, until `renew_eligible`.
+        """
+        if packed is not None:
+            self._unpack(packed)
+        self._advance(None, read=True)
+        self.stale = True
+
+    def renew_eligible(self) -> None:
+        """Makes `eligible` what it should be, before a step that is not captured."""
+        if self.stale:
+            self.eligible, self.stale = upload(self.eligible_host, self.tokens.device), False
+
+    def _advance(self, beside: Tensor | None, *, read: bool = False) -> float:
+        """Counts the forward and updates each row's block; with `read` the arrays have the rows' contents already."""
         if self._forwards == self._clocks.shape[1]:
             self._clocks = np.concatenate([self._clocks, np.zeros_like(self._clocks)], 1)
         self._clocks[:, self._forwards] = self.step
@@ -387,7 +419,7 @@ class Canvas(RowState):
         self.block_started = np.zeros(len(self.rows), dtype=bool)
         self.step = self.step + 1
         self.nfe = self.nfe + 1
-        value = self._update(beside)
+        value = self._update(beside, read=read)
         wrong = (self.tokens_host == self.mask_id) & ~(self.open_host | self.given_host)
         if wrong.any():
             raise _mask_committed(wrong, self.mask_id, self.rows)
@@ -501,7 +533,7 @@ class Canvas(RowState):
             for name in _TENSORS:
                 if (tensor := getattr(self, name)).is_inference():
                     setattr(self, name, tensor.clone())
-        self._bind()
+        self.bind()
         if not self.on_host:
             self._read()
 
@@ -518,3 +550,33 @@ class Canvas(RowState):
         self._clocks = np.roll(self._clocks, -past, axis=1)
         self._forwards -= past
         self._clocks[where] = -1
+
+
+class DeviceCanvas(Canvas):
+    """A canvas as a captured step sees it: tensors alone. Other attributes are on the host, and reading one is refused.
+
+    It has the rows of a memory, of which a request may use fewer; the others have no open position.
+    """
+
+    def __init__(self, contents: Mapping[str, Tensor], window: Tensor, nfe: Tensor, mask_id: int) -> None:
+        """`contents`: the tensors `CONTENTS`; `nfe` [R] int64: the index of the forward."""
+        self.tokens, self.open, self.commit_step, self.commit_score = (contents[name] for name in CONTENTS)
+        self.window, self._nfe, self.mask_id = window, nfe, mask_id
+        self.eligible = self.open.gather(1, window)
+        self.revises = self.on_host = False
+        self.keys: Callable[[Tensor], Tensor] | None = None  # positions [R, W] -> keys of the tokens' noise, [R, W]
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise CaptureError(f"a stage reads {name} of the canvas, which the host has")
+
+    def write(self, chosen: Update) -> None:
+        """Commits `chosen` where positions are eligible."""
+        self._write(chosen.which, chosen)
+
+    def packed(self, highest: Tensor) -> Tensor:
+        """[R * (L + 1) + 1] int64: tokens and open positions, for `committed_on_device`, then the bits of a number."""
+        tokens = torch.where(self.open, _OPEN, self.tokens).flatten()
+        return torch.cat((tokens, highest.double().view(1).view(torch.int64)))
+
+    def _forward(self) -> Tensor:
+        return self._nfe[:, None]

@@ -28,6 +28,7 @@ from ..request import Request as Request
 from ..spec import Policy, Spec
 from ..traits import NONE, Reasons, Trait, Why
 from .canvas import Canvas as Canvas
+from .canvas import DeviceCanvas
 from .canvas import Revision as Revision
 from .canvas import Span as Span
 from .canvas import Update as Update
@@ -149,6 +150,9 @@ class Evidence:
         """
         if not self.request.temperature:
             return self.distribution.greedy[0]
+        if isinstance(canvas, DeviceCanvas):
+            assert canvas.keys is not None, "captured with a temperature"
+            return self.filtered.draw_all(canvas.keys(self.positions))
         uniform, vocab, positions = self.request.source.uniform, self.distribution.vocab, self.positions.flatten()
         every = canvas.revises or positions.device.type != "cpu"
         flat = np.arange(len(positions)) if every else np.flatnonzero(self.eligible.numpy())
@@ -188,6 +192,8 @@ class Evidence:
 
     def propose(self, tokens: Tensor, score: Tensor) -> Proposal:
         """A proposal of `tokens` with their scores where eligible, -inf elsewhere."""
+        if score.device.type != "cpu":  # `where` would copy a number of the host to the device, and wait
+            return Proposal(tokens, score.masked_fill(~self.eligible, -torch.inf), self)
         return Proposal(tokens, torch.where(self.eligible, score, _LOWEST), self)
 
 
@@ -262,7 +268,12 @@ _LEAVE_OUT, _ONE_OUT = "leave {me} out", "leave one of them out"
 
 
 class Stage(Policy):
-    """Base of all stages of a masked sampler, with the methods that any of them may define."""
+    """Base of all stages of a masked sampler, with the methods that any of them may define.
+
+    A propose, select, widen or logits stage with the trait `NEEDS_NO_HOST` can be part of a captured step: the method
+    of that name reads tensors alone, and arrays [B] of the stage's state through `upload`. It changes nothing but the
+    tensors of that state. Of the canvas it reads `tokens`, `open`, `window` and `eligible`.
+    """
 
     def reads_attention(self, layers: int) -> AttentionSpec | None:
         """The attention that it reads in `Evidence.attention`, of a model with this many layers; None: none."""
@@ -476,6 +487,9 @@ class Logits(Stateful):
     @property
     def traits(self) -> frozenset[Trait]:
         return self.provides | _reads_attention(self) | _remembers(self)
+
+    def prepare(self, canvas: Canvas, state: Any) -> None:
+        """Called before each `logits`: what the host does for it, such as counting steps."""
 
     def logits(self, evidence: Evidence, canvas: Canvas, state: Any) -> Distribution:
         raise self.undefined("logits")

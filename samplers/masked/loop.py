@@ -39,6 +39,7 @@ from ..traits import Trait
 from . import compatibility
 from .build import fit
 from .canvas import Canvas, Revision, Span, Update
+from .captured_step import CapturedStep, obstacle
 from .compatibility import Read, demand_finite, mask_chosen
 from .contracts import (
     Block,
@@ -58,7 +59,7 @@ from .contracts import (
 )
 from .hypotheses import Branching
 from .predict import LeaveOneOutForward, MaskedForward
-from .query_plan import visible_open
+from .query_plan import Queries, visible_open
 from .recorder import Before, CommittedLogprobs, TraceRecorder
 
 _SPARE_FORWARDS = 100  # a row may take this many forwards more than it has positions to fill
@@ -147,6 +148,8 @@ class MaskedLoop:
         self.on_host = model.device.type == "cpu"
         self.may_wait = Trait.MAY_WAIT in sampler.select.provides
         self.sure_steps = _SPARE_FORWARDS  # no row can have taken too many forwards before this many steps
+        self.prepared = False  # whether the logits stages are prepared for the coming change
+        self.captured: CapturedStep | None = None
         self.compose()
 
     # --- one step ---
@@ -159,21 +162,23 @@ class MaskedLoop:
         for prepare in self.before_query:
             prepare()
         query = self.sampler.cache.query(canvas, self.cache_state)
-        evidence = self.predict(query)
-        decision = self.decide(evidence, query)
-        self.commit(decision)
-        for follow in self.after_commit:
-            follow(decision)
+        queries = self.forward.planner.queries(query)
+        self.recorder.history.append(queries)
+        if self.captured is None or not self.captured.run(query, queries):
+            evidence = self.predict(query, queries)
+            decision = self.decide(evidence, query)
+            self.commit(decision)
+            for follow in self.after_commit:
+                follow(decision)
         self.sure_steps -= 1
         if self.sure_steps < 0:
             self._demand_progress()
         return before
 
-    def predict(self, query: QuerySpec) -> Evidence:
+    def predict(self, query: QuerySpec, queries: Queries) -> Evidence:
         """Runs a forward for every live row; returns its predictions for the active block."""
         canvas, forward = self.canvas, self.forward
-        queries, wanted = forward.planner.queries(query), forward.planner.wanted(query)
-        self.recorder.history.append(queries)
+        wanted = forward.planner.wanted(query)
         distribution = forward.predict(queries, wanted)
         eligible = (
             canvas.eligible if query.only is None else canvas.eligible & upload(query.only, canvas.eligible.device)
@@ -332,6 +337,10 @@ class MaskedLoop:
         )
         self.with_decision, self.after_commit = tuple(decision), tuple(after)
         self.ended: tuple[Callable[[], np.ndarray], ...] = tuple(ended)
+        if self.captured is None:
+            self.captured = CapturedStep.of(self)
+        else:
+            self.captured.obstacle = obstacle(self)
 
     def state(self, stage: Stateful) -> Any:
         """The state of `stage` for this request."""
@@ -408,7 +417,20 @@ class MaskedLoop:
         self.sampler.cache.observe(evidence, self.canvas, self.cache_state)
         return evidence
 
+    def prepare_logits(self) -> None:
+        """Lets the logits stages do what the host does for them, once before they change logits."""
+        if not self.prepared:
+            for stage in self.sampler.logits:
+                stage.prepare(self.canvas, self.state(stage))
+        self.prepared = True
+
     def _change_logits(self, evidence: Evidence) -> Evidence:
+        self.prepare_logits()
+        self.prepared = False
+        return self.changed_logits(evidence)
+
+    def changed_logits(self, evidence: Evidence) -> Evidence:
+        """Lets the logits stages change the distribution."""
         for stage in self.sampler.logits:
             evidence = replace(evidence, distribution=stage.logits(evidence, self.canvas, self.state(stage)))
             self.distributions.append(Read(stage, evidence.distribution, evidence.positions, evidence.eligible))
@@ -575,6 +597,9 @@ class MaskedLoop:
     def close(self) -> None:
         """Returns the leases of the prefix cache and drops the states and the hooks, which refer to the loop."""
         self.forward.close()
+        if self.captured is not None:
+            self.captured.close()
+            self.captured = None
         self.memory.clear()
         self.before_query = self.with_evidence = self.with_distribution = self.with_decision = ()
         self.after_commit = self.ended = ()
@@ -589,7 +614,8 @@ def at_least_one(chosen: Tensor, proposal: Proposal, progress: np.ndarray | None
     """
     eligible = proposal.evidence.eligible
     chosen = chosen & eligible
-    if progress is None and chosen.device.type == "cpu":  # for so few values numpy's lower overhead wins
+    # For so few values numpy's lower overhead wins, unless a mode records PyTorch's operations.
+    if progress is None and chosen.device.type == "cpu" and not torch._C._len_torch_dispatch_stack():
         host, may = chosen.numpy(), eligible.numpy()
         if (none := ~host.any(1)).any():
             likeliest = np.where(may, np.maximum(proposal.score.numpy(), _LEAST_SCORE), -np.inf).argmax(1)[none]

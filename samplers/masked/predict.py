@@ -165,14 +165,18 @@ class MaskedForward(RowState):
         canvas, run = self.canvas, self.model.run  # the same plan with other tokens is checked already
         key = queries.key + canvas.block_start.tobytes() + canvas.block_end.tobytes() + canvas.end.tobytes()
         if key != self._key:
-            self._lay(queries)
+            self.lay(queries)
             self._key = key
             run = self.model.run if self.request.conditions else self.model.forward  # conditions are no tokens
         self.runs.clear()
         each = [self._predict(group, wanted, run) for group in self.groups]
         return each[0] if self.order is None else join(each, self.order)
 
-    def _lay(self, queries: Queries) -> None:
+    def captures(self, positions: int) -> bool:
+        """Whether the logits at so many positions are few enough to be part of a captured forward."""
+        return positions * self.model.vocab_size <= _CAPTURED and not needs_chunks(positions, self.model.vocab_size)
+
+    def lay(self, queries: Queries) -> None:
         self.groups, self.order = self.layout.plan_groups(queries)
         if self.last_states is not None:
             self.groups = [replace(group, want=self.last_states.want(group)) for group in self.groups]
@@ -191,7 +195,7 @@ class MaskedForward(RowState):
                 positions = None if positions is None else positions.gather(1, columns)
             narrow = (group.plan.tokens.shape[1] - want.shape[1]) * len(want) * self.model.width >= _NARROW_GAIN
         plan = replace(group.plan, tokens=group.at_queries(self.canvas.tokens), want=want, narrow=narrow)
-        if self.tail is not None and index is None and want.numel() * self.model.vocab_size <= _CAPTURED:
+        if self.tail is not None and index is None and self.captures(want.numel()):
             plan = replace(plan, tail=self.tail)
         for prepare in self.prepare:
             plan = prepare(plan, group)

@@ -129,6 +129,19 @@ class Group:
         return self.of(values).gather(1, self.source)
 
 
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """The arrays of one forward on the host, for n rows."""
+
+    positions: np.ndarray  # [n, Q] that are computed, -1 for padding
+    outside: np.ndarray  # [n, W] bool: entries of the window that are not in the block
+    wanted: np.ndarray  # [n, W] the position whose output predicts each block position
+    want: np.ndarray  # [n, W] its index among `positions`, -1 if there is none, and outside of the block
+    end: np.ndarray  # [n] valid slots
+    span: tuple[int, int] | None  # as in `Plan`, and `uniform` too
+    uniform: int | None
+
+
 @dataclass(frozen=True)
 class Layout:
     """Turns queries into plans.
@@ -161,8 +174,14 @@ class Layout:
         order = np.argsort(np.concatenate(split))
         return groups, upload(order, self.canvas.tokens.device)
 
-    def _group(self, rows: np.ndarray, queries: Queries) -> Group:
-        canvas, device = self.canvas, self.canvas.tokens.device
+    def arranged_together(self, queries: Queries) -> Arranged | None:
+        """The arrays of one forward of all live rows; None if they are better computed in two."""
+        (first, *others) = _split(queries.stop - queries.start, queries.similar)
+        return None if others else self._arrange(first, queries)
+
+    def _arrange(self, rows: np.ndarray, queries: Queries) -> Arranged:
+        """The positions that a forward of these live rows computes, and those whose outputs are wanted."""
+        canvas = self.canvas
         start, stop, end = queries.start[rows], queries.stop[rows], canvas.end[rows]
         if queries.counts is not None:
             end = queries.counts[rows]
@@ -182,11 +201,20 @@ class Layout:
         span = None
         if even and queries.positions is None and (start == start[0]).all():
             span = (int(start[0]), int(stop[0]))
+        uniform = int(end[0]) if (end == end[0]).all() else None
+        return Arranged(positions, outside, wanted, want, end, span, uniform)
+
+    def _group(self, rows: np.ndarray, queries: Queries) -> Group:
+        canvas, device = self.canvas, self.canvas.tokens.device
+        each = self._arrange(rows, queries)
+        positions, want, end, span = each.positions, each.want, each.end, each.span
+        block, outside = canvas.window_host[rows], each.outside
+        start, stop, block_end = queries.start[rows], queries.stop[rows], canvas.block_end[rows]
         slots, queried, own = positions, positions, block
         if queries.slots is not None:  # -1 is the scratch column, which has no slot
             slots, own = (np.take_along_axis(queries.slots[rows], at, 1) for at in (positions, block))
         if self.leave_one_out:
-            queried, slots, want = self._with_leave_one_out(positions, slots, np.where(outside, -1, wanted), want)
+            queried, slots, want = self._with_leave_one_out(positions, slots, np.where(outside, -1, each.wanted), want)
 
         def on_device(array: np.ndarray) -> Tensor:
             return upload(np.concatenate([array] * self.copies), device)
@@ -203,7 +231,7 @@ class Layout:
             lengths=on_device(end),
             want=on_device(want),
             rows=cache_rows,
-            uniform=int(end[0]) if (end == end[0]).all() else None,
+            uniform=each.uniform,
             span=None if self.leave_one_out else span,
             similar=None
             if queries.similar is None or not queries.similar[rows].any()

@@ -16,7 +16,7 @@ from pardec.models import finite
 from pardec.models.kernels.choice import backend
 
 from ..host_transfer import upload
-from ..rng import gumbel
+from ..rng import gumbel, uniforms
 from .confidence import CACHED, Confidence, argmax, confidence, greedy
 
 Noise = Callable[[np.ndarray], Tensor]  # positions [N] of a block -> uniforms [N, V] in (0, 1), float64
@@ -103,6 +103,19 @@ class Distribution(ABC):
         chunks = split(positions, most // self.vocab)
         return torch.cat([argmax(gumbel(noise(chunk)).add_(self.logits_at(chunk))) for chunk in chunks])
 
+    def draw_all(self, keys: Tensor) -> Tensor:
+        """[B, W] int64: `draw` at every position, with the `keys` [B, W] of their noise."""
+        if backend(self.device) == "triton":
+            return self._drawn_everywhere(keys.flatten()).view(keys.shape)
+        return argmax(gumbel(uniforms(keys, self.vocab)).add_(self.logits))
+
+    def _drawn_everywhere(self, keys: Tensor) -> Tensor:
+        from .confidence_triton import statistics
+
+        drawn = statistics(self.logits.flatten(0, -2), keys=keys).drawn
+        assert drawn is not None
+        return drawn
+
     def drawn(self, positions: np.ndarray, keys: Tensor) -> Tensor:
         """`draw` in Triton, with the `keys` [N] of the positions' noise."""
         from .confidence_triton import statistics
@@ -180,6 +193,9 @@ class DenseDistribution(Distribution):
         if confidence is not None:
             vars(self).setdefault("confidence", confidence)
         return drawn
+
+    def _drawn_everywhere(self, keys: Tensor) -> Tensor:
+        return self.drawn(np.arange(len(keys)), keys)  # the statistics are found in the same pass
 
     def drawn_at(self, temperature: float, positions: np.ndarray, keys: Tensor) -> tuple[Tensor, Confidence | None]:
         """`drawn` at a temperature; and the statistics, where all rows are read."""
@@ -366,6 +382,10 @@ class ScaledDistribution(DerivedDistribution):
         if confidence is not None:
             vars(self).setdefault("confidence", confidence)
         return drawn
+
+    def _drawn_everywhere(self, keys: Tensor) -> Tensor:
+        dense = isinstance(self.base, DenseDistribution)
+        return self.drawn(np.arange(len(keys)), keys) if dense else super()._drawn_everywhere(keys)
 
     def logits_of(self, tokens: Tensor) -> Tensor:
         return self.base.logits_of(tokens) / self.temperature

@@ -11,7 +11,8 @@ from ..host_transfer import upload
 
 def best(score: Tensor) -> Tensor:
     """[B, W] bool: the highest score of each row."""
-    if score.device.type == "cpu":  # for so few values numpy's lower overhead wins
+    # For so few values numpy's lower overhead wins, unless a mode records PyTorch's operations.
+    if score.device.type == "cpu" and not torch._C._len_torch_dispatch_stack():
         mask = np.zeros(score.shape, dtype=bool)
         mask[np.arange(len(mask)), score.numpy().argmax(1)] = True
         return torch.from_numpy(mask)

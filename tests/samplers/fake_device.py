@@ -11,6 +11,7 @@ host wait, such as `item`, `nonzero` or an index with a mask, is a download.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from pardec.models.cuda_graphs.capture import CaptureError, Step
 from pardec.samplers import host_transfer
 
 _setup_privateuseone_for_python_backend("fake")
@@ -92,11 +94,15 @@ def _place() -> str:
 
 
 class FakeDevice(TorchDispatchMode):
-    """Makes `DEVICE` usable; `crossings` are those since the start, in order."""
+    """Makes `DEVICE` usable; `crossings` are those since the start, in order.
+
+    `launches` counts operations that would start work on a GPU: all on its tensors but views.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.crossings: list[Crossing] = []
+        self.launches = 0
 
     def __enter__(self) -> Self:
         self._lifted = torch._C._only_lift_cpu_tensors()  # type: ignore[attr-defined]
@@ -133,12 +139,15 @@ class FakeDevice(TorchDispatchMode):
         if not (given or to_device):
             return func(*args, **kwargs)
         packet = func.overloadpacket
+        self.launches += not _is_view(func)
         if packet is _ATEN._to_copy:
             return self._to_copy(func, args, kwargs, on_device=to_device)
         if packet is _ATEN.copy_:
             return self._copy_(args, kwargs)
         if packet in _WAITS or (packet is _ATEN.repeat_interleave and kwargs.get("output_size") is None):
             self._add("download", str(packet))
+        if packet is _ATEN.where and any(isinstance(each, Tensor) and not isinstance(each, OnDevice) for each in args):
+            self._add("blocking upload", "a number of the host in `where`")
         if packet in _INDEXES:
             self._index(packet, args)
         elif given and packet is not _ATEN.lift_fresh:
@@ -199,6 +208,39 @@ def _pinned(values: Tensor) -> Tensor:
     copy = values.clone()
     copy.pinned = True  # type: ignore[attr-defined]
     return copy
+
+
+@cache
+def _is_view(func: Any) -> bool:
+    """Whether the operation's result is a view, or a tensor whose memory nothing writes."""
+    kept = (each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
+    return any(kept) or func.overloadpacket in (_ATEN.empty, _ATEN.detach, _ATEN.lift_fresh)
+
+
+class Repeated:
+    """A capturer that runs a step again where a GPU would replay it; neither may cross.
+
+    Unlike a graph, it reads the host's values anew: the tests of a recorded step find those (`tests.models.traced`).
+    """
+
+    def __init__(self, device: FakeDevice) -> None:
+        self.device, self.replays = device, 0
+
+    def capture(self, step: Step, inputs: Sequence[Tensor]) -> tuple[Callable[[], Any], tuple[Tensor, ...]]:
+        crossings = len(self.device.crossings)
+        outputs = tuple(made.clone() for made in step())
+        if self.device.crossings[crossings:]:
+            raise CaptureError(f"crosses at {self.device.crossings[crossings].where}")
+
+        def replay() -> None:
+            launches, crossings = self.device.launches, len(self.device.crossings)
+            for output, made in zip(outputs, step(), strict=True):
+                output.copy_(made)
+            assert not self.device.crossings[crossings:], "a replay cannot cross"
+            self.device.launches = launches + 1
+            self.replays += 1
+
+        return replay, outputs
 
 
 @cache

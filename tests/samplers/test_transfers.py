@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import pardec
@@ -17,10 +19,14 @@ import pardec
 if "PARDEC_FAKE_DEVICE" not in os.environ:
     pytest.skip("run by test_transfers_alone.py", allow_module_level=True)
 
-from tests.samplers.fake_device import FakeDevice
+from pardec.models.cuda_graphs.runner import GraphRunner
+from pardec.samplers.events import Step
+from pardec.samplers.host_transfer import upload
+from tests.samplers.fake_device import DEVICE, FakeDevice, Repeated
 from tests.samplers.transfer_counts import (
     ABOVE,
     DOWNLOADS,
+    KINDS,
     PROMPTS,
     ROOT,
     cases,
@@ -104,6 +110,72 @@ def test_a_wait_in_a_stage_is_counted(device: FakeDevice, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Threshold, "select", waiting)
     assert most(crossings(device, ("tiny-dream", "threshold", 0.0)))[0] == 2
+
+
+# --- captured steps ---
+
+
+def captured(device: FakeDevice, name: str = "tiny-dream") -> tuple[pardec.Model, Repeated]:
+    """The model with whole steps captured; and the capturer, which counts replays."""
+    network = pardec.load(name, device=str(DEVICE), dtype="float32").language_model
+    capturer = Repeated(device)
+    return pardec.Model(replace(network, decoder=GraphRunner(network.decoder, capturer))), capturer
+
+
+# One token per step, so that there are many.
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "threshold:tau=1",
+        "threshold:tau=1@dual",
+        "sequential@prefix",
+        "factor:f=0@dual",
+        "entropy_bound:gamma=0",
+        "entropy_threshold:tau=0@dual",
+        "fixed@dual",
+        "credit+localleap:relaxed=1+threshold:tau=1@dual",
+        "sequential@dkv",  # the positions that it computes change at every step
+    ],
+)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.covers(1)
+def test_a_captured_step_is_one_replay_and_one_copy(spec: str, temperature: float, device: FakeDevice) -> None:
+    model, capturer = captured(device)
+    asked = {**options(("tiny-dream", spec, temperature)), "max_new_tokens": 18, "stop_ids": []}
+    counts = model.language_model.decoder.step_counts  # type: ignore[attr-defined]
+    found = list[tuple[int, ...]]()
+    replays, launches, crossings, whole = 0, 0, 0, 0
+    for event in model.stream(PROMPTS, **asked):
+        if isinstance(event, Step) and counts["replayed"] > whole:
+            kinds = [crossing.kind for crossing in device.crossings[crossings:]]
+            found.append((capturer.replays - replays, device.launches - launches, *map(kinds.count, KINDS)))
+        replays, launches, crossings = capturer.replays, device.launches, len(device.crossings)
+        whole = counts["replayed"]
+    assert len(found) >= (4 if "dkv" in spec else 10)
+    for replays, launches, downloads, blocking, uploads in found:
+        assert (replays, downloads, blocking) == (1, 1, 0)
+        assert launches == replays + downloads + uploads
+        assert uploads <= 2  # the table, and the window of the next block
+    assert "dkv" in spec or sum(uploads == 0 for *_, uploads in found) >= 5
+    result = model.generate(PROMPTS, **asked)
+    assert result.tokens == pardec.load("tiny-dream", device="cpu", dtype="float32").generate(PROMPTS, **asked).tokens
+
+
+def test_a_host_value_in_a_captured_step_is_found(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pardec.samplers.masked.select.threshold import Threshold
+
+    select = Threshold.select
+
+    def uploading(self: Threshold, proposal, canvas, state):  # type: ignore[no-untyped-def]
+        least = upload(np.full(len(proposal.score), self.tau, np.float32), proposal.score.device)
+        return select(self, proposal, canvas, state) & (proposal.score >= least[:, None])
+
+    monkeypatch.setattr(Threshold, "select", uploading)
+    model, _ = captured(device)
+    model.generate(PROMPTS, **options(("tiny-dream", "threshold", 0.0)))
+    counts = model.language_model.decoder.step_counts  # type: ignore[attr-defined]
+    assert "refused: a stage reads values of the host" in counts
+    assert "replayed" not in counts
 
 
 # --- the code ---

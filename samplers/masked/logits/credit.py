@@ -28,9 +28,10 @@ from ...host_transfer import upload
 from ...limits import MAX_SCALE
 from ...ops.distribution import Distribution
 from ...registry import register
+from ...traits import Trait
 from ..contracts import Canvas, Evidence, Logits
 
-_PAIRS = 4  # per position at first; doubled when the steps of a block need more
+_PAIRS = 4  # per position at first; doubled when the steps of a block need more. A GPU has all from the start
 
 
 @dataclass
@@ -41,6 +42,8 @@ class Credits:
     values: Tensor  # [B, W, K] float32; 0 where the pair is free
     steps: np.ndarray  # [B] steps in the block so far: the most pairs of a position
     size: np.ndarray  # [B] positions open when the block was entered
+    entered: np.ndarray  # [B] bool: the block was entered at this step
+    share: np.ndarray  # [B] float32: committed positions of the block, as a share of `size`
 
 
 @register(
@@ -67,20 +70,33 @@ class Credit(Logits):
         return "relaxed" if self.alpha else "greedy"
 
     def start(self, canvas: Canvas) -> Credits:
-        shape, device = (*canvas.window.shape, _PAIRS), canvas.tokens.device
+        device, width = canvas.tokens.device, canvas.window.shape[1]
+        shape = (*canvas.window.shape, _PAIRS if device.type == "cpu" else max(_PAIRS, width))
         values = torch.zeros(shape, dtype=torch.float32, device=device)
-        return Credits(
-            torch.zeros(shape, dtype=torch.int64, device=device), values, *np.zeros((2, len(canvas)), dtype=int)
-        )
+        tokens, counts = torch.zeros(shape, dtype=torch.int64, device=device), np.zeros(len(canvas), dtype=int)
+        return Credits(tokens, values, counts, counts, counts > 0, counts.astype(np.float32))
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return frozenset({Trait.NEEDS_NO_HOST})
+
+    def prepare(self, canvas: Canvas, state: Credits) -> None:
+        if not self.alpha:
+            return
+        state.entered = canvas.block_started
+        state.steps = np.where(state.entered, 1, state.steps + 1)
+        state.size = np.where(state.entered, canvas.block_remaining, state.size)
+        if self.free:
+            state.share = (1 - canvas.block_remaining / np.maximum(state.size, 1)).astype(np.float32)
+        _make_room(state)
 
     def logits(self, evidence: Evidence, canvas: Canvas, state: Credits) -> Distribution:
         if not self.alpha:
             return evidence.distribution
         alpha, decay, gamma = self._weights(canvas, state)
-        _make_room(state)
         guess, probability = evidence.distribution.greedy
         # A committed position loses its credit, so that a reopened one starts anew.
-        alive = canvas.eligible[..., None] & self._put(~canvas.block_started, canvas)
+        alive = canvas.eligible[..., None] & ~self._put(state.entered, canvas)
         state.values = state.values * torch.where(alive, decay, 0)
         # The pair of this token, else the first free one.
         same = (state.tokens == guess[..., None]) & (state.values > 0)
@@ -91,12 +107,10 @@ class Credit(Logits):
         return evidence.distribution.boosted(state.tokens, state.values.log1p() * alpha)
 
     def _weights(self, canvas: Canvas, state: Credits) -> tuple[Tensor | float, Tensor | float, float]:
-        """Returns alpha, beta and gamma of this step, and counts the step."""
-        state.steps = np.where(canvas.block_started, 1, state.steps + 1)
-        state.size = np.where(canvas.block_started, canvas.block_remaining, state.size)
+        """Returns alpha, beta and gamma of this step."""
         if not self.free:
             return self.alpha, self.beta, self.gamma
-        share = self._put((1 - canvas.block_remaining / np.maximum(state.size, 1)).astype(np.float32), canvas)
+        share = self._put(state.share, canvas)
         return share, share, 1.0
 
     @staticmethod

@@ -26,7 +26,7 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 )
 @dataclass(frozen=True)
 class Entropy(Propose):
-    provides = frozenset({Trait.SCORES_BY_ENTROPY, Trait.SCORES_WITHOUT_PROBABILITY})
+    provides = frozenset({Trait.NEEDS_NO_HOST, Trait.SCORES_BY_ENTROPY, Trait.SCORES_WITHOUT_PROBABILITY})
 
     of: Annotated[Literal["raw", "filtered"], "the model's distribution, or that after temperature and filters"] = "raw"
 

@@ -22,7 +22,7 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 @register("leftmost", stage="propose", paper="arXiv:2505.16990", checked="golden/dimple golden/sdar_moe")
 @dataclass(frozen=True)
 class Leftmost(Propose):
-    provides = frozenset({Trait.SCORES_WITHOUT_PROBABILITY})
+    provides = frozenset({Trait.NEEDS_NO_HOST, Trait.SCORES_WITHOUT_PROBABILITY})
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
         return evidence.propose(evidence.draw(canvas), -1.0 - evidence.positions.float())

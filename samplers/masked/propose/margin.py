@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
@@ -24,6 +25,8 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 )
 @dataclass(frozen=True)
 class Margin(Propose):
+    provides = frozenset({Trait.NEEDS_NO_HOST})
+
     of: Annotated[Literal["raw", "filtered"], "the model's distribution, or that after temperature and filters"] = "raw"
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:

@@ -22,6 +22,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import Canvas, Proposal, Select
 
 
@@ -37,6 +38,8 @@ class EntropyBound(Select):
     default_of = "filtered"
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.1, 0.01, 0.03, 0.3)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (0.01, 0.03, 0.1, 0.3, 1.0, 2.0)}
+
+    provides = frozenset({Trait.NEEDS_NO_HOST})
 
     gamma: Annotated[float, "most summed entropy of the committed positions, without the largest, in nats"] = 0.1
     whole: Annotated[bool, "bound the sum of all entropies, the largest included"] = False

@@ -28,7 +28,7 @@ from pardec.models.errors import SpecError
 from ...host_transfer import upload
 from ...ops.rank import top
 from ...registry import register
-from ...traits import NONE, Trait
+from ...traits import Trait
 from ..contracts import Canvas, Proposal, Select
 from ..ops.schedule import BlockClock
 
@@ -65,7 +65,8 @@ class EntropyThreshold(Select):
 
     @property
     def provides(self) -> frozenset[Trait]:
-        return frozenset({Trait.KEEPS_NO_STATE}) if self.floor is None else NONE
+        device = frozenset({Trait.NEEDS_NO_HOST})
+        return device | {Trait.KEEPS_NO_STATE} if self.floor is None else device
 
     def start(self, canvas: Canvas) -> State | None:
         return None if self.floor is None else State(BlockClock.of(canvas), np.ones(len(canvas), np.int64))

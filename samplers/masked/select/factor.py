@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ...ops.rank import descending
 from ...registry import register
+from ...traits import Trait
 from ..contracts import Canvas, Proposal, Select
 
 
@@ -29,6 +30,8 @@ from ..contracts import Canvas, Proposal, Select
 class Factor(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (1.0, 0.5, 1.5, 2.0)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)}
+
+    provides = frozenset({Trait.NEEDS_NO_HOST})
 
     f: Annotated[float, "upper bound of (r + 1)(1 - c), r the rank of the score c"] = 1.0
     reference: Annotated[bool, "also commit the last open candidate, as the published loop does"] = False

@@ -73,7 +73,10 @@ class Fixed(Select):
 
     @property
     def provides(self) -> frozenset[Trait]:
-        return frozenset({Trait.KNOWN_ORDER if self.order == "random" else Trait.ORDER_OF_SCORES})
+        if self.order == "random":
+            return frozenset({Trait.KNOWN_ORDER})
+        order = frozenset({Trait.ORDER_OF_SCORES})
+        return order if self.reference else order | {Trait.NEEDS_NO_HOST}
 
     def commit_order(self, canvas: Canvas, request: Request, state: Block) -> Tensor:
         """The order of a random schedule, which equals that of the proposer `random`."""
@@ -96,6 +99,6 @@ class Fixed(Select):
         """[B, W] bool: the highest-scored candidates, as many as the quota."""
         if self.reference:
             return top_as_published(score, state.quota, canvas.window_host, canvas.total)
-        if (state.quota == 1).all():
+        if isinstance(state.quota, np.ndarray) and (state.quota == 1).all():  # else the device has it
             return best(score)
         return top(score, upload(state.quota, score.device)[:, None])

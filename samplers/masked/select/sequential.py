@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...ops.rank import best
 from ...registry import register
+from ...traits import Trait
 from ..contracts import Canvas, Proposal, Select
 
 
@@ -27,5 +28,7 @@ from ..contracts import Canvas, Proposal, Select
 )
 @dataclass(frozen=True)
 class Sequential(Select):
+    provides = frozenset({Trait.NEEDS_NO_HOST})
+
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         return best(proposal.score)

@@ -54,7 +54,8 @@ class Threshold(Select):
 
     @property
     def provides(self) -> frozenset[Trait]:
-        return frozenset({Trait.COUNTS_FORWARDS}) if self.fall > 0 else NONE
+        counts = frozenset({Trait.COUNTS_FORWARDS}) if self.fall > 0 else NONE
+        return counts if self.fall or self.relax else frozenset({Trait.NEEDS_NO_HOST})
 
     @property
     def requires(self) -> Reasons:

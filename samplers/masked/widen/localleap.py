@@ -29,6 +29,8 @@ from ..contracts import Canvas, Proposal, Widen
 class LocalLeap(Widen):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"relaxed": (0.75, 0.6, 0.9), "radius": (4, 2)}
 
+    provides = frozenset({Trait.NEEDS_NO_HOST})
+
     relaxed: Annotated[float, "least score near an anchor, a probability (see `threshold` for other proposers)"] = 0.75
     radius: Annotated[int, "positions on each side of an anchor; 0 adds nothing"] = 4
 

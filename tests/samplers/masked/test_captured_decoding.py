@@ -16,7 +16,7 @@ from pardec.samplers.events import Finished
 from pardec.samplers.masked import predict
 from pardec.samplers.ops.distribution import DenseDistribution
 from tests.grids import thinned
-from tests.models.traced import captured
+from tests.models import traced
 from tests.samplers import ar_toys, picture_toys, toys
 
 MASKED = (
@@ -35,6 +35,14 @@ SELDOM = ("sequential", "sequential@dkv", "threshold:tau=0.2@dual", "threshold:t
 SELDOM += ("credit+localleap+prophet@dual:refresh=2",)  # their forwards are in parts those of others
 CHAINS = (("sequential", 1.0), ("lookup", 0.0), ("jacobi:window=4", 0.0), ("sjd:window=4", 1.0), ("recycling", 0.0))
 CHAINS += (("layerskip", 0.0),)
+
+
+def captured(model: LanguageModel) -> LanguageModel:
+    """The model with its forwards captured, and no whole steps: see test_captured_step.py."""
+    other = traced.captured(model)
+    assert isinstance(other.decoder, GraphRunner)
+    other.decoder.whole_steps = False
+    return other
 
 
 def counts(model: LanguageModel) -> dict[str, int]:

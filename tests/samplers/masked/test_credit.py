@@ -95,6 +95,7 @@ class Alone:
         evidence = Evidence(
             DenseDistribution(distributions.log()[None]), self.canvas.window, self.canvas.eligible, self.request
         )
+        self.stage.prepare(self.canvas, self.state)
         found = self.stage.logits(evidence, self.canvas, self.state).logits - evidence.logits
         which = torch.zeros_like(self.canvas.eligible)
         which[0, list(commit)] = True
@@ -158,6 +159,7 @@ def test_the_state_of_a_row_stays_small_at_a_large_vocabulary() -> None:
     nothing = Update(torch.zeros_like(canvas.eligible), canvas.window, canvas.eligible.float())
     for step in range(steps):
         logits = torch.zeros(1, positions, 256).index_fill(-1, torch.tensor([step]), 3.0)
+        stage.prepare(canvas, state)
         stage.logits(Evidence(DenseDistribution(logits), canvas.window, canvas.eligible, asked), canvas, state)
         canvas.commit(nothing)
     assert isinstance(state, Credits)

@@ -199,3 +199,27 @@ def test_a_distribution_finds_all_in_one_pass(monkeypatch):
     whole = DenseDistribution(torch.tensor([[[1.0, float("nan")]]], device=DEVICE))
     monkeypatch.setenv("PARDEC_KERNELS", "triton")
     assert not whole.highest().isfinite()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("raised", [False, True])
+def test_all_positions_are_drawn_with_the_uniforms_of_their_keys(
+    raised: bool, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a captured step, where keys come from the row's key and clock on the device."""
+    from pardec.samplers.ops.distribution import DenseDistribution
+    from pardec.samplers.rng import Keyed, gumbel, keys_at
+
+    monkeypatch.setenv("PARDEC_KERNELS", "triton")
+    generator = torch.Generator().manual_seed(3)
+    logits, positions = torch.randn(2, 3, 40, generator=generator) * 2, torch.tensor([[4, 5, 6], [7, 8, 9]])
+    tokens, by = torch.randint(0, 40, (2, 3, 2), generator=generator), torch.rand(2, 3, 2, generator=generator) * 4
+    source, rows, step = Keyed((5, 9)), np.array([0, 1]), np.array([3, 8])
+    keys = keys_at(torch.from_numpy(source.row_keys(rows, "token")), torch.from_numpy(step), positions)
+    assert torch.equal(keys, source.keys(rows, step, positions, "token"))
+    dense = DenseDistribution(logits.to(DEVICE))
+    distribution = dense.boosted(tokens.to(DEVICE), by.to(DEVICE)) if raised else dense
+    drawn = distribution.scaled(temperature).draw_all(keys.to(DEVICE)).cpu()
+    changed = logits.scatter_add(-1, tokens, by) if raised else logits
+    noise = gumbel(source.uniform(rows, step, positions, "token", 40))
+    assert torch.equal(drawn, (noise + (changed / temperature).double()).argmax(-1))
