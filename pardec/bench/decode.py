@@ -15,6 +15,7 @@ tokens depend on near ties, and whether they are the same is only reported.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import cycle, islice, product
@@ -29,6 +30,7 @@ from pardec.models.cuda_graphs.runner import native, runner
 from pardec.models.errors import ModelError, PardecError
 from pardec.models.model import LanguageModel
 from pardec.samplers.events import Finished
+from pardec.samplers.host_transfer import counted
 from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.traits import Trait
 
@@ -174,9 +176,12 @@ def _measure(
     before = peak.read()
     finished = _decode(model, call)
     after = peak.read()
+    crossings: dict[str, int] = {}
     for pair in range(pairs + 1):
         order = list(runs) if pair % 2 else list(runs)[::-1]
         for name in order:
+            if name == "pardec" and not pair:
+                crossings = _crossings(model, call)
             result, seconds = timed(runs[name], device)
             if pair:
                 times[name].append(seconds)
@@ -215,6 +220,8 @@ def _measure(
         **_predict(model, last, times["pardec"], uncached_steps[1:], measured),
         "tokens_fed": sum(finished.tokens_fed) + finished.padding,
         "forwards": _forwards(model),
+        "whole_steps": _whole_steps(model),
+        "per_step": {name: count / last.steps for name, count in crossings.items()},
         "peak_bytes": None if after is None or before is None else after - before,
         "beside": {name: {"same_rows": same[name], **_compare(times["pardec"], times[name])} for name in others.runs},
         "left_out": others.left_out,
@@ -303,6 +310,25 @@ def _forwards(model: pardec.Model) -> dict[str, int] | None:
     network = model.network
     graphs = runner(network.decoder) if isinstance(network, LanguageModel) else network.graphs
     return None if graphs is None else dict(graphs.counts)
+
+
+def _whole_steps(model: pardec.Model) -> dict[str, int] | None:
+    """How the loops' whole steps have run so far, if its forwards are CUDA graphs and steps can be."""
+    graphs = runner(model.network.decoder) if isinstance(model.network, LanguageModel) else None
+    return dict(graphs.step_counts) if graphs is not None and graphs.step_counts else None
+
+
+def _crossings(model: pardec.Model, call: Call) -> dict[str, int]:
+    """Transfers between host and device of one decode, and its graph replays."""
+    before = _replays(model)
+    with counted() as transfers:
+        _decode(model, call)
+    return {**asdict(transfers), "replays": _replays(model) - before}
+
+
+def _replays(model: pardec.Model) -> int:
+    ran = Counter(_forwards(model) or {}) + Counter(_whole_steps(model) or {})
+    return ran["replayed"] + ran["recorded"]
 
 
 def _decode(model: pardec.Model, call: Call) -> Finished:

@@ -45,8 +45,16 @@ def _beside(row: Row) -> str:
     )
 
 
-def _replayed(forwards: dict[str, int] | None) -> str:
-    return "" if not forwards else f"{forwards.get('replayed', 0) / sum(forwards.values()):.0%} of forwards"
+def _replayed(row: Row) -> str:
+    ran = {"forwards": row.get("forwards"), "whole steps": row.get("whole_steps")}
+    each = {name: counts for name, counts in ran.items() if counts}
+    return ", ".join(f"{each[name].get('replayed', 0) / sum(each[name].values()):.0%} of {name}" for name in each)
+
+
+def _per_step(row: Row) -> str:
+    """Transfers and graph replays of a step; nothing on a CPU, where there are none."""
+    found = {name: count for name, count in (row.get("per_step") or {}).items() if count}
+    return ", ".join(f"{count:.3g} {name.replace('_', ' ')}" for name, count in found.items())
 
 
 def _repeats(row: Row) -> str:
@@ -78,7 +86,8 @@ DECODE: tuple[Column, ...] = (
     ("time / predicted", lambda row: "" if row["over_predicted"] is None else f"{row['over_predicted']:.2f}x"),
     ("positions", lambda row: str(row["tokens_fed"])),
     ("peak MiB", lambda row: _mb(row["peak_bytes"])),
-    ("CUDA graphs", lambda row: _replayed(row.get("forwards"))),
+    ("CUDA graphs", lambda row: _replayed(row)),
+    ("per step", _per_step),
     ("other loops / pardec", _beside),
 )
 MEMORY: tuple[Column, ...] = (

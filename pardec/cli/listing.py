@@ -135,7 +135,9 @@ def _recognition(name: str, card: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     captured = "known by" in described and torch.cuda.is_available()
-    graphs = {"forwards": "by CUDA graphs where their shapes recur"} if captured else {}
+    graphs = (
+        {"forwards": "by CUDA graphs where their shapes recur, whole steps where all stages can"} if captured else {}
+    )
     return described | memory_described(name) | graphs
 
 
@@ -283,6 +285,15 @@ def _plain(card: Card | ModelCard | DrafterCard | Preset) -> dict[str, Any]:
     return values
 
 
+def _describe_capture(stage: Any) -> str:
+    """Whether a stage, with its default parameters, can be part of a step that is captured whole."""
+    from pardec.samplers.traits import Trait
+
+    if Trait.NEEDS_NO_HOST in stage.provides:
+        return "part of a captured step, if all stages that decide are"
+    return "needs the host: of its steps only the forward is captured"
+
+
 def _describe_sampler(entry: dict[str, Any]) -> str:
     from pardec.samplers.cards import find
 
@@ -297,6 +308,8 @@ def _describe_sampler(entry: dict[str, Any]) -> str:
         lines.append(f"checked: {_describe_checks(entry['checked'])}")
     if entry["paper"]:
         lines.append(f"paper: {entry['paper']}")
+    if entry["family"] == "masked" and entry["stage"] in ("propose", "select", "widen", "logits"):
+        lines.append(f"CUDA graphs: {_describe_capture(find(entry['name'], 'masked').make())}")
     if entry["stage"] == "draft" and (published := _drafting_presets(entry["name"])):
         lines += ["", "presets, with the trees of their papers", columns(published), ""]
     if entry["stage"] == "draft" and (layouts := _layouts(entry["name"])):

@@ -22,6 +22,7 @@ from pardec.bench.shapes import build
 from pardec.models.errors import ModelError
 from pardec.models.kernels.cpu import library
 from pardec.samplers.ops import chunked_distribution
+from tests.models.traced import captured
 from tests.pardec.bench.test_clock import MAR
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -238,3 +239,18 @@ def test_misuse_is_told(cli: Cli, arguments: tuple[str, ...], says: str) -> None
     code, out, err = cli("bench", *arguments)
     assert (code != 0, out) == (True, "")
     assert says in err
+
+
+def test_whole_steps_transfers_and_replays_are_counted_and_shown() -> None:
+    model = pardec.Model(captured(pardec.load("tiny-dream", device="cpu", dtype="float32").language_model))
+    call = prepare(model, "threshold:tau=1@dual", 1, 8, 12, 6)
+    found = [decode._crossings(model, call) for _ in range(2)]
+    assert [each["downloads"] for each in found] == [0, 0]  # a CPU has none
+    assert 0 < found[0]["replays"] <= found[1]["replays"] <= 12  # 12 steps, some of which are the first of a shape
+    assert decode._whole_steps(model)["replayed"] > 8  # type: ignore[index]
+    shown = dict(DECODE)
+    ran = {"forwards": {"replayed": 1, "the first of its shape": 1}, "whole_steps": {"replayed": 3, "edit needs": 1}}
+    assert shown["CUDA graphs"](ran) == "50% of forwards, 75% of whole steps"
+    per_step = {"uploads": 0.5, "blocking_uploads": 0.0, "downloads": 1.0, "replays": 1.0}
+    assert shown["per step"]({"per_step": per_step}) == "0.5 uploads, 1 downloads, 1 replays"
+    assert shown["per step"]({}) == shown["CUDA graphs"]({}) == ""

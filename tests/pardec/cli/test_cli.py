@@ -318,6 +318,12 @@ def test_lists_in_text_and_json(cli: Cli) -> None:
     assert stages == {"cache"}
 
 
+def test_show_says_whether_a_stage_can_be_in_a_captured_step(cli: Cli) -> None:
+    for name, said in (("threshold", "part of a captured step"), ("credit", "part of"), ("dapd", "needs the host")):
+        assert f"CUDA graphs: {said}" in cli("show", name)[1]
+    assert "CUDA graphs" not in cli("show", "dual")[1]
+
+
 def test_show_tells_what_a_model_is_taken_for(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "own"
     shutil.copytree(pardec.load("tiny-dream", device="cpu").path, folder)
