@@ -102,6 +102,12 @@ def _first(row: Row) -> str:
     return f"step {row['first_step']}, layer {row['first_layer']}, {row['first_operation']}"
 
 
+def _graphs(row: Row) -> str:
+    if "whole" not in row or not row["cuda_graphs"]:  # whole steps are measured since November 2026
+        return "yes" if row["cuda_graphs"] else "no"
+    return "whole steps" if row.get("step_counts") else "forwards"
+
+
 def _steps(rows: Sequence[Row]) -> str:
     cases: list[Row] = []
     for model, samplers, other in (
@@ -112,6 +118,9 @@ def _steps(rows: Sequence[Row]) -> str:
             for sampler in samplers:
                 common = {"model": model, "sampler": sampler, "batch": batch}
                 cases += [{**common, "loop": "pardec", "cuda_graphs": graphs} for graphs in (False, True)]
+                forwards = {**cases[-1], "whole": False}
+                if _found(forwards, rows) is not forwards:  # measured
+                    cases.append(forwards)
                 if sampler not in ("sequential@dkv", "lookup:k=7"):
                     cases.append({**common, "loop": other, "cuda_graphs": False})
     columns = (
@@ -119,7 +128,7 @@ def _steps(rows: Sequence[Row]) -> str:
         ("loop", lambda row: row["loop"]),
         ("sampler", lambda row: f"`{row['sampler']}`"),
         ("batch", lambda row: row["batch"]),
-        ("CUDA graphs", lambda row: "yes" if row["cuda_graphs"] else "no"),
+        ("CUDA graphs", _graphs),
         ("ms per step", lambda row: _failed(row) or row.get("step_ms")),
         ("median ms of a step", lambda row: row.get("median_ms", "")),
         ("tokens per second", lambda row: row.get("tokens_per_second", "")),

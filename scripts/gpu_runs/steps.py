@@ -2,8 +2,10 @@
 
 Weights are random, in bfloat16; rows never end early. `step_ms` is the time of a whole decode over its steps, the best
 of `_TIMES` after one that is not counted. `median_ms` is the median of single steps, the GPU waited for after each: for
-`dual` and `dkv` that is a step on the window of 32. `matmuls_ms` is the time of the model's own matmuls alone, over all
-layers, with as many rows as such a step has, and the head's: a bound that a step of these shapes cannot pass.
+`dual` and `dkv` that is a step on the window of 32. Graphs hold `whole` steps, selection and commit included, or the
+forward and the confidence alone; `step_counts` says how many steps were whole. `matmuls_ms` is the time of the model's
+own matmuls alone, over all layers, with as many rows as such a step has, and the head's: a bound that a step of these
+shapes cannot pass.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ def run(report: Report) -> None:
                 bounds(report, name, loaded)
             for _, spec, batch, prompt, new in [case for case in cases(report.dry) if case[0] == name]:
                 names = {"model": name, "loop": "pardec", "sampler": spec, "batch": batch, "cuda_graphs": graphs}
-                report.measure(names, partial(timed, loaded, spec, batch, prompt, new))
+                for whole in (True, False) if graphs and name == MASKED else (graphs,):
+                    measure = partial(timed, loaded, spec, batch, prompt, new, whole=whole)
+                    report.measure({**names, "whole": whole}, measure)
                 if not graphs and spec != "lookup:k=7":
                     beside(report, names, loaded, prepared(loaded, spec, batch, prompt, new))
     report.line(_line(report.rows))
@@ -61,27 +65,29 @@ def prepared(loaded: pardec.Model, spec: str, batch: int, prompt: int, new: int)
     return prepare(loaded, spec, batch, prompt, new, new if loaded.family == "masked" else None)
 
 
-def timed(loaded: pardec.Model, spec: str, batch: int, prompt: int, new: int) -> dict[str, Any]:
-    """Milliseconds of a step of pardec's loop."""
+def timed(loaded: pardec.Model, spec: str, batch: int, prompt: int, new: int, *, whole: bool = True) -> dict[str, Any]:
+    """Milliseconds of a step of pardec's loop; without `whole` only its forwards are captured."""
+    if isinstance(loaded.network.decoder, GraphRunner):
+        loaded.network.decoder.whole_steps = whole
     call = prepared(loaded, spec, batch, prompt, new)
     single: list[float] = []
     tokens = [_steps(loaded, call, single)]
-    whole: list[float] = []
+    decodes: list[float] = []
     for _ in range(_TIMES):
         settle(loaded.network.device)
         started = time.perf_counter()
         *_, last = loaded.run(call, steps=False)
         settle(loaded.network.device)
-        whole.append(time.perf_counter() - started)
+        decodes.append(time.perf_counter() - started)
         tokens.append(last.tokens)
     single.clear()
     tokens.append(_steps(loaded, call, single))
     steps = len(single) + 1
-    figures: dict[str, Any] = {"steps": steps, "step_ms": 1e3 * min(whole) / steps}
-    figures |= {"median_ms": 1e3 * statistics.median(single), "tokens_per_second": batch * new / min(whole)}
+    figures: dict[str, Any] = {"steps": steps, "step_ms": 1e3 * min(decodes) / steps}
+    figures |= {"median_ms": 1e3 * statistics.median(single), "tokens_per_second": batch * new / min(decodes)}
     stack = loaded.network.decoder
     if isinstance(stack, GraphRunner):
-        figures["forwards"] = dict(stack.counts)
+        figures |= {"forwards": dict(stack.counts), "step_counts": dict(stack.step_counts)}
     first, *later = tokens  # the first run captures graphs, and computes with other kernels until it has them
     figures["repeats"] = all((each == later[0]).all() for each in later)
     return {**figures, "first_equal": bool((first == later[0]).all())}
@@ -155,11 +161,15 @@ def matmuls(loaded: pardec.Model, rows: int) -> dict[str, Any]:
     return {"matmuls_ms": 1e3 * best, "tflops": 2e-12 * multiplications / best, "gb_per_second": 1e-9 * size / best}
 
 
+def _how(row: dict[str, Any]) -> str:
+    return "" if not row["cuda_graphs"] else " whole steps" if row["whole"] else " graphs"
+
+
 def _line(rows: list[dict[str, Any]]) -> str:
     measured = [row for row in rows if "step_ms" in row]
     failed = [row for row in rows if "error" in row or "not_measured" in row]
     shown = [
-        f"{row['model']} {row['sampler']}{' graphs' if row['cuda_graphs'] else ''} {row['step_ms']:.1f}"
+        f"{row['model']} {row['sampler']}{_how(row)} {row['step_ms']:.1f}"
         for row in measured
         if row["loop"] == "pardec" and row["batch"] == 1
     ]
