@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from .errors import ModelError
+from .host_transfer import download
 
 Kind = Literal["bidirectional", "causal", "segments", "tree", "mask"]
 
@@ -113,6 +115,7 @@ class Plan:
     # them as `Hidden.made`; others ignore it. Equal functions compute the same.
     tail: Callable[[Tensor], tuple[Tensor, ...]] | None = None
     queries: int = 0  # number of queries kept per layer, ending at a row's last wanted one: see `Hidden.queries`
+    known: tuple[tuple[Tensor, np.ndarray], ...] = ()  # host knowledge: tensors of this plan and their values
     fixed: bool = False  # the forward will be replayed with other values in these tensors: the host must not read any
 
     @property
@@ -124,6 +127,13 @@ class Plan:
     def width(self) -> int:
         """Queries per row Q, padding included."""
         return self.tokens.shape[1]
+
+    def on_host(self, tensor: Tensor) -> np.ndarray:
+        """The values of one of the plan's tensors; of a device's, the host waits for those that are not `known`."""
+        for own, values in self.known:
+            if own is tensor:
+                return values
+        return download(tensor)
 
     @property
     def slot_span(self) -> tuple[int, int] | None:

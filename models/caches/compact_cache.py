@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import CapacityError
+from ..host_transfer import to_host, upload
 from ..kernels.attention import AttentionPattern
 from ..plan import Plan, Visible
 from .kv_cache import KVCache, written
@@ -63,7 +64,13 @@ class CompactCache(KVCache):
         return result
 
     def fill(
-        self, source: KVCache, rows: np.ndarray, chosen: Sequence[Tensor], first: np.ndarray, stop: np.ndarray
+        self,
+        source: KVCache,
+        rows: np.ndarray,
+        chosen: Sequence[Tensor],
+        first: np.ndarray,
+        stop: np.ndarray,
+        counts: np.ndarray | None = None,
     ) -> None:
         """Refills some rows with copies of chosen slots, then of the text's slots first[b] .. stop[b] - 1.
 
@@ -73,27 +80,26 @@ class CompactCache(KVCache):
             chosen: of each layer [b, N, K] int64: slots of the text below first[b]; -1 is none. N may differ.
             first: [b].
             stop: [b].
+            counts: [L, b] how many are chosen for each head, which stand first; None: reads `chosen` on the host.
         """
-        filled = np.zeros(len(rows), dtype=np.int64)
-        for slots in chosen:
-            order = torch.arange(1, slots.shape[1] + 1, device=slots.device)
-            last = torch.where((slots >= 0).any(2), order, 0).amax(1) if slots.shape[1] else slots.new_zeros(len(slots))
-            filled = np.maximum(filled, last.cpu().numpy())
+        last, lead = _extents(chosen) if counts is None else (counts, counts)
+        filled = last.max(0)
         self.filled, self.first = self.filled.copy(), self.first.copy()
         self.filled[rows], self.first[rows] = filled, first
         top, every = int(filled.max(initial=0)), len(rows) == self.batch
-        within = torch.arange(top) < torch.from_numpy(filled)[:, None]
+        within = np.arange(top) < filled[:, None]
         with torch.inference_mode(False), torch.no_grad():
             for layer, slots in enumerate(chosen):
                 wide = F.pad(slots[:, :top], (0, 0, 0, max(0, top - slots.shape[1])), value=-1)
-                missing = (wide < 0) & within.to(wide.device)[..., None]
-                fresh = missing if bool(missing.any()) else None
+                fresh = None
+                if (lead[layer] < filled).any():
+                    fresh = (wide < 0) & upload(within, wide.device)[..., None]
                 where = torch.from_numpy(rows)
                 if every or (fresh is None and self.holes[layer] is None):
                     self.holes[layer] = fresh
                 else:
                     self.holes[layer] = written(self.holes[layer], where, fresh, self.batch)
-                index, where = wide.clamp(min=0), where.to(wide.device)
+                index, where = wide.clamp(min=0), upload(where, wide.device)
                 self.k[layer][where, :top] = text_slots(source, "k", layer, index, where)
                 self.v[layer][where, :top] = text_slots(source, "v", layer, index, where)
         start, behind = np.zeros_like(self.first), np.zeros_like(self.first)
@@ -109,14 +115,14 @@ class CompactCache(KVCache):
         _copy_slots(self, self.gap, target, np.zeros_like(start), start, stop)
 
     def layout(self, plan: Plan) -> Plan:
-        gap = self.gap if plan.rows is None else self.gap[plan.rows.cpu().numpy()]
+        gap = self.gap if plan.rows is None else self.gap[plan.on_host(plan.rows)]
         if plan.tokens.device.type == "cpu" and len(gap):
             top = int((plan.lengths - torch.from_numpy(gap)).amax())
             if top > self.capacity:
                 raise CapacityError(f"the plan needs {top} slots of a compact cache of {self.capacity}")
         if not gap.any():
             return plan
-        shift = torch.from_numpy(gap).to(plan.tokens.device)
+        shift = upload(gap, plan.tokens.device)
         same = int(gap[0]) if (gap == gap[0]).all() else None
         visible = plan.visible
         if visible.base is not None:
@@ -138,7 +144,7 @@ class CompactCache(KVCache):
         return _WithoutHoles(self.holes, plan.rows) if any(hole is not None for hole in self.holes) else None
 
     def move(self, source: Tensor, target: Tensor, rows: Tensor | None = None) -> None:
-        gap = torch.from_numpy(self.gap).to(source.device)
+        gap = upload(self.gap, source.device)
         shift = gap if rows is None else gap[rows]
         super().move(_shifted(source, shift), _shifted(target, shift), rows)
 
@@ -162,7 +168,7 @@ class _WithoutHoles(Reader):
 def text_slots(source: KVCache, kind: str, layer: int, index: Tensor, rows: Tensor) -> Tensor:
     """K or V ("k", "v") of the slots `index` [b, N, K or 1] of `rows` [b], head by head -> [b, N, K, D]."""
     stored: Tensor = getattr(source, kind)[layer]
-    index, rows = index.to(stored.device), rows.to(stored.device)[:, None, None]
+    index, rows = upload(index, stored.device), upload(rows, stored.device)[:, None, None]
     heads = torch.arange(stored.shape[2], device=stored.device)
     own = stored[rows, (index - source.offset).clamp(min=0), heads]
     if source.shared is None:
@@ -176,7 +182,7 @@ def text_keys(source: KVCache, layer: int, rows: Tensor, stop: int) -> Tensor:
     """The keys of the first `stop` slots of `rows` [b] -> [b, stop, K, D]."""
     own = source.k[layer][:, : max(0, stop - source.offset)]
     every = len(rows) == len(own) and bool((rows == torch.arange(len(rows), device=rows.device)).all())
-    own = own if every else own[rows.to(own.device)]
+    own = own if every else own[upload(rows, own.device)]
     if source.shared is None:
         return own
     common = source.shared.k[layer][:, : min(stop, source.offset)]
@@ -191,16 +197,32 @@ def _copy_slots(
     most = int(count.max(initial=0))
     if most <= 0:
         return
-    order = np.arange(most)
-    real = torch.from_numpy(order < count[:, None])
-    where = torch.from_numpy(start[:, None] + order)
-    read = torch.where(real, where - torch.from_numpy(source_gap)[:, None], 0)
-    flat = target.flat_slots(torch.where(real, where - torch.from_numpy(gap)[:, None], -1))
+    order, rows = np.arange(most), np.arange(len(count))
+    real, where = order < count[:, None], start[:, None] + order
+    read = np.where(real, where - source_gap[:, None], 0)[..., None]
+    flat = target.flat_slots(torch.from_numpy(np.where(real, where - gap[:, None], -1)))
+    indices: dict[torch.device, tuple[Tensor, ...]] = {}  # once for the layers of a device
     with torch.inference_mode(False), torch.no_grad():
         for kind in ("k", "v"):
             for layer, tensor in enumerate(getattr(target, kind)):
-                values = text_slots(source, kind, layer, read[..., None], torch.arange(len(read)))
-                tensor.flatten(0, 1).index_copy_(0, flat.to(tensor.device), values.flatten(0, 1))
+                if tensor.device not in indices:
+                    indices[tensor.device] = tuple(upload(each, tensor.device) for each in (read, rows, flat))
+                index, own, to = indices[tensor.device]
+                values = text_slots(source, kind, layer, index, own)
+                tensor.flatten(0, 1).index_copy_(0, to, values.flatten(0, 1))
+
+
+def _extents(chosen: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """[L, b] each: where the last slot stands that is chosen for any head, and how many are for all before a -1."""
+    parts = {}
+    for layer, slots in enumerate(chosen):
+        real = slots >= 0
+        order = torch.arange(1, slots.shape[1] + 1, device=slots.device)
+        none = order.new_zeros(len(slots))
+        last = torch.where(real.any(2), order, 0).amax(1) if slots.shape[1] else none
+        parts[str(layer)] = torch.stack((last, real.all(2).long().cumprod(1).sum(1)))
+    both = np.stack(list(to_host(parts).values()), 1)
+    return both[0], both[1]
 
 
 def _shifted(slots: Tensor, shift: Tensor) -> Tensor:

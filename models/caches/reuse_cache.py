@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import ModelError
+from ..host_transfer import upload
 from ..kernels.cpu.packed import PackedWeight
 from ..kernels.matmul import matmul
 from ..plan import Plan
@@ -50,7 +52,7 @@ class ReuseCache(KVCache):
         self.reuse, self.width, self.version = reuse, width, version
         self.projected: dict[int, Tensor] = {}  # layer -> [rows, C + 1, R]
         self.added: dict[int, Tensor] = {}  # layer -> [rows, C + 1, E]
-        self._counted: tuple[Plan, Tensor, Tensor] | None = None  # plan, its queries [B], its similar rows [B]
+        self._counted: tuple[Plan, np.ndarray, np.ndarray] | None = None  # plan, its queries [B], its similar rows [B]
 
     @property
     def nbytes(self) -> int:
@@ -104,18 +106,18 @@ class ReuseCache(KVCache):
         """
         assert plan.similar is not None
         queries = plan.slots >= 0
-        if self._counted is None or self._counted[0] is not plan:  # read once per forward: the host waits for it
-            self._counted = plan, queries.sum(1).cpu(), plan.similar.cpu()
+        if self._counted is None or self._counted[0] is not plan:  # read once per forward
+            self._counted = plan, (plan.on_host(plan.slots) >= 0).sum(1), plan.on_host(plan.similar)
         _, every, similar = self._counted
-        count = (every.double() * self.reuse.shares[index]).long().clamp(min=1).minimum(every)
-        count = torch.where(similar, count, every)
+        count = np.minimum(np.maximum((every * self.reuse.shares[index]).astype(np.int64), 1), every)
+        count = np.where(similar, count, every)
         most = int(count.max())
         if most == plan.width:
             return None
         # A matmul's last bits depend on how many rows it has: inputs that have not changed must tie in any batch.
         cosine = (cosine * _STEPS).round().masked_fill(~queries, torch.inf)
         order = cosine.argsort(dim=1, stable=True)[:, :most]
-        chosen = (torch.arange(most) < count[:, None]).to(order.device)
+        chosen = upload(np.arange(most) < count[:, None], order.device)
         order = torch.where(chosen, order, plan.width).sort(1).values
         return torch.where(order < plan.width, order, -1)
 

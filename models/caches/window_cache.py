@@ -155,4 +155,4 @@ class _PromptSlots(Slots):
 
 def _top(plan: Plan) -> int:
     """The number of slots of the longest row."""
-    return plan.uniform if plan.uniform is not None else int(plan.lengths.max())
+    return plan.uniform if plan.uniform is not None else int(plan.on_host(plan.lengths).max())

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..caches.kv_cache import KVCache, Slots, room_for
 from ..errors import CacheError
+from ..host_transfer import upload
 from ..kernels.ops import apply_rotary
 from ..layers.rope import GridRope, Rope
 from ..plan import Plan
@@ -269,7 +270,7 @@ class StoredCache(KVCache):
 
     def _flat(self, rows: Tensor, slots: Tensor) -> Tensor:
         """`slots` [n, T] of these rows as indices into the exact ones; other slots go to the scratch slot."""
-        own = slots - torch.from_numpy(self.first).to(slots.device)[rows.to(slots.device)][:, None]
+        own = slots - upload(self.first, slots.device)[rows.to(slots.device)][:, None]
         outside = (slots < 0) | (own < 0) | (own >= self.window)
         return (rows[:, None] * (self.window + 1) + own.masked_fill(outside, self.window)).flatten()
 
@@ -282,8 +283,8 @@ class StoredSlots(Slots):
     def __init__(self, cache: StoredCache, plan: Plan) -> None:
         self.cache, self.views, self.stored = cache, None, True
         self.straight = plan.rows is None and plan.slot_span is not None
-        rows = torch.arange(plan.batch) if plan.rows is None else plan.rows.cpu()
-        slots, lengths = plan.slots.cpu(), plan.lengths.cpu()
+        rows = torch.arange(plan.batch) if plan.rows is None else torch.from_numpy(plan.on_host(plan.rows))
+        slots, lengths = (torch.from_numpy(plan.on_host(each)) for each in (plan.slots, plan.lengths))
         if plan.origin is not None and cache.store.before_rotation:
             if cache.origins is None:
                 cache.origins = torch.zeros(cache.batch, dtype=torch.int64)
@@ -314,14 +315,17 @@ class StoredSlots(Slots):
         from_flat = self.rows[:, None] * (cache.window + 1) + reach
         to_flat = self.rows[:, None] * (cache.capacity + 1) + at
         self.exact_from, self.exact_to = from_flat[exact], to_flat[exact]
+        self._devices: dict[torch.device, tuple[Tensor, ...]] = {}
 
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         cache = self.cache
         dense, device = cache.dense(layer), k.device
         if self.chunks:
             self._decode(layer, dense)
-        sources, targets = self.exact_from.to(device), self.exact_to.to(device)
-        dense_slots, exact_slots = self.dense_slots.to(device), self.exact_slots.to(device)
+        if device not in self._devices:  # once for the layers of a device
+            indices = (self.exact_from, self.exact_to, self.dense_slots, self.exact_slots, self.rows)
+            self._devices[device] = tuple(upload(index, device) for index in indices)
+        sources, targets, dense_slots, exact_slots, _ = self._devices[device]
         for whole, part, new in zip(dense, (cache.k[layer], cache.v[layer]), (k, v), strict=True):
             if len(sources):
                 _flat(whole).index_copy_(0, targets, _flat(part).index_select(0, sources))
@@ -336,7 +340,7 @@ class StoredSlots(Slots):
     def _decode(self, layer: int, dense: tuple[Tensor, Tensor]) -> None:
         cache, sinks = self.cache, self.cache.store.sinks
         every = len(self.rows) == cache.batch
-        rows = slice(None) if every else self.rows.to(dense[0].device)
+        rows = slice(None) if every else self._devices[dense[0].device][4]
         stop = sinks + self.chunks * cache.store.chunk
         for whole, sink, part in zip(dense, cache.sinks[layer], cache.decode(layer, rows, self.chunks), strict=True):
             whole[rows, sinks:stop] = part.to(whole.dtype)

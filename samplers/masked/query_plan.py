@@ -216,8 +216,12 @@ class Layout:
         if self.leave_one_out:
             queried, slots, want = self._with_leave_one_out(positions, slots, np.where(outside, -1, each.wanted), want)
 
+        known: list[tuple[Tensor, np.ndarray]] = []
+
         def on_device(array: np.ndarray) -> Tensor:
-            return upload(np.concatenate([array] * self.copies), device)
+            every = np.concatenate([array] * self.copies)
+            known.append((upload(every, device), every))
+            return known[-1][0]
 
         whole = len(rows) == len(canvas)
         cache_rows = None
@@ -244,6 +248,7 @@ class Layout:
                 own[outside | (own < 0) | (own >= (stop - start)[:, None])] = -1
                 attending = on_device(own)
             plan = replace(plan, attention=self.attention.layers, attending=attending)
+        plan = replace(plan, known=tuple(known))
         if self.leave_one_out:
             size = canvas.length + self.leave_one_out
             visible = Visible.mask(on_device(self._leave_one_out(positions, own, block < block_end[:, None], end)))

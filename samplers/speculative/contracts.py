@@ -68,6 +68,7 @@ class Draft:
         None  # [B] bool, on the host: rows whose draft length the length controller does not set
     )
     queries: ProbeNodes | None = None  # the drafter's probe nodes, after the nodes; only it receives their outputs
+    grows: np.ndarray | None = None  # [B] bool, on the host: rows of a growing draft that are fed next; None: not known
     forwards: int = 0  # forwards of a drafting model
     highest: Tensor | None = None  # [] the sum of the drafter's highest logits: see `models.finite`
 

@@ -174,7 +174,9 @@ class DraftModelState(RowState, DraftModel):
         self.slots_used = self.slots_used + real.sum(1)
         # On a chain nodes are fed one by one, the newest each time.
         same = chain and bool((draft.sizes == draft.width).all() and (self.base == self.base[0]).all())
-        last = int(self.base[0]) + draft.width if same and bool(real.all()) else None
+        # On a GPU, reading `real` now would synchronize.
+        every = same and (bool(draft.grows.all()) if draft.grows is not None else _all_on_host(real))
+        last = int(self.base[0]) + draft.width if every else None
         visible = Visible.causal() if chain else self._attention_pattern(draft.parent.gather(1, at), slot, real)
         plan = Plan(
             tokens=self._tokens(draft.tokens.gather(1, at)),
@@ -339,6 +341,11 @@ class DraftModelState(RowState, DraftModel):
         """Logits over the target's ids; ids that only one of the two models has are padding."""
         short = self.context.model.vocab_size - raw.shape[-1]
         return raw if not short else pad(raw, (0, short), value=-torch.inf)
+
+
+def _all_on_host(values: Tensor) -> bool:
+    """Whether all `values` are True; False for those of a device, which the host does not wait for."""
+    return values.device.type == "cpu" and bool(values.all())
 
 
 def depth_budget(context: DecodeContext, most: int, remaining: np.ndarray) -> np.ndarray:

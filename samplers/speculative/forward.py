@@ -225,15 +225,22 @@ class VerifyForward(RowState):
         if draft.parents is not None:
             positions = torch.where(slots < 0, -1, draft.start[:, None] + draft.depth[:, :width])
             visible = Visible.tree(draft.parent[:, :width], draft.start)
+        lengths, own = upload(base + sizes, device), None if len(rows) == len(self.text.rows) else upload(rows, device)
+        known: list[tuple[Tensor, np.ndarray]] = []
+        if device.type != "cpu":  # there a cache reads the tensors themselves
+            index = np.arange(width)
+            known = [(lengths, base + sizes), (slots, np.where(index < sizes[:, None], base[:, None] + index, -1))]
+            known += [] if own is None else [(own, rows)]
         return Plan(
             tokens=draft.tokens[:, :width],
             positions=positions,
             slots=slots,
             visible=visible,
-            lengths=upload(base + sizes, device),
+            lengths=lengths,
             want=order if whole else upload(sizes - 1, device)[:, None],
-            rows=None if len(rows) == len(self.text.rows) else upload(rows, device),
+            rows=own,
             uniform=start + width if same else None,
             span=(start, start + width) if same and draft.parents is None else None,
             narrow=narrow,
+            known=tuple(known),
         )

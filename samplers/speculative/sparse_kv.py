@@ -65,6 +65,7 @@ class Choice:
 
     chosen: Sequence[Tensor]  # per layer [b, N, K] int64 slots below first[b], -1: none; best in text order
     first: np.ndarray  # [b] all slots from here on are attended to as well
+    counts: np.ndarray | None = None  # [L, b] how many of `chosen` are slots, which stand first; None: not known
 
 
 class SparseAttention(Cache):
@@ -132,7 +133,7 @@ class SparseAttention(Cache):
             length = context.text.length[rows] - 1
             queries = tuple(q[upload(rows, q.device)] for q in context.queries())
             choice = self.choose_again(CommittedSlots(source, rows, length, queries), state)
-            cache.fill(source, rows, choice.chosen, choice.first, length)
+            cache.fill(source, rows, choice.chosen, choice.first, length, choice.counts)
             state.rounds = np.where(due, 1, state.rounds)
         return due
 

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from pardec.models import host_transfer
 from pardec.models.cuda_graphs.capture import CaptureError, Step
-from pardec.samplers import host_transfer
 
 _setup_privateuseone_for_python_backend("fake")
 DEVICE = torch.device("fake", 0)
@@ -87,7 +87,7 @@ def _place() -> str:
         name = frame.f_code.co_filename
         if name.startswith(_FLOORS):
             found.append(f"{Path(name).relative_to(ROOT)}:{frame.f_lineno}")
-            if not name.endswith("samplers/host_transfer.py"):
+            if not name.endswith("models/host_transfer.py"):
                 break
         frame = frame.f_back
     return " < ".join(found) if found else "elsewhere"

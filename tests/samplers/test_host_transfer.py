@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pardec.samplers import host_transfer
-from pardec.samplers.host_transfer import to_host
+from pardec.models import host_transfer
+from pardec.models.host_transfer import to_host
 from tests.samplers import ar_toys
 
 PARTS = {

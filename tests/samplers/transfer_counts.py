@@ -26,12 +26,10 @@ DOWNLOADS = 1  # the bound per step; with a model that drafts one more
 # Methods above the bound: part of the case's name -> reason.
 _NEXT = "the host plans what comes next in the same step by what this forward found"
 _TREE = "the host chooses each level's nodes"
-_STORE = "the cache's own code in `models` copies slots or scales"
 ABOVE = {
     **dict.fromkeys(("adablock", "slowfast", "edit", "prophet", "freedave", "lopa", "dapd", "dawn", "d2cache"), _NEXT),
     **dict.fromkeys(("+beam", "+dyspec", "+paths", "recycling", "lookahead", "aded", "sorted"), _TREE),
-    **dict.fromkeys(("@cake", "@gear", "@int8", "@kivi", "@lminfinite", "@mustafar", "@retrieval"), _STORE),
-    **dict.fromkeys(("@rotatekv", "@streaming", "@spa", "sparsekv", "triforce"), _STORE),
+    **dict.fromkeys(("triforce",), _TREE),
     **dict.fromkeys(("+calibrated", "+fallback", "+unsure", "+momentum"), "the host stops a row's draft by its scores"),
     **dict.fromkeys(("+kseq", "+lantern"), "the rule asks the device how many siblings or alternatives there are"),
     **dict.fromkeys(

@@ -34,7 +34,7 @@ from pardec.models.caches.compact_cache import text_slots
 from pardec.models.errors import SpecError
 
 from ...batching import scatter_rows
-from ...host_transfer import download, upload
+from ...host_transfer import to_host, upload
 from ...registry import register
 from ..sparse_kv import Choice, CommittedSlots, RefreshState, SparseAttention
 
@@ -46,35 +46,45 @@ class Eviction(RefreshState):
     first: np.ndarray  # [B] the slot from which on no slot has been evicted
     budgets: np.ndarray  # [B, L] slots that each layer keeps below that; all 0: not known yet
     survivors: Tensor  # [B, L, N, K] int64: slots below `first` that are kept, plus 1, in order
+    counts: np.ndarray  # [B, L] their number for each head of keys
 
     @staticmethod
     def start(rows: int, refresh: int) -> Eviction:
         """The state of rows that have evicted nothing."""
         zeros = np.zeros(rows, dtype=np.int64)
         none = torch.zeros(rows, 0, 0, 0, dtype=torch.int64)
-        return Eviction(np.full(rows, refresh), zeros, zeros.copy(), np.zeros((rows, 0), dtype=np.int64), none)
+        empty = np.zeros((rows, 0), dtype=np.int64)
+        return Eviction(np.full(rows, refresh), zeros, zeros.copy(), empty, none, empty.copy())
 
-    def candidates(self, layer: int, rows: np.ndarray, stop: np.ndarray, heads: int) -> Tensor:
-        """[b, S, K]: the slots of `rows` [b] below `stop` [b] still kept in a layer, in order; -1 is padding."""
-        begin = torch.from_numpy(np.minimum(self.first[rows], stop))[:, None]
-        fresh = begin + torch.arange(max(0, int((stop - begin[:, 0].numpy()).max())))
-        fresh = torch.where(fresh < torch.from_numpy(stop)[:, None], fresh, -1)
-        both = fresh[..., None].expand(-1, -1, heads)
+    def candidates(
+        self, layer: int, rows: np.ndarray, stop: np.ndarray, heads: int, device: torch.device
+    ) -> tuple[Tensor, np.ndarray]:
+        """The slots of `rows` [b] below `stop` [b] still kept in a layer, in order, and their number for each head.
+
+        They are [b, S, K], padded with -1, and [b].
+        """
+        begin = np.minimum(self.first[rows], stop)
+        count = stop - begin
+        fresh = begin[:, None] + np.arange(int(count.max()))
+        both = upload(np.where(fresh < stop[:, None], fresh, -1), device)[..., None].expand(-1, -1, heads)
         if self.survivors.shape[1]:
-            survivors = self.survivors[torch.from_numpy(rows), layer, :, :heads] - 1
-            both = torch.cat((survivors, both), 1)
+            where = upload(rows, self.survivors.device)
+            survivors = self.survivors[where, layer, :, :heads].to(device) - 1
+            both, count = torch.cat((survivors, both), 1), count + self.counts[rows, layer]
         none = torch.iinfo(both.dtype).max
         ordered = torch.where(both < 0, none, both).sort(1).values
-        size = int((ordered < none).sum(1).max())
-        return torch.where(ordered == none, -1, ordered)[:, :size]
+        return torch.where(ordered == none, -1, ordered)[:, : int(count.max())], count
 
-    def keep_slots(self, rows: np.ndarray, chosen: Sequence[Tensor], first: np.ndarray) -> None:
-        """Sets the slots that `rows` [b] keep: `chosen` [b, N, K] of each layer, and all from `first` [b] on."""
+    def keep_slots(self, rows: np.ndarray, chosen: Sequence[Tensor], first: np.ndarray, counts: np.ndarray) -> None:
+        """Sets the slots that `rows` [b] keep: `chosen` [b, N, K] of each layer, and all from `first` [b] on.
+
+        `counts` [b, L] of them are slots, the first ones.
+        """
         most = [max(each.shape[axis] for each in chosen) for axis in (1, 2)]
         wide = [F.pad(each + 1, (0, most[1] - each.shape[2], 0, most[0] - each.shape[1])) for each in chosen]
-        new = torch.stack(wide, 1)
-        self.survivors = scatter_rows(self.survivors, rows, new)
-        self.first = scatter_rows(self.first, rows, first)
+        new = torch.stack([each.to(wide[0].device) for each in wide], 1)
+        self.survivors = scatter_rows(self.survivors.to(new.device), rows, new)
+        self.first, self.counts = scatter_rows(self.first, rows, first), scatter_rows(self.counts, rows, counts)
 
 
 def preference(attention: Tensor, tau1: float, tau2: float) -> Tensor:
@@ -117,14 +127,14 @@ def indicator(attention: Tensor, heads: int, gamma: float) -> Tensor:
     return rearrange(pooled, "b (k g) s -> b s k g", k=heads).mean(-1)
 
 
-def best(slots: Tensor, score: Tensor, budget: Tensor) -> Tensor:
+def best(slots: Tensor, score: Tensor, budget: np.ndarray) -> Tensor:
     """[B, N, K]: of the candidates `slots` [B, S, K] (-1: none) the `budget` [B] of the highest score, in order.
 
     N is the largest budget; -1 fills a row that has a smaller one.
     """
     score = score.masked_fill(slots < 0, -torch.inf)
     rank = score.argsort(dim=1, descending=True, stable=True).argsort(1)
-    survivors = (rank < budget[:, None, None]) & (slots >= 0)
+    survivors = (rank < upload(budget, rank.device)[:, None, None]) & (slots >= 0)
     none = torch.iinfo(slots.dtype).max
     ordered = torch.where(survivors, slots, none).sort(1).values[:, : int(budget.max())]
     return torch.where(ordered == none, -1, ordered)
@@ -182,21 +192,25 @@ class Cake(SparseAttention):
         rows, long = slots.rows, slots.length > self.budget
         heads = [k.shape[2] for k in slots.cache.k]
         if not long.any():  # all of it is seen; what a row keeps is decided when its text first does not fit
-            nothing = [torch.zeros(len(rows), 0, count, dtype=torch.int64) for count in heads]
-            return Choice(nothing, np.zeros_like(slots.length))
+            nothing = [torch.zeros(len(rows), 0, k.shape[2], dtype=torch.int64, device=k.device) for k in slots.cache.k]
+            return Choice(nothing, np.zeros_like(slots.length), np.zeros((slots.layers, len(rows)), dtype=np.int64))
         first = np.where(long, slots.length - self.window, 0)
-        candidates = [state.candidates(layer, rows, first, count) for layer, count in enumerate(heads)]
+        candidates = [
+            state.candidates(layer, rows, first, count, q.device)
+            for layer, (q, count) in enumerate(zip(slots.queries, heads, strict=True))
+        ]
         attentions = [
             self.attention(slots, layer, q, slot, first)
-            for layer, (q, slot) in enumerate(zip(slots.queries, candidates, strict=True))
+            for layer, (q, (slot, _)) in enumerate(zip(slots.queries, candidates, strict=True))
         ]
         self._share(slots, long, attentions, state)
-        chosen = []
-        for layer, (attention, slot) in enumerate(zip(attentions, candidates, strict=True)):
-            budget = upload(np.where(long, state.budgets[rows, layer], 0), slot.device)
+        chosen, counts = [], []
+        for layer, (attention, (slot, count)) in enumerate(zip(attentions, candidates, strict=True)):
+            budget = np.where(long, state.budgets[rows, layer], 0)
             chosen.append(best(slot, indicator(attention, heads[layer], self.gamma), budget))
-        state.keep_slots(rows, chosen, first)
-        return Choice(chosen, first)
+            counts.append(np.minimum(budget, count))
+        state.keep_slots(rows, chosen, first, np.stack(counts, 1))
+        return Choice(chosen, first, np.stack(counts))
 
     def attention(self, slots: CommittedSlots, layer: int, q: Tensor, slot: Tensor, first: np.ndarray) -> Tensor:
         """[b, H, n, S]: attention of each row's last queries q [b, n, H, D] over the candidates `slot` [b, S, K].
@@ -225,7 +239,8 @@ class Cake(SparseAttention):
         if attentions[0].shape[2] < 2:  # the prompt was short, and its queries are gone
             state.budgets[rows[new]] = average
         elif len(new):
-            each = np.stack([download(self._preference(attention)) for attention in attentions], 1)
+            parts = {str(layer): self._preference(attention) for layer, attention in enumerate(attentions)}
+            each = np.stack(list(to_host(parts).values()), 1)
             for at in new.tolist():
                 most = int(slots.length[at]) - self.window
                 state.budgets[rows[at]] = layer_budgets(each[at], average, most)

@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+import numpy as np
 import torch
 from einops import reduce
 from torch import Tensor
@@ -71,7 +72,8 @@ class Retrieval(SparseAttention):
             order = torch.arange(self.chunk, device=best.device)
             picked = (best[:, :, None] * self.chunk + order[:, None]).flatten(1, 2)
             chosen.append(torch.where(picked < many * self.chunk, picked, -1))
-        return Choice(chosen, counts * self.chunk)
+        whole = np.minimum(number, counts) * self.chunk
+        return Choice(chosen, counts * self.chunk, np.tile(whole, (slots.layers, 1)))
 
 
 def chunk_scores(q: Tensor, means: Tensor, counts: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ import torch
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.model import LanguageModel
 
+from ...host_transfer import upload
 from ...registry import register
 from ..contracts import DecodeContext
 from ..sparse_kv import Choice, CommittedSlots, SparseAttention
@@ -59,4 +60,6 @@ class Streaming(SparseAttention):
         first = np.maximum(np.minimum(self.sink, slots.length), slots.length - self.window)
         order = torch.arange(self.sink).repeat(len(first), 1)
         sinks = torch.where(order < torch.from_numpy(first)[:, None], order, -1)[..., None]
-        return Choice([sinks.expand(-1, -1, k.shape[2]) for k in slots.cache.k], first)
+        counts = np.minimum(self.sink, first)
+        whole = [upload(sinks, k.device).expand(-1, -1, k.shape[2]) for k in slots.cache.k]
+        return Choice(whole, first, np.tile(counts, (slots.layers, 1)))

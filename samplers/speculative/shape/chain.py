@@ -45,7 +45,7 @@ class Chain(Shape):
         tokens, counts, live = [text.last], np.zeros_like(budget), budget > 0
         distributions: list[Tensor] = []
         for step in range(int(budget.max())):
-            draft = Draft(torch.stack(tokens, 1), counts + 1, text.length - 1)
+            draft = Draft(torch.stack(tokens, 1), counts + 1, text.length - 1, grows=live)
             nodes = upload(np.where(live, step, -1), text.device)[:, None]
             over = (
                 SubsetLogits(draft_model.forward(draft, nodes))

@@ -18,6 +18,7 @@ from pardec.samplers.speculative.sparse_kv import Choice, CommittedSlots
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
 from tests.samplers.copying_model import induction
 
+CPU = torch.device("cpu")
 LENGTHS, NEW = (30, 12, 41, 7), (12, 15, 6, 18)
 FEW = "cake:budget=10,window=4,refresh=1"
 
@@ -99,14 +100,14 @@ def test_budgets_are_the_published_ones_and_never_above_what_there_is() -> None:
 def test_the_best_are_kept_in_order_and_candidates_grow_by_what_is_new() -> None:
     state = Eviction.start(2, 1)
     rows_ = np.arange(2)
-    assert state.candidates(0, rows_, np.array([3, 1]), 1)[..., 0].tolist() == [[0, 1, 2], [0, -1, -1]]
+    assert state.candidates(0, rows_, np.array([3, 1]), 1, CPU)[0][..., 0].tolist() == [[0, 1, 2], [0, -1, -1]]
     slots = torch.tensor([[0, 1, 2, 3], [0, 1, -1, -1]])[..., None]
     score = torch.tensor([[1.0, 9.0, 2.0, 5.0], [3.0, 4.0, 99.0, 99.0]])[..., None]
-    chosen = best(slots, score, torch.tensor([2, 1]))
+    chosen = best(slots, score, np.array([2, 1]))
     assert chosen[..., 0].tolist() == [[1, 3], [1, -1]]
-    state.keep_slots(rows_, [chosen, chosen[:, :1]], np.array([5, 2]))
-    assert state.candidates(0, rows_, np.array([7, 2]), 1)[..., 0].tolist() == [[1, 3, 5, 6], [1, -1, -1, -1]]
-    assert state.candidates(1, rows_[:1], np.array([6]), 1)[..., 0].tolist() == [[1, 5]]
+    state.keep_slots(rows_, [chosen, chosen[:, :1]], np.array([5, 2]), np.array([[2, 1], [1, 1]]))
+    assert state.candidates(0, rows_, np.array([7, 2]), 1, CPU)[0][..., 0].tolist() == [[1, 3, 5, 6], [1, -1, -1, -1]]
+    assert state.candidates(1, rows_[:1], np.array([6]), 1, CPU)[0][..., 0].tolist() == [[1, 5]]
 
 
 class Watch:
@@ -175,8 +176,10 @@ def test_what_was_evicted_is_never_read() -> None:
     clean = run(model, f"sequential@{FEW}", given, NEW)
     fill = PartialCache.fill
 
-    def poisoned(self: PartialCache, source: Any, which: np.ndarray, chosen: Any, first: np.ndarray, stop: Any) -> None:
-        fill(self, source, which, chosen, first, stop)
+    def poisoned(
+        self: PartialCache, source: Any, which: np.ndarray, chosen: Any, first: np.ndarray, *rest: Any
+    ) -> None:
+        fill(self, source, which, chosen, first, *rest)
         for layer, kept in enumerate(chosen):
             for index, row in enumerate(which.tolist()):
                 gone = sorted(set(range(int(first[index]))) - set(kept[index, :, 0].tolist()))
