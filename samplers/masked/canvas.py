@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import or_
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
 import torch
@@ -72,7 +72,7 @@ class Revision:
 
     reopen: Tensor | None = None  # [B, W] bool: masked again; the step's choices there are dropped
     rewrite: Update | None = None
-    hold: np.ndarray | None = None  # [B] bool: the row stays in its block although no position of it is open
+    hold: Tensor | None = None  # [B] bool: the row stays in its block although no position of it is open
     commit: Update | None = None  # at open positions, in addition to the step's choices, and overriding them
     source: Tensor | None = None  # [B, W] int64, applied last: the position whose token moves here; -1: a new mask
 
@@ -91,7 +91,7 @@ class Revision:
         return Revision(
             None if self.reopen is None else self.reopen & rows,
             None if self.rewrite is None else self.rewrite.only(rows),
-            None if self.hold is None else self.hold & download(rows[:, 0]),
+            None if self.hold is None else self.hold & rows[:, 0],
             None if self.commit is None else self.commit.only(rows),
             None if self.source is None else torch.where(rows, self.source, _own(self.source)),
         )
@@ -102,7 +102,7 @@ class Span:
     """The span of each row whose open positions compete in the coming step. Arrays are on the host."""
 
     block_start: np.ndarray  # [B] where the span begins; caches use it as the start of the active block
-    block_end: np.ndarray  # [B] where it ends
+    block_end: np.ndarray | Tensor  # [B] where it ends; a tensor's values may come later than the tensor
     block_started: np.ndarray  # [B] bool: a new block begins; caches refresh and schedules restart
     eligible: np.ndarray | None = None  # [B, W] bool in the canvas's window: competing positions; None: all
     progress: np.ndarray | None = None  # [B] if none is chosen, the best before this position is committed; None: any
@@ -135,6 +135,7 @@ _ROWS = (
     "rows", "prompt", "total", "planned", "origin", "block_start", "block_end", "end", "step", "entry_step", "nfe",
     "block_started", "block_remaining", "first_open",
 )  # fmt: skip
+_OF_BLOCK = ("block_end", "end", "active_host", "compete_host", "eligible_host", "block_remaining")
 _TENSORS = ("tokens", "open", "commit_step", "commit_score", "serial", "window", "eligible")
 _HOST = (
     *_ROWS, "num_masked", "total_steps", "hold_block", "_clocks", "given_host", "window_host", "active_host",
@@ -227,6 +228,7 @@ class Canvas(RowState):
         self.revises = self.moves = False  # whether committed tokens of an active block may change, and move within it
         self.commit_order: Tensor | None = None  # [B, W] int64 on the host, where a cache needs it
         self.max_logits: Callable[[], np.ndarray] | None = None  # [B, L]: see `REUSES_PREDICTIONS` of `Cache.provides`
+        self._later: list[tuple[Mapping[str, Tensor], Callable[[Mapping[str, np.ndarray]], None]]] = []  # to be read
         self.block_start = self.block_end = np.full(len(rows), -1)
         if moving:
             self.block_start, self.block_end, self.end = self.prompt.copy(), total, total
@@ -248,12 +250,30 @@ class Canvas(RowState):
             self.tokens_host, self.open_host = self.tokens.numpy(), self.open.numpy()
             self._step_host, self._score_host = self.commit_step.numpy(), self.commit_score.numpy()
 
+    def read_later(self, parts: Mapping[str, Tensor], then: Callable[[Mapping[str, np.ndarray]], None]) -> None:
+        """Calls `then` with these tensors as arrays: at once on a CPU, else with the transfer of the coming commit."""
+        if self.on_host:
+            then(to_host(parts))
+        else:
+            self._later.append((parts, then))
+
     def _read(self, beside: Tensor | None = None) -> float:
         """Updates `tokens_host` and `open_host` by one transfer from the device, which also carries `beside`."""
-        packed = torch.where(self.open, _OPEN, self.tokens)
-        read = to_host({"packed": packed} if beside is None else {"packed": packed, "beside": beside})
-        self._unpack(read["packed"])
+        parts = {"packed": torch.where(self.open, _OPEN, self.tokens)}
+        read = self._transfer(parts if beside is None else parts | {"beside": beside})
         return 0.0 if beside is None else float(read["beside"])
+
+    def _transfer(self, parts: dict[str, Tensor]) -> Mapping[str, np.ndarray]:
+        """Reads `parts`, and with them all that was to be read later."""
+        later, self._later = self._later, []
+        for number, (asked, _) in enumerate(later):
+            parts |= {f"{number} {name}": tensor for name, tensor in asked.items()}
+        read = to_host(parts)
+        if "packed" in parts:
+            self._unpack(read["packed"])
+        for number, (asked, then) in enumerate(later):
+            then({name: read[f"{number} {name}"] for name in asked})
+        return read
 
     def _unpack(self, packed: np.ndarray) -> None:
         self.open_host = packed == _OPEN
@@ -307,23 +327,42 @@ class Canvas(RowState):
 
         Raises RuntimeError for a row with open positions none of which may compete.
         """
-        block_started = span.block_started & ~self.hold_block
-        self.block_start = np.where(self.hold_block, self.block_start, span.block_start)
-        self.block_end = np.where(self.hold_block, self.block_end, np.minimum(span.block_end, self.total))
-        self.block_started, self.entry_step = (
-            self.block_started | block_started,
-            np.where(block_started, self.step, self.entry_step),
-        )
-        self.end = self.block_end if self.bounded else self.total
-        self.active_host = (self.window_host >= self.block_start[:, None]) & (
-            self.window_host < self.block_end[:, None]
-        )
-        self.compete_host = self.active_host if span.eligible is None else self.active_host & span.eligible
+        end, hold = span.block_end, self.hold_block
+        if isinstance(end, Tensor) and not self.on_host:
+            return self._shorten(span, end)
+        started = span.block_started & ~hold
+        self.block_started = self.block_started | started
+        self.entry_step = np.where(started, self.step, self.entry_step)
+        end = np.minimum(end.numpy() if isinstance(end, Tensor) else end, self.total)
+        start = np.where(hold, self.block_start, span.block_start)
+        self._place(start, np.where(hold, self.block_end, end), span.eligible)
+        if ((self.block_remaining == 0) & (self.first_open < self.total) & ~hold).any():
+            raise RuntimeError("the block stage's span contains no open position of a row that has some")
+
+    def _shorten(self, span: Span, end: Tensor) -> None:
+        """Moves the ends of active blocks forward; the transfer of the coming commit tells the host where to."""
+        device, start = self.tokens.device, np.where(self.hold_block, self.block_start, span.block_start)
+        end = torch.where(upload(self.hold_block, device), upload(self.block_end, device), end)
+        self.eligible = self.eligible & (self.window < end[:, None])
+        self.read_later({"end": end}, lambda read: self._place(start, read["end"], span.eligible))
+        for name in _OF_BLOCK:  # see `__getattr__`
+            delattr(self, name)
+
+    def __getattr__(self, name: str) -> Any:
+        """Reads the end of active blocks where a stage needs it, or what it decides, before the coming commit."""
+        if name not in _OF_BLOCK or not vars(self).get("_later"):
+            raise AttributeError(f"a canvas has no {name!r}")
+        self._transfer({})
+        return getattr(self, name)
+
+    def _place(self, start: np.ndarray, end: np.ndarray, eligible: np.ndarray | None) -> None:
+        self.block_start, self.block_end = start, end
+        self.end = end if self.bounded else self.total
+        self.active_host = (self.window_host >= start[:, None]) & (self.window_host < end[:, None])
+        self.compete_host = self.active_host if eligible is None else self.active_host & eligible
         self.eligible_host = self.compete_host & np.take_along_axis(self.open_host, self.window_host, 1)
         self.eligible = upload(self.eligible_host, self.tokens.device)
         self.block_remaining = self.eligible_host.sum(1)
-        if ((self.block_remaining == 0) & (self.first_open < self.total) & ~self.hold_block).any():
-            raise RuntimeError("the block stage's span contains no open position of a row that has some")
 
     @property
     def block_lengths(self) -> np.ndarray:
@@ -466,7 +505,9 @@ class Canvas(RowState):
             tensor.scatter_(1, self.window, written.to(tensor.dtype))
 
     def _revise(self, revision: Revision) -> None:
-        self.hold_block = np.zeros(len(self), dtype=bool) if revision.hold is None else revision.hold
+        self.hold_block = np.zeros(len(self), dtype=bool)
+        if revision.hold is not None:
+            self.read_later({"hold_block": revision.hold}, vars(self).update)
         ours, new = self.committed, revision.rewrite
         if new is not None:
             self._put(new.which & ours, new.tokens, self._forward(), new.scores, hold_block=False)
@@ -528,14 +569,24 @@ class Canvas(RowState):
         """Moves the clock over steps at which a schedule commits nothing."""
         self.step = self.step + idle
 
+    def keep(self, rows: np.ndarray) -> None:
+        if not self.on_host:
+            self.tokens_host, self.open_host = self.tokens_host[rows], self.open_host[rows]
+            where = upload(rows, self.tokens.device)
+            self._later = [({name: each[where] for name, each in parts.items()}, then) for parts, then in self._later]
+        super().keep(rows)
+
+    def put(self, where: np.ndarray, other: Self) -> None:
+        super().put(where, other)
+        if not self.on_host:
+            self._read()
+
     def rows_changed(self) -> None:
         with torch.inference_mode(False), torch.no_grad():  # rows removed within a step are written to outside of one
             for name in _TENSORS:
                 if (tensor := getattr(self, name)).is_inference():
                     setattr(self, name, tensor.clone())
         self.bind()
-        if not self.on_host:
-            self._read()
 
     def before_join(self, where: np.ndarray, other: Canvas) -> None:
         """Adds the columns that `other` has more; it has no fewer, and has had no forward."""

@@ -600,8 +600,8 @@ class Finish(Stage):
             traits |= {Trait.CUTS_ROWS, Trait.ACTS_BETWEEN_STEPS}
         return traits
 
-    def fill(self, predictions: Predictions, proposal: Proposal, canvas: Canvas) -> np.ndarray:
-        """[B] bool on the host, called before each commit: rows whose open positions are all committed now instead."""
+    def fill(self, predictions: Predictions, proposal: Proposal, canvas: Canvas) -> Tensor:
+        """[B] bool, called before each commit: rows whose open positions are all committed now instead."""
         raise self.undefined("fill")
 
     def cut(self, predictions: Predictions, canvas: Canvas, request: Request) -> np.ndarray:

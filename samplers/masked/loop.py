@@ -449,12 +449,15 @@ class MaskedLoop:
         """Commits the likeliest token at every open position of rows that a finish stage fills."""
         canvas, predictions = self.canvas, self.forward.predictions
         assert predictions is not None, "made for it"
-        rows = np.zeros(len(canvas), dtype=bool)
-        for stage in self.sampler.filling:
-            rows |= stage.fill(predictions, proposal, canvas)
-        if not rows.any():
-            return decision
-        which, columns = visible_open(canvas, rows)
+        rows = reduce(torch.logical_or, [stage.fill(predictions, proposal, canvas) for stage in self.sampler.filling])
+        some = np.ones(len(canvas), dtype=bool)
+        if self.on_host:
+            some = rows.numpy()
+            if not some.any():
+                return decision
+        # On a GPU, reading which rows are filled would synchronize: the predictions of all are made.
+        which, columns = visible_open(canvas, some)
+        which &= rows[:, None]
         distribution = predictions.at(columns)
         self.distributions.append(Read(None, distribution, columns, which.gather(1, columns)))
         ids, probability = distribution.greedy
@@ -463,7 +466,7 @@ class MaskedLoop:
             torch.zeros_like(canvas.tokens).scatter_(1, columns, ids),
             torch.zeros_like(canvas.commit_score).scatter_(1, columns, probability),
         )
-        rest = upload(~rows, which.device)[:, None]
+        rest = ~rows[:, None]
         revision = None if decision.revision is None else decision.revision.only(rest)
         return Decision(decision.chosen.only(rest), decision.token_source, revision, fill, columns)
 

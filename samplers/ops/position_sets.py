@@ -1,8 +1,10 @@
-"""Functions of sets of positions, on the host: columns, nucleus by share of a sum, gaps between positions."""
+"""Functions of sets of positions: columns, nucleus by share of a sum, gaps between positions."""
 
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
 
 def columns_of(which: np.ndarray, blank: int) -> np.ndarray:
@@ -16,6 +18,17 @@ def columns_of(which: np.ndarray, blank: int) -> np.ndarray:
     most = int(count.max())
     columns: np.ndarray = np.argsort(~which, axis=1, kind="stable")[:, :most]
     return np.where(np.arange(most) < count[:, None], columns, blank)
+
+
+def first_columns(which: Tensor, most: int, blank: int) -> Tensor:
+    """`columns_of` on a device, where the host does not know how many there are: K is at most `most`.
+
+    A CPU's values are read, so that K is the greatest number in a row.
+    """
+    count = which.sum(1, keepdim=True)
+    most = int(count.max()) if which.device.type == "cpu" else min(most, which.shape[1])
+    columns = (~which).byte().argsort(dim=1, stable=True)[:, :most]
+    return torch.where(torch.arange(most, device=which.device) < count, columns, blank)
 
 
 def nucleus(values: np.ndarray, share: float) -> np.ndarray:

@@ -27,7 +27,7 @@ DOWNLOADS = 1  # the bound per step; with a model that drafts one more
 _NEXT = "the host plans what comes next in the same step by what this forward found"
 _TREE = "the host chooses each level's nodes"
 ABOVE = {
-    **dict.fromkeys(("adablock", "slowfast", "edit", "prophet", "freedave", "lopa", "dapd", "dawn", "d2cache"), _NEXT),
+    **dict.fromkeys(("freedave", "lopa"), _NEXT),
     **dict.fromkeys(("+beam", "+dyspec", "+paths", "recycling", "lookahead", "aded", "sorted"), _TREE),
     **dict.fromkeys(("triforce",), _TREE),
     **dict.fromkeys(("+calibrated", "+fallback", "+unsure", "+momentum"), "the host stops a row's draft by its scores"),

@@ -22,7 +22,7 @@ import torch
 
 from pardec.models.errors import SpecError
 
-from ...host_transfer import to_host, upload
+from ...host_transfer import upload
 from ...registry import register
 from ..contracts import Block, Canvas, Evidence, Span
 
@@ -85,11 +85,12 @@ class AdaptiveBlock(Block):
         ahead = upload(state.block_start + self._scope(canvas), ids.device)[:, None]
         which = evidence.eligible & torch.isin(ids, delimiters) & (evidence.positions < ahead)
         best, column = torch.where(which, probability, -1.0).max(1)
-        found = {"sure": best >= self.tau, "end": evidence.positions.gather(1, column[:, None])[:, 0]}
-        sure, end = to_host(found).values()
-        block_end = np.where(sure, end + 1, np.minimum(state.block_start + canvas.block_length, canvas.total))
-        state.block_end = np.where(canvas.block_started, block_end, state.block_end)
-        return Span(state.block_start, state.block_end, np.zeros_like(canvas.block_started))
+        found = evidence.positions.gather(1, column[:, None])[:, 0] + 1
+        plain = np.minimum(state.block_start + canvas.block_length, canvas.total)
+        others = upload(np.where(canvas.block_started, plain, state.block_end), ids.device)
+        end = torch.where((best >= self.tau) & upload(canvas.block_started, ids.device), found, others)
+        canvas.read_later({"block_end": end}, vars(state).update)
+        return Span(state.block_start, end, np.zeros_like(canvas.block_started))
 
     def _scope(self, canvas: Canvas) -> np.ndarray:
         scope: np.ndarray = (self.scope * (canvas.total - canvas.prompt)).astype(np.int64)

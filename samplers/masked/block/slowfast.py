@@ -22,7 +22,6 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 
-from ...host_transfer import download
 from ...registry import register
 from ..contracts import Block, Canvas, Evidence, Span
 
@@ -73,8 +72,14 @@ class SlowFast(Block):
             return None
         _, probability = evidence.distribution.greedy
         sure = evidence.eligible & (probability >= self.tau)
-        farthest = download(torch.where(sure, evidence.positions, -1).amax(1))
-        end = np.minimum(np.maximum(farthest, state.begin) + 1, canvas.block_end)
+        farthest = torch.where(sure, evidence.positions, -1).amax(1)
+        last = canvas.block_end
+        canvas.read_later({"farthest": farthest}, lambda read: self._estimate(read["farthest"], last, state))
+        return None
+
+    def _estimate(self, farthest: np.ndarray, last: np.ndarray, state: State) -> None:
+        """Notes the end that a forward of the slow phase finds, given the `farthest` confident position [B]."""
+        end = np.minimum(np.maximum(farthest, state.begin) + 1, last)
         step = state.step + 1
         agree = (step > 1) & (np.abs(end - state.last) < 2)  # the deviation of two numbers is half their distance
         mean = np.where(agree | (step == 1), end, (end + state.last) // 2)
@@ -83,4 +88,3 @@ class SlowFast(Block):
         state.end = np.where(ready, mean, state.end)
         state.last, state.step = np.where(slow, end, state.last), np.where(slow, step, state.step)
         state.fast = state.fast | ready
-        return None

@@ -28,16 +28,19 @@ Transformers, https://arxiv.org/abs/2005.00928:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ...host_transfer import download, upload
+from ...batching import RowState
+from ...host_transfer import upload
 from ...ops.certainty import certainty_density
-from ...ops.position_sets import between, columns_of, nucleus
+from ...ops.position_sets import between, columns_of, first_columns, nucleus
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import CAUSAL_KINDS, AttentionMaps, AttentionSpec, Cache, Canvas, Evidence, QuerySpec
@@ -61,13 +64,23 @@ def attention_rollout(maps: AttentionMaps) -> Tensor:
     return weight
 
 
-@dataclass
-class State:
-    """The tokens, probabilities and importance kept from earlier forwards."""
+class State(RowState):
+    """The tokens, probabilities and importance kept from earlier forwards.
 
-    tokens: LastTokens
-    probability: np.ndarray  # [B, L] float32, of each mask's likeliest token
-    importance: np.ndarray  # [B, L] float32
+    Attributes:
+        probability: [B, L] float32, of each mask's likeliest token.
+        importance: [B, L] float32.
+    """
+
+    per_row = ("tokens", "probability", "importance")
+
+    def __init__(self, canvas: Canvas) -> None:
+        self.tokens = LastTokens(canvas)
+        self.probability, self.importance = np.zeros((2, len(canvas), canvas.length), dtype=np.float32)
+
+    def note(self, read: Mapping[str, np.ndarray]) -> None:
+        """Keeps what a forward has found."""
+        self.probability, self.importance = read["probability"], read["importance"]
 
 
 @register(
@@ -106,14 +119,12 @@ class DualAdaptiveCache(Cache):
         return AttentionSpec(tuple(range(layers)), every=True)
 
     def start(self, canvas: Canvas) -> State:
-        nothing = np.zeros((len(canvas), canvas.length), dtype=np.float32)
-        return State(LastTokens(canvas), nothing, nothing.copy())
+        return State(canvas)
 
     def observe(self, evidence: Evidence, canvas: Canvas, state: State) -> None:
         maps, predictions = evidence.attention, evidence.predictions
         assert maps is not None, "it is read"
         assert predictions is not None, "they are read"
-        state.importance = download(attention_rollout(maps)[:, :-1])
         device, at = evidence.positions.device, np.arange(canvas.length + 1)
         fresh = upload(np.pad(state.probability, ((0, 0), (0, 1))), device)
         own = torch.where(evidence.eligible, evidence.distribution.greedy[1], fresh.gather(1, evidence.positions))
@@ -121,13 +132,11 @@ class DualAdaptiveCache(Cache):
         which = canvas.open_host & (at >= canvas.block_end[:, None]) & (at < canvas.end[:, None])
         columns = upload(columns_of(which, canvas.length), device)
         predicted = predictions.has(columns) & (columns < canvas.length)
-        if bool(predicted.any()):
-            which[:] = False
-            row, column = (download(each) for each in predicted.nonzero(as_tuple=True))
-            which[row, download(columns)[row, column]] = True
-            columns = upload(columns_of(which, canvas.length), device)
+        within = first_columns(predicted, maps.positions.shape[1], columns.shape[1])
+        if within.shape[1]:
+            columns = pad(columns, (0, 1), value=canvas.length).gather(1, within)
             fresh.scatter_(1, columns, predictions.at(columns).greedy[1])
-        state.probability = download(fresh[:, :-1])
+        canvas.read_later({"probability": fresh[:, :-1], "importance": attention_rollout(maps)[:, :-1]}, state.note)
 
     def query(self, canvas: Canvas, state: State) -> QuerySpec:
         changed = state.tokens.changed(canvas)[:, :-1]

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...host_transfer import download, upload
+from ...host_transfer import upload
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import Canvas, Finish, Predictions, Proposal, Request
@@ -95,7 +95,7 @@ class Prophet(Finish):
                     hint="generate more tokens, or leave start out to use all open positions",
                 )
 
-    def fill(self, predictions: Predictions, proposal: Proposal, canvas: Canvas) -> np.ndarray:
+    def fill(self, predictions: Predictions, proposal: Proposal, canvas: Canvas) -> Tensor:
         every = np.ones(len(canvas), dtype=bool)
         opened = visible_open(canvas, every)[1]
         region, counted = self._region(canvas, opened)
@@ -108,8 +108,7 @@ class Prophet(Finish):
             reached = gaps.masked_fill(~counted, 0).sum(1) >= least * count
         else:
             reached = (gaps >= least[:, None]).logical_or(~counted).all(1)
-        fills: np.ndarray = download(ready & (count > 0) & reached)
-        return fills
+        return ready & (count > 0) & reached
 
     @property
     def _answer(self) -> bool:

@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from ...host_transfer import download
+from ...host_transfer import upload
 from ...registry import register
 from ...traits import NONE, Trait
 from ..contracts import Canvas, Proposal, Revise, Revision, Update
@@ -69,18 +68,14 @@ class Edit(Revise):
         if self.of == "filtered":
             ids, probability = proposal.tokens, proposal.evidence.filtered.probability(proposal.tokens)
         changes = canvas.committed & (ids != canvas.tokens.gather(1, canvas.window)) & (probability > self.tau)
-        # Counts on the host, which decides whether the next block is entered.
-        unsure = torch.zeros_like(changes)
-        if self.sure is not None:
-            unsure = (canvas.committed | chosen) & (probability < self.sure)
-        new, changed, doubts = download(torch.stack([chosen.sum(1), changes.sum(1), unsure.sum(1)]))
         again = canvas.hold_block
         state.forwards = np.where(again, state.forwards + 1, 0)
         state.begun = np.where(canvas.block_started, canvas.step, state.begun)
-        complete = canvas.block_remaining == new
-        hold = complete & (state.forwards < self.post) & (~again | (changed > 0))
-        if self.sure is not None:
-            hold &= doubts > 0
+        may = state.forwards < self.post
         if self.steps is not None:
-            hold &= again | (canvas.step + 1 - state.begun < self.steps)
+            may &= again | (canvas.step + 1 - state.begun < self.steps)
+        remaining, may_hold, first = (upload(each, chosen.device) for each in (canvas.block_remaining, may, ~again))
+        hold = (chosen.sum(1) == remaining) & may_hold & (first | changes.any(1))
+        if self.sure is not None:
+            hold &= ((canvas.committed | chosen) & (probability < self.sure)).any(1)
         return Revision(rewrite=Update(changes, ids, probability), hold=hold)

@@ -208,7 +208,7 @@ class Levenshtein(Revise):
         return Revision(
             reopen=masks & ~plain,  # what the select chose there is not written
             rewrite=Update(plain & ours, ids, scores),
-            hold=download(goes_on[:, 0]),
+            hold=goes_on[:, 0],
             commit=Update(plain & masks, ids, scores),
             source=source,
         )

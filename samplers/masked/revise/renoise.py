@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor
 
+from ...host_transfer import upload
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import Canvas, Proposal, Revise, Revision, Update
@@ -56,4 +57,5 @@ class Renoise(Revise):
     def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: DenoisingState) -> Revision:
         rule = Denoising(self.gamma, self.confidence, self.steps)
         accepted, tokens, over = rule.decide(proposal, canvas, state)
-        return Revision(~accepted, Update(accepted, tokens, proposal.evidence.filtered.probability(tokens)), ~over)
+        update = Update(accepted, tokens, proposal.evidence.filtered.probability(tokens))
+        return Revision(~accepted, update, upload(~over, tokens.device))

@@ -31,9 +31,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...host_transfer import download, upload
+from ...host_transfer import upload
 from ...ops.independent import independent_set
-from ...ops.position_sets import columns_of
+from ...ops.position_sets import first_columns
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import AttentionSpec, Canvas, Proposal, Select
@@ -110,14 +110,18 @@ class Dawn(Select):
 
     def _anchors(self, depends: Tensor, proposal: Proposal, canvas: Canvas) -> Tensor:
         """[B, L + 1] bool: the known, confident tokens on which a position of the block depends."""
+        assert self.edge is not None, "filled in by fit"
         known = ~canvas.open_host & (np.arange(canvas.length + 1) < canvas.block_end[:, None])
-        which = download(depends.any(1)) & known
+        which = depends.any(1) & upload(known, depends.device)
         anchors = torch.zeros_like(depends[:, 0])
-        if not which.any():
+        # A row of attention sums to 1, so that a position depends on few others.
+        each = int((1 + 1e-4) / self.edge) if self.edge else canvas.length
+        most = min(int(known.sum(1).max()), int(canvas.eligible_host.sum(1).max()) * each)
+        columns = first_columns(which, most, canvas.length)
+        if not columns.shape[1]:
             return anchors
         predictions = proposal.evidence.predictions
         assert predictions is not None, "they are read"
-        columns = upload(columns_of(which, canvas.length), depends.device)
         before = canvas.commit_score.gather(1, columns)
         before = torch.where(canvas.commit_step.gather(1, columns) >= 0, before, 1.0)
         probability = torch.where(predictions.has(columns), predictions.at(columns).greedy[1], before)

@@ -161,7 +161,7 @@ def test_revisions_join() -> None:
     full = lambda value: torch.full((1, 3), value)  # noqa: E731
     held.commit(Update(torch.ones(1, 3, dtype=torch.bool), full(4), full(0.5)))
     one = Revision(reopen=yes, rewrite=Update(yes, full(5), full(0.6)))
-    other = Revision(rewrite=Update(no, full(6), full(0.7)), hold=np.array([True]))
+    other = Revision(rewrite=Update(no, full(6), full(0.7)), hold=torch.tensor([True]))
     held.commit(Update(torch.zeros(1, 3, dtype=torch.bool), full(4), full(0.5)), revision=one.merge(other))
     assert held.tokens[0, :4].tolist() == [1, M, M, 6]
     assert held.commit_step[0, :4].tolist() == [-1, -2, -2, 1]
