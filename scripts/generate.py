@@ -178,19 +178,23 @@ def stages() -> str:
 
 def transfers() -> str:
     """Transfers per step of each method, as `tests/samplers/transfer_counts.py` counted them."""
-    groups: dict[tuple[str, str, str], list[str]] = {}
+    sys.path.append(str(ROOT))
+    from tests.samplers.transfer_reasons import DOWNLOADS, reason
+
+    groups: dict[tuple[str, str, str, str], list[str]] = {}
     for line in (ROOT / "tests" / "samplers" / "transfer_counts.txt").read_text().splitlines():
         name, counts = line.rsplit(": ", 1)
         model, spec = name.split(" ", 1)
         if spec.endswith(" sampling"):
             continue
         downloads, blocking, _ = counts.split()
-        groups.setdefault((model, downloads, blocking), []).append(f"`{_short(spec)}`")
-    lines = ["| model | downloads | blocking uploads | methods |", "|---|---|---|---|"]
+        why = reason(name) if int(downloads) > DOWNLOADS or blocking != "0" else ""
+        groups.setdefault((model, downloads, blocking, why), []).append(f"`{_short(spec)}`")
+    lines = ["| model | downloads | blocking uploads | methods | reason |", "|---|---|---|---|---|"]
     order = sorted(groups, key=lambda key: (key[0], int(key[1]), int(key[2])))
     lines += [
-        f"| {model} | {downloads} | {blocking} | {', '.join(groups[model, downloads, blocking])} |"
-        for model, downloads, blocking in order
+        f"| {model} | {downloads} | {blocking} | {', '.join(groups[model, downloads, blocking, why])} | {why} |"
+        for model, downloads, blocking, why in order
     ]
     return "\n".join(lines)
 

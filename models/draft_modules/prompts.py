@@ -51,7 +51,7 @@ class PromptVectors(DraftModule):
         self.above = tuple(max(index - back, -1) for index in range(len(vectors)))
         if attention == "encoder":
             self.above = (-1,) * len(vectors)
-        self.uniform = bool((weights == weights[0, 0]).all())
+        self.uniform, self.scale = bool((weights == weights[0, 0]).all()), float(weights[0, 0])
         self.about = (
             f"{self.steps} steps of {self.each} vector{'s' * (self.each > 1)}, attention {attention!r}",
             "logits of a step: " + ("the mean over its vectors" if self.uniform else "their weighted sum"),
@@ -63,7 +63,7 @@ class PromptVectors(DraftModule):
         flat: Tensor = head.unembed(normed.flatten(0, 1)).float()
         each = flat.view(len(normed), -1, self.each, flat.shape[-1])
         if self.each == 1 and self.uniform:
-            return each[:, :, 0] * self.weights[0, 0].float() if float(self.weights[0, 0]) != 1 else each[:, :, 0]
+            return each[:, :, 0] * self.weights[0, 0].float() if self.scale != 1 else each[:, :, 0]
         return torch.einsum("bscv,sc->bsv", each, self.weights[: each.shape[1]].float())
 
 

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..host_transfer import download, upload
+from ..host_transfer import download, to_host, upload
 from ..ops.allowed import AllowedRows
 from ..ops.confidence import argmax
 from ..renamed import refuse_former_names
@@ -233,6 +233,10 @@ class RoundResult:
     states: Tensor | None = None  # [B, T, S] the drafter's `target_states` at every node, then at its probe nodes
     on_host: Mapping[str, np.ndarray] = field(default_factory=dict)  # the loop's summary, and `Drafter.to_observe`
 
+    def read(self, name: str, parts: Callable[[], Mapping[str, Tensor]]) -> Mapping[str, np.ndarray]:
+        """The arrays of `Drafter.to_observe`, one of which has this `name`; reads `parts` if they have not come yet."""
+        return self.on_host if name in self.on_host else to_host(parts())
+
     def levels(self) -> tuple[np.ndarray, np.ndarray]:
         """Accepted and drafted levels of each row, both [B], on the host; 0 where `ignores_length_controller`."""
         accepted = self.on_host["count"] if "count" in self.on_host else download(self.verdict.count)
@@ -379,10 +383,11 @@ class Drafter(Stage):
     def observe(self, outcome: RoundResult, context: DecodeContext, state: Any) -> None:
         """Called after each round's commit, including the first round, which feeds the prompt."""
 
-    def to_observe(self, draft: Draft, verdict: Verdict, state: Any) -> Mapping[str, Tensor]:
+    def to_observe(self, outcome: RoundResult, state: Any) -> Mapping[str, Tensor]:
         """What `observe` will read on the host, by name: the transfer of the round's summary carries it.
 
-        It is asked for on devices alone; on a CPU `observe` reads its tensors in place.
+        `outcome` is the round before its commit, in which nothing is gained yet. It is asked
+        for on devices alone; on a CPU `observe` reads its tensors in place.
         """
         return {}
 

@@ -19,11 +19,11 @@ from pardec.models.plan import Plan, Visible
 
 from ..batching import RowState
 from ..host_transfer import download, upload
+from ..ops.position_sets import first_columns
 from ..prefix_reuse import DraftReuse
 from ..traits import Trait
 from .contracts import DecodeContext, Draft, DraftModel, RoundResult, SubsetLogits, Uniforms, Verdict
 from .forward import CacheRows, catch_up_groups
-from .shape.tree_growth import packed
 
 
 class DraftModelState(RowState, DraftModel):
@@ -140,9 +140,9 @@ class DraftModelState(RowState, DraftModel):
             rows = [text.row(at) for at in range(len(text))]
             self.reuse.store(rows, np.where(self.cached >= text.prompt, text.prompt, 0))
 
-    def to_observe(self, draft: Draft, verdict: Verdict) -> dict[str, Tensor]:
+    def to_observe(self, outcome: RoundResult) -> dict[str, Tensor]:
         """What `compact_cache` reads on the host: see `Drafter.to_observe`."""
-        return {"fed": self._leading(draft, verdict)[1].sum(1)} if self.drafting else {}
+        return {"fed": self._leading(outcome.draft, outcome.verdict)[1].sum(1)} if self.drafting else {}
 
     def _leading(self, draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor]:
         """The slot after `start` of each node of the path, -1 if it was not fed, and 1 for those before such a gap."""
@@ -321,8 +321,9 @@ class DraftModelState(RowState, DraftModel):
         order = torch.arange(draft.width, device=self.start.device)
         real = order < upload(draft.sizes, order.device)[:, None]
         unfed = real & (self._slots(draft.width) < 0)
-        if (nodes := packed(download(unfed))).shape[1]:
-            self._feed(draft, upload(nodes, order.device))
+        nodes = first_columns(unfed, draft.width if draft.parents is not None else 1, -1)  # of a chain the last
+        if nodes.shape[1]:
+            self._feed(draft, nodes)
         start, slot = self.start[:, None], self._slots(draft.width).clamp(min=0)
         if draft.parents is not None:
             self.cache.move(start + slot, torch.where(real & (slot != order), start + order, -1))

@@ -28,7 +28,10 @@ def behind(draft: Draft, chains: ProbeLayout, remaining: np.ndarray, carry: Carr
     device, sizes = draft.tokens.device, draft.sizes
     size, node = upload(sizes, device)[:, None, None], torch.arange(draft.width, device=device)
     length = len(chains.step)
-    if carry is None and (remaining > draft.deepest + chains.steps).all():
+    every = bool((remaining > draft.deepest + chains.steps).all())
+    if draft.parents is not None and device.type != "cpu":  # reading their number would synchronize
+        every = True
+    if carry is None and every:
         order = torch.arange(1, length + 1, device=device)[:, None]
         index = torch.where(node < size, size * order + node, -1)
         return ProbeNodes(chains, index, np.repeat(sizes[:, None], length, 1))
@@ -42,7 +45,14 @@ def behind(draft: Draft, chains: ProbeLayout, remaining: np.ndarray, carry: Carr
     step = upload(torch.tensor(chains.step), device)[:, None]
     has = (node < size) & (step < most[:, None])
     number = has.flatten(1).long().cumsum(1).view_as(has) - 1
-    return ProbeNodes(chains, torch.where(has, size + number, -1), download(has.sum(2)))
+    if draft.parents is not None or device.type == "cpu":
+        return ProbeNodes(chains, torch.where(has, size + number, -1), download(has.sum(2)))
+    depth = np.arange(draft.width)  # of a chain, for which the host counts
+    limit = remaining[:, None] - 1 - depth
+    if carry is not None:
+        limit = np.minimum(limit, [carry[min(at, len(carry) - 1)][0] for at in depth.tolist()])
+    real = (depth < sizes[:, None, None]) & (np.array(chains.step)[:, None] < limit[:, None])
+    return ProbeNodes(chains, torch.where(has, size + number, -1), real.sum(2))
 
 
 def extended(draft: Draft) -> Draft:

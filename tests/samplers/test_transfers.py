@@ -24,8 +24,6 @@ from pardec.samplers.events import Step
 from pardec.samplers.host_transfer import upload
 from tests.samplers.fake_device import DEVICE, FakeDevice, Repeated
 from tests.samplers.transfer_counts import (
-    ABOVE,
-    DOWNLOADS,
     KINDS,
     PROMPTS,
     ROOT,
@@ -37,6 +35,7 @@ from tests.samplers.transfer_counts import (
     of_draft_model,
     options,
 )
+from tests.samplers.transfer_reasons import ABOVE, DOWNLOADS, reason
 
 LISTED = listed()
 SAMPLERS = ROOT / "samplers"
@@ -91,7 +90,7 @@ def test_tokens_are_those_of_a_cpu(model: str, spec: str, temperature: float, de
 def test_the_listed_numbers_are_within_the_bound_or_have_a_reason(name: str) -> None:
     downloads, blocking, _ = LISTED[name]
     within = downloads <= DOWNLOADS + of_draft_model(name) and not blocking
-    assert within or any(part in name for part in ABOVE)
+    assert within or reason(name)
 
 
 def test_every_reason_is_needed() -> None:

@@ -22,20 +22,6 @@ ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_suffix(".txt")
 PROMPTS = ["add 3 4", "Tom has 18 cups. How many?"]
 KINDS = ("download", "blocking upload", "upload")
-DOWNLOADS = 1  # the bound per step; with a model that drafts one more
-# Methods above the bound: part of the case's name -> reason.
-_NEXT = "the host plans what comes next in the same step by what this forward found"
-_TREE = "the host chooses each level's nodes"
-ABOVE = {
-    **dict.fromkeys(("freedave", "lopa"), _NEXT),
-    **dict.fromkeys(("+beam", "+dyspec", "+paths", "recycling", "lookahead", "aded", "sorted"), _TREE),
-    **dict.fromkeys(("triforce",), _TREE),
-    **dict.fromkeys(("+calibrated", "+fallback", "+unsure", "+momentum"), "the host stops a row's draft by its scores"),
-    **dict.fromkeys(("+kseq", "+lantern"), "the rule asks the device how many siblings or alternatives there are"),
-    **dict.fromkeys(
-        (" del", "earlyexit", "kangaroo", "layerskip", "pearl", "prompts", "rapid"), "drafts exit by scores"
-    ),
-}
 ONCE = "models/layers/rope.py"  # a table that a model moves once
 Case = tuple[str, str, float]  # model, spec, temperature
 

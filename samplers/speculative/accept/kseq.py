@@ -79,7 +79,7 @@ class KSeq(Acceptance):
             child = walk.children
             k = child.sum(1)
             q = wide(draft.q[rows, child.long().argmax(1)])
-            rho = division(r, q, k)
+            rho = division(r, q, k) if draft.parents is not None else torch.ones_like(r[:, :1])
             bar = rho * draft_prob
             u = _level_uniforms(draft, uniforms, child, bar, target) if known is None else known
             first = walk.step(child & (u * bar < target))
@@ -94,7 +94,7 @@ def division(p: Tensor, q: Tensor, k: Tensor) -> Tensor:
     """rho [B, 1] for `k` [B] drafts from q [B, V] and the target p [B, V], both float64; 1 where k is 0 or 1."""
     drafts = k.clamp(min=1)[:, None].to(p.dtype)
     low, high = torch.ones_like(drafts), drafts
-    if int(k.max()) < 2:
+    if k.device.type == "cpu" and int(k.max()) < 2:  # on a GPU this check would synchronize; rho is then 1 as well
         return low
     for _ in range(_HALVINGS):
         rho = (low + high) / 2

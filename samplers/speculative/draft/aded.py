@@ -19,17 +19,19 @@ Exact: greedy and distribution, with an exact acceptance: every drafted token is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from pardec.models.model import LanguageModel
 
-from ...host_transfer import download, upload
+from ...host_transfer import download
 from ...limits import check_nodes
 from ...registry import register
 from ...traits import NONE, Trait
@@ -201,7 +203,7 @@ class Aded(Drafter):
         self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: PerRow[Trigrams]
     ) -> Draft:
         text = context.text
-        positions = upload(text.length[:, None] + np.arange(self.k), text.device)
+        positions = torch.from_numpy(text.length[:, None] + np.arange(self.k))  # drawn on the host
         draws = download(uniforms.noise(positions, "draft", self.rollouts))
         return tree_draft(
             text,
@@ -211,18 +213,28 @@ class Aded(Drafter):
             ],
         )
 
+    def to_observe(self, outcome: RoundResult, state: PerRow[Trigrams]) -> Mapping[str, Tensor]:
+        if not (self.update and self.top):
+            return {}
+        raw, draft = outcome.distributions.raw, outcome.draft
+        likeliest = raw.softmax(-1).topk(min(self.top, raw.shape[-1]))
+        return {
+            "probs": likeliest.values,
+            "ids": likeliest.indices,
+            "tokens": draft.tokens,
+            "parents": draft.parent,
+        }
+
     def observe(self, outcome: RoundResult, context: DecodeContext, state: PerRow[Trigrams]) -> None:
         if not self.update:
             return
         text, draft = context.text, outcome.draft
-        top = min(self.top, context.model.vocab_size)
-        if top:
-            likeliest = outcome.distributions.raw.softmax(-1).topk(top)
-            probs, ids = download(likeliest.values), download(likeliest.indices)
-            tokens, parents = download(draft.tokens), download(draft.parent)
+        if self.top:
+            read = outcome.read("probs", lambda: self.to_observe(outcome, state))
+            probs, ids, tokens, parents = (read[name] for name in ("probs", "ids", "tokens", "parents"))
         for at, table in enumerate(state.rows):
             before = int(outcome.before[at])
-            if top:
+            if self.top:
                 above = last_pair(text.row(at)[:before])[0]
                 for node in range(int(draft.sizes[at])):
                     above = int(tokens[at, parents[at, node]]) if node else above

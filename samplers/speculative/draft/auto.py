@@ -20,6 +20,7 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -32,7 +33,7 @@ from pardec.models.errors import PardecError, SpecError
 from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
 
-from ...host_transfer import download, upload
+from ...host_transfer import upload
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
@@ -58,12 +59,13 @@ class BanditState:
     copied: np.ndarray  # [B, N] tokens gained by copies, per match length
     rounds: np.ndarray  # [B, N] rounds with copies, per match length
     size: np.ndarray  # [B] the match's length in this round
-    guess: np.ndarray  # [B, K] the copied tokens of this round
+    guess: np.ndarray  # [B, K] the copied tokens of this round, once it is over
     count: np.ndarray  # [B] the number of copied tokens
     used: np.ndarray  # [B] bool: rows whose draft is the copy
     token: float  # cost of a position fed to the target, in forwards of it
     forward: float = 0.0  # cost of a forward of the model
     one_forward: bool = False  # whether a forward drafts all tokens of a round
+    copies: Tensor | None = None  # [B, K] `guess` where it was drafted
 
     @staticmethod
     def start(model: Any, copy: Any, rows: int, token: float) -> BanditState:
@@ -82,7 +84,7 @@ class BanditState:
 
     def choose(self, copied: Draft, text: Sequences) -> None:
         """[B] bool: the rows that use `copied` in this round."""
-        self.guess, self.count = download(copied.tokens[:, 1:]), copied.sizes - 1
+        self.copies, self.count = copied.tokens[:, 1:], copied.sizes - 1
         for at, index in enumerate(self.texts.rows):
             index.extend(text.row(at)[len(index.text) :].tolist())
         self.size = np.array([index.longest() for index in self.texts.rows])
@@ -213,7 +215,13 @@ class Auto(Nesting):
     def observe(self, outcome: RoundResult, context: DecodeContext, state: BanditState) -> None:
         self._model.observe(outcome, context, state.model)
         self._copy.observe(outcome, context, state.copy)
+        if state.copies is not None:  # after the prompt's round
+            state.guess = outcome.read("guess", lambda: self.to_observe(outcome, state))["guess"]
         state.learn(outcome, context.text, self._price(outcome.draft.sizes, state))
+
+    def to_observe(self, outcome: RoundResult, state: BanditState) -> Mapping[str, Tensor]:
+        own = {} if state.copies is None else {"guess": state.copies}
+        return {**own, **self._model.to_observe(outcome, state.model)}
 
     def _price(self, sizes: np.ndarray, state: BanditState) -> np.ndarray:
         """[B]: the cost of rounds in which the model drafts `sizes` nodes, in target forwards."""

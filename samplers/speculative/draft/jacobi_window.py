@@ -71,8 +71,9 @@ def random_tokens(
     u = uniforms.noise(positions, "init", 1)[..., 0]
     if init == "random" or context.request.conditions:  # the prompt of an image has no tokens
         return (u * context.model.vocab_size).long()
-    count = upload(context.text.prompt, positions.device)[:, None]
-    return context.text.tokens.gather(1, (u * count).long())
+    text, device = context.text, positions.device
+    tokens = text.tokens if device == text.device else torch.from_numpy(text.host)
+    return tokens.gather(1, (u * upload(text.prompt, device)[:, None]).long())
 
 
 def slice_from(values: Tensor, first: np.ndarray, width: int) -> Tensor:

@@ -17,6 +17,7 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -68,17 +69,15 @@ class AdapterState(Shallow):
         """Keeps the adapter's K/V of accepted tokens, and the states of accepted tokens that it was not fed."""
         if outcome.states is None:  # the prompt's round: see `read_prompt`
             return
-        path, count, base = outcome.verdict.path, outcome.verdict.count, outcome.draft.base
+        path, base = outcome.verdict.path, outcome.draft.base
         order = torch.arange(path.shape[1], device=path.device)
         lead = np.zeros_like(base)  # [B] nodes of the path, from node 0 on, that the adapter was fed
         if self.adapter_slots is not None:
-            spare = outcome.draft.width - self.adapter_slots.shape[1]
-            slot = pad(self.adapter_slots, (0, max(0, spare)), value=-1).gather(1, path)
-            fed = ((slot >= 0) & (order <= count[:, None])).long().cumprod(1)
+            slot, fed = self._adapted(outcome)
             if outcome.draft.parents is not None:
                 start = self.start[:, None]
                 self.adapter_cache.move(start + slot, torch.where((fed > 0) & (slot != order), start + order, -1))
-            lead = download(fed.sum(1))
+            lead = outcome.read("lead", lambda: {"lead": fed.sum(1)})["lead"]
         waiting = np.where(lead > 0, 0, base - self.adapted)
         self.adapted = np.where(lead > 0, base + lead, self.adapted)
         states = outcome.states.gather(1, path[..., None].expand(-1, -1, outcome.states.shape[-1])).to(self.pending)
@@ -89,6 +88,20 @@ class AdapterState(Shallow):
         room = most + len(order) + 1 - min(most, self.pending.shape[1])
         merged = pad(self.pending[:, :most], (0, 0, 0, room))
         self.pending = merged.scatter(1, index[..., None].expand_as(states), states)[:, :-1]
+
+    def to_observe(self, outcome: RoundResult) -> dict[str, Tensor]:
+        if outcome.states is None or self.adapter_slots is None:
+            return {}
+        return {"lead": self._adapted(outcome)[1].sum(1)}
+
+    def _adapted(self, outcome: RoundResult) -> tuple[Tensor, Tensor]:
+        """[B, D]: the slot after `start` of each node of the path, -1 for none; and 1 until one was not fed."""
+        path, count = outcome.verdict.path, outcome.verdict.count
+        assert self.adapter_slots is not None, "the round drafted"
+        spare = outcome.draft.width - self.adapter_slots.shape[1]
+        slot = pad(self.adapter_slots, (0, max(0, spare)), value=-1).gather(1, path)
+        order = torch.arange(path.shape[1], device=path.device)
+        return slot, ((slot >= 0) & (order <= count[:, None])).long().cumprod(1)
 
     def failure(self) -> PardecError:
         """The error for logits of this round that are not finite."""
@@ -108,7 +121,10 @@ class AdapterState(Shallow):
 
     def _adapt_committed(self, nodes: Tensor, states: Tensor) -> Tensor:
         """Feeds the adapter all tokens before node 0; returns logits [B, 1, V] after node 0 with states [B, 1, E]."""
-        live = np.flatnonzero(download(nodes[:, 0] >= 0))
+        fed = self.budgeted
+        if fed is None or nodes.device.type == "cpu":
+            fed = download(nodes[:, 0] >= 0)
+        live = np.flatnonzero(fed)
         missing = self.base[live] + 1 - self.adapted[live]
         raw: Tensor | None = None
         for group in catch_up_groups(missing):
@@ -177,3 +193,6 @@ class Kangaroo(ModuleDrafter):
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: AdapterState) -> None:
         state.follow(outcome)
+
+    def to_observe(self, outcome: RoundResult, state: AdapterState) -> Mapping[str, Tensor]:
+        return state.to_observe(outcome)

@@ -33,7 +33,7 @@ from ...host_transfer import download, upload
 from ...registry import register
 from ...request import Request
 from ...traits import Reasons, Trait, Why
-from ..contracts import DecodeContext, Draft, RoundResult, Uniforms, Verdict
+from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
 from ..draft_model import DraftModelState
 from .module_drafter import ModuleDrafter, module_failure, module_of
 
@@ -71,8 +71,8 @@ class LongSpec(ModuleDrafter):
     def observe(self, outcome: RoundResult, context: DecodeContext, state: LongSpecState) -> None:
         state.compact_cache(outcome)
 
-    def to_observe(self, draft: Draft, verdict: Verdict, state: LongSpecState) -> Mapping[str, Tensor]:
-        return state.to_observe(draft, verdict)
+    def to_observe(self, outcome: RoundResult, state: LongSpecState) -> Mapping[str, Tensor]:
+        return state.to_observe(outcome)
 
 
 class LongSpecState(DraftModelState):

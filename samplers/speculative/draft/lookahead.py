@@ -16,17 +16,18 @@ Exact: greedy, and distribution with an exact acceptance: every guess is a point
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
-from ...host_transfer import download, upload
+from ...host_transfer import upload
 from ...limits import MOST_NODES
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
@@ -137,11 +138,10 @@ class Lookahead(Drafter):
         window = (line + column <= deep) & (line < state.lines[:, None])
         node_index = np.where(window, window.cumsum(1) - 1, -1).reshape(grid.shape)
         state.nodes = node_index[np.arange(len(grid)), state.lines - 1]
-        device = text.device
 
-        def concatenated(own: np.ndarray, guessed: np.ndarray) -> torch.Tensor:
+        def concatenated(own: np.ndarray, guessed: np.ndarray) -> Tensor:
             wide = np.broadcast_to(own, (len(grid), line.size))
-            return upload(np.concatenate((wide, guessed), 1), device)
+            return torch.from_numpy(np.concatenate((wide, guessed), 1))
 
         tree = compact(
             concatenated(grid.reshape(len(grid), -1), tokens),
@@ -149,15 +149,16 @@ class Lookahead(Drafter):
             concatenated(line + column, depths),
             concatenated(window, real),
         )
-        drafted = torch.arange(tree[0].shape[1], device=device) >= upload(window.sum(1), device)[:, None]
+        drafted = np.arange(tree[0].shape[1]) >= window.sum(1)[:, None]
+        nodes, above_, depth, verify = (upload(each, text.device) for each in (*tree[:3], drafted))
         levels = int(depths.max(initial=0))
-        return Draft(tree[0], tree[3], text.length - 1, tree[1], tree[2], levels=levels, verify=drafted)
+        return Draft(nodes, tree[3], text.length - 1, above_, depth, levels=levels, verify=verify)
 
     def _top_up(self, context: DecodeContext, uniforms: Uniforms, state: LookaheadState) -> None:
         """Fills the window with fresh tokens, and its corner with the text's last token."""
         text, grid = context.text, state.grid
         positions = np.arange(grid[0].size) + text.length[:, None]
-        random = download(random_tokens(self.init, upload(positions, text.device), context, uniforms))
+        random = random_tokens(self.init, torch.from_numpy(positions), context, uniforms).numpy()
         old = np.arange(self.window) < state.known[:, None]
         state.grid = np.where(old[:, None], grid, random.reshape(grid.shape))
         state.grid[:, 0, 0] = text.host[np.arange(len(text)), text.length - 1]
@@ -178,12 +179,16 @@ class Lookahead(Drafter):
                 packed[3, at, : len(nodes)] = 1
         return packed[0], packed[1], packed[2], packed[3].astype(bool)
 
+    def to_observe(self, outcome: RoundResult, state: LookaheadState) -> Mapping[str, Tensor]:
+        return {} if outcome.draft.parents is None else {"pick": outcome.distributions.pick}
+
     def observe(self, outcome: RoundResult, context: DecodeContext, state: LookaheadState) -> None:
         if outcome.draft.parents is None:  # the prompt's round
             return
         rows, nodes = np.arange(len(state.nodes)), state.nodes
         grown = np.pad(state.grid, ((0, 0), (0, 1), (0, 0)))
-        grown[rows, state.lines] = download(outcome.distributions.pick)[rows[:, None], nodes.clip(min=0)]
+        pick = outcome.read("pick", lambda: self.to_observe(outcome, state))["pick"]
+        grown[rows, state.lines] = pick[rows[:, None], nodes.clip(min=0)]
         full = state.lines + 1 == self.ngram
         for at in np.flatnonzero(full).tolist():
             for key, *following in grown[at].T[nodes[at] >= 0].tolist():

@@ -50,7 +50,7 @@ from ...conditioning import conditioned_model
 from ...registry import register
 from ...spec import ModelName
 from ...traits import Reasons, Trait, Why
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms, Verdict
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
 from ..draft_model import DraftModelState
 from .cross_vocabulary import CrossVocabularyState, TokenMap
 from .draft_checkpoint import check_device, check_pair, check_texts
@@ -147,5 +147,5 @@ class Model(Drafter):
     def observe(self, outcome: RoundResult, context: DecodeContext, state: Any) -> None:
         state.compact_cache(outcome)
 
-    def to_observe(self, draft: Draft, verdict: Verdict, state: Any) -> Mapping[str, Tensor]:
-        return state.to_observe(draft, verdict) if isinstance(state, DraftModelState) else {}
+    def to_observe(self, outcome: RoundResult, state: Any) -> Mapping[str, Tensor]:
+        return state.to_observe(outcome) if isinstance(state, DraftModelState) else {}

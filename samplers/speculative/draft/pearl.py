@@ -21,13 +21,15 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from pardec.models.model import LanguageModel
 
-from ...host_transfer import download, upload
+from ...host_transfer import upload
 from ...registry import register
 from ...traits import Reasons, Trait, Why
-from ..contracts import DecodeContext, Draft, Uniforms
+from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
 from ..draft_model import DraftModelState
 from .model import Model
 
@@ -40,14 +42,15 @@ class AheadState(DraftModelState):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.prediction = np.full_like(self.context.text.length, -1)  # [B] predicted; -1: the draft was cut before it
+        self.predicted: Tensor | None = None  # the same of this round, until it is over
 
     def ahead(self, k: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
         """k - 1 tokens if a row's last token is the prediction, else none; one more token is the next prediction."""
         text = self.context.text
-        right = download(text.last) == self.prediction
+        right = text.host[np.arange(len(text)), text.length - 1] == self.prediction
         draft = self.draft(k, np.where(right, remaining, np.minimum(remaining, 1)), uniforms)
-        last = upload(draft.sizes - 1, draft.tokens.device)
-        self.prediction = np.where(draft.sizes > 1, download(draft.tokens.gather(1, last[:, None])[:, 0]), -1)
+        last = upload(draft.sizes - 1, draft.tokens.device)[:, None]
+        self.predicted = torch.where(last > 0, draft.tokens.gather(1, last), -1)[:, 0]
         sizes = np.maximum(draft.sizes - 1, 1)
         width = int(sizes.max())
         return replace(
@@ -57,6 +60,14 @@ class AheadState(DraftModelState):
             q=None if draft.q is None else draft.q[:, :width],
             is_point_mass=None if draft.is_point_mass is None else draft.is_point_mass[:, :width],
         )
+
+    def compact_cache(self, outcome: RoundResult) -> None:
+        super().compact_cache(outcome)
+        if self.predicted is not None:  # not in the prompt's round
+            self.prediction = outcome.read("predicted", lambda: self.to_observe(outcome))["predicted"]
+
+    def to_observe(self, outcome: RoundResult) -> dict[str, Tensor]:
+        return super().to_observe(outcome) | ({} if self.predicted is None else {"predicted": self.predicted})
 
 
 @register(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -11,7 +12,6 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...host_transfer import download
 from ...limits import check_nodes
 from ...request import Request
 from ...spec_values import MAX_INT_PARAM
@@ -76,6 +76,9 @@ class QueryDrafter(ModuleDrafter):
     def observe(self, outcome: RoundResult, context: DecodeContext, state: QueryState) -> None:
         state.observe(outcome)
 
+    def to_observe(self, outcome: RoundResult, state: QueryState) -> Mapping[str, Tensor]:
+        return state.to_observe(outcome)
+
     @property
     def _carry(self) -> Carry | None:
         if self.carry is None:
@@ -105,11 +108,22 @@ class QueryState(HeadsState):
         queries, states = outcome.draft.queries, outcome.states
         if queries is None or states is None:  # the prompt's round
             return
-        rows = torch.arange(len(states), device=states.device)
-        last = outcome.verdict.path[rows, outcome.verdict.count]
-        index = queries.index[rows, :, last]  # [B, L]
+        rows, index = torch.arange(len(states), device=states.device), self._last_index(outcome)
         self.states = states[rows[:, None], index.clamp(min=0)].to(self.states)
-        self.known = download((index >= 0)[:, :: self.each].sum(1))
+        self.known = outcome.read("known", lambda: self.to_observe(outcome))["known"]
+
+    def to_observe(self, outcome: RoundResult) -> dict[str, Tensor]:
+        """What `observe` reads on the host: see `Drafter.to_observe`."""
+        if outcome.draft.queries is None or outcome.states is None:
+            return {}
+        return {"known": (self._last_index(outcome) >= 0)[:, :: self.each].sum(1)}
+
+    def _last_index(self, outcome: RoundResult) -> Tensor:
+        """[B, L]: the numbers of the probe nodes after the last accepted node, -1 for none."""
+        queries, verdict = outcome.draft.queries, outcome.verdict
+        assert queries is not None, "not the prompt's round"
+        rows = torch.arange(len(verdict.path), device=verdict.path.device)
+        return queries.index[rows, :, verdict.path[rows, verdict.count]]
 
     def _begin(self) -> None:
         self.ahead = self.module.logits(self.states[:, : self.most * self.each])

@@ -38,11 +38,11 @@ from pardec.models.model import LanguageModel
 from pardec.models.trimmed import parameters_read
 
 from ...conditioning import conditioned_model
-from ...host_transfer import download, upload
+from ...host_transfer import upload
 from ...registry import register
 from ...spec import ModelName
 from ...traits import Trait
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms, Verdict
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from ..draft_model import DraftModelState
 from .draft_checkpoint import check_pair
 
@@ -68,8 +68,8 @@ class ShortContextState(DraftModelState):
         self.short = upload(whole, text.device)
 
     def _committed_tokens(self, rows: Tensor, where: Tensor) -> Tensor:
-        tokens, index = self.context.text.tokens[rows], download(rows)
-        lag, prompt = (upload(each[index], where.device)[:, None] for each in (self.lag, self.prompt))
+        tokens = self.context.text.tokens[rows]
+        lag, prompt = (upload(each, where.device)[rows, None] for each in (self.lag, self.prompt))
         own = tokens.gather(1, (where + lag).clamp(max=tokens.shape[1] - 1))
         short = self.short[rows].gather(1, where.clamp(max=self.short.shape[1] - 1))
         return torch.where(where < prompt, short, own)
@@ -160,5 +160,5 @@ class Rapid(Drafter):
     def observe(self, outcome: RoundResult, context: DecodeContext, state: ShortContextState) -> None:
         state.compact_cache(outcome)
 
-    def to_observe(self, draft: Draft, verdict: Verdict, state: ShortContextState) -> Mapping[str, Tensor]:
-        return state.to_observe(draft, verdict)
+    def to_observe(self, outcome: RoundResult, state: ShortContextState) -> Mapping[str, Tensor]:
+        return state.to_observe(outcome)

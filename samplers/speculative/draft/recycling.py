@@ -151,6 +151,10 @@ class Recycling(Drafter):
             tokens[:, level] = matrix.read(tokens[:, tree.parents[level]], tree.ranks[level])
         deep = upload(remaining, text.device)[:, None]
         real = (tokens >= 0) & (tree.depths <= deep.clamp(min=0))
+        if text.device.type != "cpu":  # reading which nodes are real would synchronize: the others are not tested
+            sizes = np.full_like(text.length, tokens.shape[1])
+            tree_, levels = (tree.parents, tree.depths), len(tree.levels)
+            return Draft(tokens.clamp(min=0), sizes, text.length - 1, *tree_, levels=levels, verify=real)
         tokens, parents, depths, sizes = compact(tokens, tree.parents, tree.depths, real)
         return Draft(
             tokens.clamp(min=0),
@@ -165,7 +169,7 @@ class Recycling(Drafter):
         draft = outcome.draft
         batch, width = draft.tokens.shape
         device = draft.tokens.device
-        real = torch.arange(width, device=device) < upload(draft.sizes, device)[:, None]
+        real = draft.tested | (torch.arange(width, device=device) == 0)
         state.matrix.write(torch.arange(batch, device=device), draft.tokens, outcome.distributions.raw, real)
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: _Recycled) -> None:

@@ -132,31 +132,31 @@ class Processing(RowState):
         """Applies `change` to nodes grouped by the length of their histories, since it cannot handle padding."""
         row, column, texts, lengths = self._real_nodes(raw, draft, nodes)
         scores = raw[row, column]
-        for length in sorted(set(lengths.tolist())):
-            same = (lengths == length).nonzero()[:, 0]
+        for length in np.unique(lengths).tolist():
+            same = upload(np.flatnonzero(lengths == length), raw.device)
             scores[same] = change(row[same], texts[same, :length], scores[same])
         return raw.index_put((row, column), scores)
 
-    def _real_nodes(self, raw: Tensor, draft: Draft, nodes: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Row and column in `raw` of every node but padding, and its history [N, C] with its length [N]."""
+    def _real_nodes(self, raw: Tensor, draft: Draft, nodes: Tensor | None) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
+        """Row and column in `raw` of every node but padding, and its history [N, C] with its length [N] on the host."""
         if nodes is None:
-            real = torch.arange(draft.width) < torch.from_numpy(draft.sizes)[:, None]
-            row, column = real.nonzero(as_tuple=True)
-            node = column
+            rows, columns = (np.arange(draft.width) < draft.sizes[:, None]).nonzero()
+            at = columns
         else:
-            on_host = torch.from_numpy(download(nodes))
-            real = (on_host >= 0) & (on_host < torch.from_numpy(draft.sizes)[:, None])
-            row, column = real.nonzero(as_tuple=True)
-            node = on_host[row, column]
-        row, column, node = (upload(index, raw.device) for index in (row, column, node))
-        texts = self._histories(draft, row, node)
-        lengths = upload(self.text.length, raw.device)[row] + draft.depth[row, node]
-        return row, column, texts, lengths
+            on_host = download(nodes)
+            rows, columns = ((on_host >= 0) & (on_host < draft.sizes[:, None])).nonzero()
+            at = on_host[rows, columns]
+        depth = at if draft.parents is None else download(draft.depth)[rows, at]
+        row, column, node = (upload(index, raw.device) for index in (rows, columns, at))
+        texts = self._histories(draft, row, node, int(depth.max(initial=0)))
+        return row, column, texts, self.text.length[rows] + depth
 
-    def _histories(self, draft: Draft, row: Tensor, node: Tensor) -> Tensor:
-        """The text [N, C] int64 that ends in each drafted `node` [N]: its row's committed tokens, then its path's."""
+    def _histories(self, draft: Draft, row: Tensor, node: Tensor, deepest: int) -> Tensor:
+        """The text [N, C] int64 that ends in each drafted `node` [N]: its row's committed tokens, then its path's.
+
+        `deepest` is the greatest depth: nodes that are never tested may stand after the row's limit.
+        """
         past, depth = upload(self.text.length, row.device)[row], draft.depth[row, node]
-        deepest = int(depth.max())  # nodes that are never tested may stand after the row's limit
         texts = torch.nn.functional.pad(self.text.tokens[row], (0, deepest))
         index = torch.arange(len(row), device=row.device)
         for step in range(deepest):  # from the node up, one level at a time

@@ -32,23 +32,29 @@ def move_probability(
     sampled = draft.tested & ~_points(draft)
     leading = draft.tested & (index < _lowest(draft, torch.where(sampled, index, draft.width)).gather(1, _above(draft)))
     distribution, off = p.clone(), torch.zeros_like(p[..., 0])
-    row, node = (first < draft.width).nonzero(as_tuple=True)
+    has = first < draft.width
+    if p.device.type == "cpu":
+        row, node = has.nonzero(as_tuple=True)
+    else:  # reading which nodes have children would synchronize: the others are left as they are
+        every = torch.arange(has.numel(), device=p.device)
+        row, node = every // draft.width, every % draft.width
     if not len(row) or not nearest.shape[1]:
         return distribution, off
-    target, problem = wide(p[row, node]), torch.full_like(first, -1)
-    problem[row, node] = torch.arange(len(row), device=p.device)
+    target = wide(p[row, node])
     # Each point mass wants 1 - p(x), and only other tokens give.
-    giver, taker = leading.nonzero(as_tuple=True)
-    wanted = torch.zeros_like(target, dtype=torch.bool)
-    wanted[problem[giver, _above(draft)[giver, taker]], draft.ids[giver, taker]] = True
+    rows = torch.arange(len(p), device=p.device)[:, None].expand_as(leading)
+    points = torch.zeros_like(p, dtype=torch.int32)
+    points.index_put_((rows, _above(draft), draft.ids), leading.int(), accumulate=True)
+    wanted = points[row, node] > 0
     room = torch.where(wanted, 1 - target, 0)
     spare = target.masked_fill(wanted, 0)
     if draft.q is not None:
-        child, drafted = first[row, node], wide(draft.q[row, first[row, node]])
+        child = first[row, node].clamp(max=draft.width - 1)
+        drafted = wide(draft.q[row, child])
         certain = _points(draft)[row, child][:, None]
         room = torch.where(certain, room, (drafted - target).clamp(min=0))
         spare = torch.where(certain, spare, (target - drafted).clamp(min=0))
-    room = room.masked_fill(target <= 0, 0)
+    room = room.masked_fill((target <= 0) | ~has[row, node][:, None], 0)
     if ratio is not None:
         room = torch.minimum(room, (ratio - 1) * target)
     gain, mass = _transport(room, spare, nearest, delta)
@@ -63,8 +69,8 @@ def _transport(room: Tensor, spare: Tensor, nearest: Tensor, delta: float) -> tu
     Every token offers `spare` [N, V] to the tokens it is a neighbour of, in proportion to their `room` [N, V]. None
     receives more than its room; where more than `delta` would move, all amounts are scaled down.
     """
-    takers = max(int((room > 0).sum(1).max()), 1)
     dense = nearest.shape[0] <= _DENSE
+    takers = 1 if dense else max(int((room > 0).sum(1).max()), 1)
     count = len(room) if dense else max(_GATHERED // (takers * nearest.shape[1]), 1)
     gain, mass = torch.zeros_like(room), torch.zeros_like(room[:, 0])
     for start in range(0, len(room), count):

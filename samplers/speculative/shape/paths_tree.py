@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError, did_you_mean
 
+from ...host_transfer import upload
 from ...spec_values import MAX_INT_PARAM
 from ..ops.trees import Path, Template
 
@@ -84,14 +85,15 @@ class Level:
 
 @cache
 def tree_levels(text: str, device: torch.device) -> tuple[Template, tuple[Level, ...]]:
-    tree = Template.of(read_tree(text)).to(device)
+    tree = Template.of(read_tree(text))  # on the host
     levels = []
     for nodes in tree.levels:
         above: Any = tree.parents[nodes]
         parents, column = above.unique(return_inverse=True)
         ranks = tree.ranks[nodes]
-        levels.append(Level(parents, column, ranks, int(ranks.max()) + 1))
-    return tree, tuple(levels)
+        at, under, order = (upload(each, device) for each in (parents, column, ranks))
+        levels.append(Level(at, under, order, int(ranks.max()) + 1))
+    return tree.to(device), tuple(levels)
 
 
 @cache
