@@ -469,9 +469,14 @@ class Canvas(RowState):
 
         Returns the rows [B] bool that have such tokens.
         """
-        moved: np.ndarray = download((chosen.which & self.eligible).any(1))
+        moved = np.zeros(len(self), dtype=bool)
+
+        def advance(read: Mapping[str, np.ndarray]) -> None:
+            moved[:] = read["moved"]
+            self.step, self.block_started = self.step + moved, self.block_started & ~moved
+
+        self.read_later({"moved": (chosen.which & self.eligible).any(1)}, advance)
         self._write(chosen.which, chosen)
-        self.step, self.block_started = self.step + moved, self.block_started & ~moved
         self._update()
         return moved
 

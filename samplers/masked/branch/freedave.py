@@ -43,7 +43,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...host_transfer import download, upload
+from ...host_transfer import download, to_host, upload
 from ...ops.rank import best, descending
 from ...registry import register
 from ...traits import Trait
@@ -147,7 +147,7 @@ class FreeDave(Branch):
         after = torch.where(canvas.open, canvas.mask_id, canvas.tokens)
         now = after.clone()
         after.scatter_(1, window, torch.where(chosen, hypotheses.tokens, after.gather(1, window)))
-        now_host, after_host = download(now), download(after)
+        now_host, after_host = to_host({"now": now, "after": after}).values()
         depth = np.array(self.depths)[hypotheses.number]
         survivors = np.flatnonzero(hypotheses.number == 0)
         for at, first in enumerate(survivors.tolist()):

@@ -20,10 +20,12 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import numpy as np
+from torch import Tensor
 
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import SpecError
@@ -92,3 +94,6 @@ class DynamicExit(Drafter):
     def observe(self, outcome: RoundResult, context: DecodeContext, state: ExitStates) -> None:
         due = (context.text.nfe % self.every) == 0
         state.count(outcome, due)
+
+    def to_observe(self, outcome: RoundResult, state: ExitStates) -> Mapping[str, Tensor]:
+        return state.to_observe(outcome)

@@ -121,7 +121,7 @@ class _ByExit:
                 logits = hidden.logits(subset=subset)[upload(own, hidden.states.device)]
             else:  # the others of the part go on
                 index = torch.from_numpy((own[:, None] * width + np.arange(width)).ravel())
-                logits = hidden.some(index.to(hidden.states.device)).view(len(own), width, -1)
+                logits = hidden.some(upload(index, hidden.states.device)).view(len(own), width, -1)
             if whole is None:
                 whole = logits.new_zeros(self.plan.batch, *logits.shape[1:])
             whole[upload(rows, whole.device)] = logits
@@ -142,6 +142,7 @@ class ExitStates(DraftModelState):
         super().__init__(context, context.model, context.cache)
         self.choice = choice
         self.head: Callable[[Tensor], Tensor] | None = None  # states [M, E] -> logits [M, V]
+        self.fed_rows: np.ndarray | None = None  # [B] bool: the rows of the coming forward; None: not known
 
     def _begin(self) -> None:
         super()._begin()
@@ -150,10 +151,17 @@ class ExitStates(DraftModelState):
         self.states = torch.zeros(shape, dtype=model.dtype, device=self.start.device)
         self.exit = self.choice.exit
 
+    def _feed(self, draft: Draft, nodes: Tensor) -> Hidden:
+        self.fed_rows = draft.grows
+        return super()._feed(draft, nodes)
+
     def _run(self, plan: Plan) -> Any:
         """One forward: each row of the plan runs the layers up to its exit."""
         calls = self.calls
-        fed = download((plan.slots >= 0).any(1))
+        fed = self.fed_rows
+        if fed is None:  # on a GPU, reading them would synchronize: rows that are not fed only add padding
+            on_host = plan.slots.device.type == "cpu"
+            fed = download((plan.slots >= 0).any(1)) if on_host else np.ones(plan.batch, dtype=bool)
         size = self.states.shape[1] + plan.width
         slot = torch.where(plan.slots >= 0, plan.slots - self.start[:, None], size)
         self.states = pad(self.states, (0, 0, 0, 0, 0, plan.width + 1))
@@ -189,8 +197,26 @@ class ExitStates(DraftModelState):
         self.choice.observe(outcome, self.context, None)
         if outcome.states is None or self.head is None or not due.any():
             return
+        rows = np.flatnonzero(due)
+        if "matched" in outcome.on_host:
+            matched, count = (outcome.on_host[name][rows] for name in ("matched", "count"))
+        else:
+            matched = download(self._matched(outcome, rows))
+            count = download(outcome.verdict.count)[rows]
+        self.choice.count(rows, matched, count + 1)
+
+    def to_observe(self, outcome: RoundResult) -> dict[str, Tensor]:
+        """What `count` reads on the host: see `Drafter.to_observe`."""
+        if outcome.states is None or self.head is None:
+            return {}
+        return {"matched": self._matched(outcome, np.arange(len(outcome.before)))}
+
+    def _matched(self, outcome: RoundResult, which: np.ndarray) -> Tensor:
+        """[n, C]: how many shadow tokens of each exit are those that followed, in the rows `which` [n]."""
+        assert outcome.states is not None, "not the prompt's round"
+        assert self.head is not None, "it has drafted"
         verdict = outcome.verdict
-        rows = upload(np.flatnonzero(due), verdict.path.device)
+        rows = upload(which, verdict.path.device)
         path, count, tokens = verdict.path[rows], verdict.count[rows], outcome.draft.tokens[rows]
         order = torch.arange(path.shape[1], device=path.device)
         follows = tokens.gather(1, path).roll(-1, 1).where(order < count[:, None], verdict.next[rows, None])
@@ -200,8 +226,7 @@ class ExitStates(DraftModelState):
         for each in states.chunk(len(self.choice.exits), -1):
             shadow = argmax(self.head(each.flatten(0, 1)).float()).view_as(path)
             matched.append(((shadow == follows) & stands).sum(1))
-        counts = download(torch.stack(matched, 1))
-        self.choice.count(np.flatnonzero(due), counts, download(count + 1))
+        return torch.stack(matched, 1)
 
     def _run_part(self, plan: Plan, rows: np.ndarray, layers: slice, inputs: Tensor | None) -> Hidden:
         """A part of the layers for these rows of `plan`, from their states `inputs` [copies * n, Q, E] on."""

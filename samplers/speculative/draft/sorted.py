@@ -69,10 +69,12 @@ class NestedState(DraftModelState):
 
     def forward(self, draft: Draft, nodes: Tensor) -> Tensor:
         calls, live = self.calls, nodes[:, 0] >= 0
-        stop = self.base + download(nodes[:, 0]) + 1  # [B] after the token that is fed
-        rows = np.flatnonzero(download(live))
+        fed = download(nodes[:, 0]) if draft.grows is None else np.where(draft.grows, draft.width - 1, -1)
+        stop = self.base + fed + 1  # [B] after the token that is fed
+        rows = np.flatnonzero(fed >= 0)
         result: Tensor | None = None
         for part in range(len(self.parts)):
+            last = part + 1 == len(self.parts)
             raw = self._fitted(self._advance(part, rows, stop[rows], draft))
             self.highest = self.highest + raw.amax(-1).sum()
             whole = raw.new_zeros(len(live), *raw.shape[1:])
@@ -81,9 +83,11 @@ class NestedState(DraftModelState):
             chosen[upload(rows, live.device)] = True
             logits = self._processed(whole, draft, torch.where(chosen[:, None], nodes, -1))
             result = logits if result is None else torch.where(chosen[:, None, None], logits, result)
+            if last:
+                break
             if self.tau < 1:
                 chosen = chosen & (logits[:, 0].softmax(-1).amax(-1) < self.tau)
-            rows = np.flatnonzero(download(chosen))
+                rows = np.flatnonzero(download(chosen))
             if not len(rows):
                 break
         self.calls = calls + 1  # a token's layers count as one forward, in any number of parts
@@ -133,7 +137,7 @@ class NestedState(DraftModelState):
         )
         output = self._run(plan)
         if part + 1 < len(self.parts):
-            self._give(part, rows, where, output.states)
+            self._give(part, rows, where, int((self.reach[rows, part] + missing.max()).max()), output.states)
         return output
 
     def _taken(self, part: int, rows: np.ndarray, where: Tensor) -> Tensor:
@@ -144,9 +148,12 @@ class NestedState(DraftModelState):
         at = where.clamp(max=states.shape[1] - 1).repeat(copies, 1)
         return states.gather(1, at[..., None].expand(-1, -1, states.shape[-1]))
 
-    def _give(self, part: int, rows: np.ndarray, where: Tensor, states: Tensor) -> None:
-        """Stores `states` [copies * n, Q, E] as inputs of the next part; replaces entries after a row's last one."""
-        more = int(where.max()) + 1 - self.inputs.shape[3]
+    def _give(self, part: int, rows: np.ndarray, where: Tensor, stop: int, states: Tensor) -> None:
+        """Stores `states` [copies * n, Q, E] as inputs of the next part; replaces entries after a row's last one.
+
+        All slots `where` [n, Q] are below `stop`.
+        """
+        more = stop - self.inputs.shape[3]
         if more > 0:
             self.inputs = pad(self.inputs, (0, 0, 0, more))
         index = upload(rows, states.device)

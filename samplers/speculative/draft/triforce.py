@@ -31,7 +31,7 @@ from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
-from ...host_transfer import download, upload
+from ...host_transfer import to_host, upload
 from ...ops.inverse_cdf import sample
 from ...registry import register
 from ...spec import ModelName
@@ -80,12 +80,11 @@ class DraftedText:
         result: np.ndarray = self.text.length - self.outer.length
         return result
 
-    def commit(self, tokens: Tensor, counts: np.ndarray, probs: Tensor | None) -> None:
+    def commit(self, tokens: np.ndarray, counts: np.ndarray, probs: Tensor | None) -> None:
         """Appends the first counts[b] of `tokens` [B, D], samples of `probs` [B, D, V]; None: point masses."""
         if probs is not None:
             self._probs.append((self.count, counts, probs))
-        on_host = download(tokens)
-        self.text.commit(on_host, counts, np.zeros(on_host.shape, dtype=np.float32))
+        self.text.commit(tokens, counts, np.zeros(tokens.shape, dtype=np.float32))
 
     def distribution(self, raw: Tensor, draft: Draft, nodes: Tensor) -> Tensor:
         """Processed logits after `nodes` [B, K] of an inner draft, which is a chain: see `DecodeContext`."""
@@ -108,8 +107,9 @@ class DraftedText:
         vocab = self._probs[0][2].shape[-1]
         q = torch.zeros(len(count), width, vocab, device=tokens.device)
         for start, counts, probs in self._probs:
-            row, column = (torch.from_numpy(each) for each in np.nonzero(np.arange(probs.shape[1]) < counts[:, None]))
-            q[row, torch.from_numpy(start)[row] + 1 + column] = probs[row, column].float()
+            rows, columns = np.nonzero(np.arange(probs.shape[1]) < counts[:, None])
+            row, column, to = (upload(each, q.device) for each in (rows, columns, start[rows] + 1 + columns))
+            q[row, to] = probs[row, column].float()
         return Draft(tokens, count + 1, self.outer.length - 1, q=q)
 
     def _chain(self, width: int) -> Tensor:
@@ -262,10 +262,11 @@ class TriForce(Drafter):
             verdict = judge(draft, distributions.probs, own)
             lead = torch.arange(draft.width, device=raw.device) < verdict.count[:, None]
             tokens = torch.where(lead, draft.tokens.roll(-1, 1), verdict.next[:, None])
-            counts = np.where(open_rows, download(verdict.count) + 1, 0)
-            small_sees = RoundResult(draft, verdict, distributions, text.length.copy(), counts)
-            drafted.commit(tokens, counts, distributions.probs if sampling else None)
-            small.compact_cache(small_sees)
+            small_sees = RoundResult(draft, verdict, distributions, text.length.copy(), np.zeros_like(remaining))
+            read = to_host({"count": verdict.count, "tokens": tokens, **small.to_observe(small_sees)})
+            counts = np.where(open_rows, read["count"] + 1, 0)
+            drafted.commit(read["tokens"], counts, distributions.probs if sampling else None)
+            small.compact_cache(replace(small_sees, gained=counts, on_host=read))
         return replace(drafted.draft(), forwards=forwards + middle.calls, highest=highest + middle.highest)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: Hierarchy) -> None:
