@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import pardec
+from pardec.models.host_transfer import download, upload
+from pardec.samplers.ops.position_sets import columns_of, first_columns
 
 if "PARDEC_FAKE_DEVICE" not in os.environ:
     pytest.skip("run by test_transfers_alone.py", allow_module_level=True)
@@ -38,6 +40,7 @@ from tests.samplers.transfer_counts import (
 from tests.samplers.transfer_reasons import ABOVE, DOWNLOADS, reason
 
 LISTED = listed()
+EAGLE = "eagle:name=tiny-llama-eagle,k=3"
 SAMPLERS = ROOT / "samplers"
 
 
@@ -72,6 +75,21 @@ def test_a_step_makes_no_more_transfers_than_listed(spec: str, temperature: floa
         ("tiny-llama", "lookup"),
         ("tiny-llama", "model:name=tiny-llama-draft"),
         ("tiny-llama", "eagle:name=tiny-llama-eagle,k=3+beam:beams=4,nodes=6"),
+        ("tiny-dream", "adablock"),
+        ("tiny-dream", "adablock+edit:tau=0.1"),
+        ("tiny-dream", "slowfast"),
+        ("tiny-dream", "dawn:edge=0.01,sink=1,low=0.1,induce=0.1,high=0.2"),
+        ("tiny-dream", "prophet:early=0.1,mid=0.1,late=0.1"),
+        ("tiny-dream", "freedave"),
+        ("tiny-dream", "threshold@d2cache"),
+        ("tiny-dream", "threshold@spa"),
+        ("tiny-llama", "recycling"),
+        ("tiny-llama", "lookahead"),
+        ("tiny-llama", "del"),
+        ("tiny-llama", "pearl:name=tiny-llama-draft"),
+        ("tiny-llama", f"{EAGLE}+lantern"),
+        ("tiny-llama", f"{EAGLE}@kivi"),
+        ("tiny-llama", f"{EAGLE}@cake:budget=8,window=4,refresh=1"),
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -84,6 +102,30 @@ def test_tokens_are_those_of_a_cpu(model: str, spec: str, temperature: float, de
     )
     assert found.tokens == expected.tokens
     assert found.nfe == expected.nfe
+
+
+@pytest.mark.parametrize(
+    ("model", "spec"),
+    [
+        ("tiny-dream", "threshold@d2cache"),
+        ("tiny-llama", EAGLE),
+        ("tiny-llama", "layerskip"),
+        ("tiny-llama", f"{EAGLE}@cake:budget=8,window=4,refresh=1"),
+        ("tiny-llama", f"{EAGLE}@retrieval:budget=16,refresh=1"),
+        ("tiny-llama", f"{EAGLE}@streaming:sink=2,window=8"),
+    ],
+)
+def test_a_row_alone_transfers_no_more(model: str, spec: str, device: FakeDevice) -> None:
+    downloads, blocking, _ = most(crossings(device, (model, spec, 0.0), PROMPTS[1:]))
+    assert (downloads, blocking) == (1, 0)
+
+
+def test_first_columns_of_a_device_are_bounded(device: FakeDevice) -> None:
+    which = np.random.RandomState(0).rand(5, 9) < 0.3
+    found = first_columns(upload(which, DEVICE), 6, 9)
+    assert found.shape == (5, 6)
+    known = columns_of(which, 9)
+    assert download(found)[:, : known.shape[1]].tolist() == known.tolist()
 
 
 @pytest.mark.parametrize("name", LISTED)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def of_draft_model(name: str) -> bool:
     return ":name=" in name or "name=tiny" in name
 
 
-def crossings(device: FakeDevice, case: Case) -> list[list[Crossing]]:
+def crossings(device: FakeDevice, case: Case, prompts: Sequence[str] = PROMPTS) -> list[list[Crossing]]:
     """Those of each step, without the first and without steps after which rows left.
 
     It is empty where the method is not for this model or not alone.
@@ -64,7 +64,7 @@ def crossings(device: FakeDevice, case: Case) -> list[list[Crossing]]:
     known, counts = 0, False
     device.crossings.clear()
     try:
-        for event in _model(case[0]).stream(PROMPTS, **options(case)):
+        for event in _model(case[0]).stream(list(prompts), **options(case)):
             step = type(event).__name__ in ("Step", "Accepted")
             if step and counts:
                 each.append(device.crossings[known:])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.models.caches.compact_cache import CompactCache
+from pardec.models.caches.compact_cache import CompactCache, _extents
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
@@ -92,6 +92,21 @@ def test_what_a_reading_leaves_out_may_be_nan(cache: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(CompactCache, "fill", poisoned)
     assert rows(run(target(), f"sequential@{cache}", GIVEN, NEW)) == plain
+
+
+@pytest.mark.parametrize("cache", [*LOSSY[:2], "cake:budget=8,window=4,refresh=1"])
+def test_counts_of_a_choice_are_those_of_its_slots(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill, seen = CompactCache.fill, []
+
+    def counted(compact: Any, source: Any, some: Any, chosen: Any, first: Any, stop: Any, counts: Any) -> None:
+        last, lead = _extents(chosen)
+        seen.append((counts == last).all() and (counts == lead).all())
+        fill(compact, source, some, chosen, first, stop, counts)
+
+    monkeypatch.setattr(CompactCache, "fill", counted)
+    run(target(), f'sparsekv:read="{cache}"', GIVEN, NEW)
+    assert len(seen) > 1
+    assert all(seen)
 
 
 def test_prefixes_and_shared_prompts_are_no_affair_of_lossy_caches() -> None:
