@@ -23,7 +23,6 @@ if "PARDEC_FAKE_DEVICE" not in os.environ:
 
 from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.samplers.events import Step
-from pardec.samplers.host_transfer import upload
 from tests.samplers.fake_device import DEVICE, FakeDevice, Repeated
 from tests.samplers.transfer_counts import (
     KINDS,
