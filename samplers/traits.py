@@ -74,6 +74,7 @@ class Trait(StrEnum):
     SPLITS_TARGET = "runs the target in parts", "draft"
     KEEPS_DRAFTS = "drafts from data of earlier requests", "draft"
     DRAFTS_ONE_CHAIN = "drafts one chain per row", "draft"
+    ADDS_BRANCHES = "adds branches to whatever the shape drafts", "draft"
     DRAFTS_TREES = "drafts trees", "shape"
     ADAPTIVE_TREES = "grows trees depending on the sampled tokens", "shape"
     UNPROCESSED_SCORES = "grows drafts by unprocessed logits", "shape"

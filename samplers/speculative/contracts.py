@@ -326,7 +326,8 @@ class Drafter(Stage):
         `TAKES_SHAPE`, `TAKES_LENGTH`: a spec may name a shape, a length controller for it; `ONE_FORWARD_DRAFTS`: one
         drafting forward gives all of a round's tokens; `DRAFTS_DURING_VERIFY`: it drafts within the forward that
         verifies, in all rows and every round; `ADDS_VERIFY_NODES`: it adds probe nodes or states to it; `COPIES`:
-        it drafts chains of known tokens, with no state but the text's; `READS_PROMPT`: `read_prompt` is to be called.
+        it drafts chains of known tokens, with no state but the text's; `READS_PROMPT`: `read_prompt` is to be called;
+        `ADDS_BRANCHES`: its drafts are trees whatever the shape.
         """
         return NONE
 
@@ -382,6 +383,9 @@ class Drafter(Stage):
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: Any) -> None:
         """Called after each round's commit, including the first round, which feeds the prompt."""
+
+    def finish(self, rows: np.ndarray, context: DecodeContext, state: Any) -> None:
+        """Called with the indices [n] of live rows whose text is complete, before they are removed."""
 
     def to_observe(self, outcome: RoundResult, state: Any) -> Mapping[str, Tensor]:
         """What `observe` will read on the host, by name: the transfer of the round's summary carries it.

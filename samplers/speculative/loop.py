@@ -353,7 +353,9 @@ class VerifyLoop:
         return result
 
     def leave(self, over: np.ndarray) -> Iterator[RowFinished]:
-        """Yields the events of finished rows and stores their K/V for later requests."""
+        """Yields the events of finished rows; stores their K/V, and what the drafter keeps, for later requests."""
+        if self.forward.fed:  # else the stages have no state yet
+            self.sampler.draft.finish(np.flatnonzero(over), self.context, self.state(self.sampler.draft))
         for at in np.flatnonzero(over):
             if self.forward.reuse is not None:
                 self.forward.reuse.leave(int(at), self.text.row(int(at))[:-1])

@@ -52,6 +52,24 @@ def recursive(nodes: Sequence[Node], p: np.ndarray, uniform: Callable[[int], flo
             return Found(path, distribution, tested)
 
 
+def block(nodes: Sequence[Node], p: np.ndarray, uniform: Callable[[int], float]) -> Found:
+    """Block verification of a chain: the longest prefix whose own test passes, whatever the others' tests say."""
+    count, vocab = len(nodes) - 1, p.shape[1]
+    laws = [np.eye(vocab)[node.token] if node.q is None else np.asarray(node.q, dtype=np.float64) for node in nodes]
+    w, best, left = 1.0, 0, normal(np.maximum(p[0] - laws[1], 0)) if count and (p[0] > laws[1]).any() else p[0]
+    for i in range(1, count + 1):
+        token = nodes[i].token
+        w = min(1.0, w * p[i - 1][token] / laws[i][token])
+        if i == count:
+            h, rest = w, p[i]
+        else:
+            rest = np.maximum(w * p[i] - laws[i + 1], 0)
+            h = 1.0 if rest.sum() + 1 - w == 0 else rest.sum() / (rest.sum() + 1 - w)
+        if uniform(i) < h:
+            best, left = i, normal(rest) if rest.sum() > 0 else p[i]
+    return Found(list(range(1, best + 1)), left, list(range(1, count + 1)))
+
+
 def typical(
     nodes: Sequence[Node], p: np.ndarray, epsilon: float, delta: float, inside: float = 0.0
 ) -> tuple[list[int], float]:

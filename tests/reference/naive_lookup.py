@@ -102,3 +102,35 @@ class Recycled:
             if len(tokens) == len(path) <= room:
                 found.add(tuple(tokens))
         return found
+
+
+def suffix(
+    text: Sequence[int], texts: Sequence[Sequence[int]], k: int, least: float, depth: int, factor: float, offset: float
+) -> list[int]:
+    """Suffix decoding of a chain: every match length in the text and in earlier texts, strings counted by comparing.
+
+    A string's count in the text leaves out the one that ends it. Of equally frequent tokens the last one is taken, of
+    equal scores the longer match, and then the text's own.
+    """
+    own = list(text)
+    best: tuple[float, int, bool, list[int]] = (0.0, 0, False, [])
+    for size in range(1, min(depth, len(own)) + 1):
+        for stored, among in ((False, [own]), (True, [list(each) for each in texts])):
+            budget, drafted, chance, score = min(k, int(factor * size + offset)), list[int](), 1.0, 0.0
+            while len(drafted) < budget:
+                string = own[-size:] + drafted
+                n = len(string)
+                ends = [(each, s + n) for each in among for s in range(len(each) - n + 1) if each[s : s + n] == string]
+                ends = ends if stored else [(each, at) for each, at in ends if at < len(each)]
+                following = [each[at] for each, at in ends if at < len(each)]
+                if not following:
+                    break
+                most = max(map(following.count, following))
+                token = [token for token in following if following.count(token) == most][-1]
+                chance *= most / len(ends)
+                if chance < least:
+                    break
+                drafted.append(token)
+                score += chance
+            best = max(best, (score, size, not stored, drafted))
+    return best[3]

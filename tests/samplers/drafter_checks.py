@@ -20,8 +20,9 @@ SETTINGS = {
     "typical": ("reference=true", "epsilon=1,delta=0"),
     "gsd": ("mode=reference", "group=0"),
     "lantern": ("mode=reference", "ratio=3", "ratio=3,mode=reference", "k=0", "delta=0,mode=reference"),
+    "fly": ("entropy=2", "entropy=0,window=1"),
     "bild": ("rollback=0", "rollback=20"),
-    "lenience": ("mode=reference", "mode=reference,f=exponential", "mix=0", "mode=reference,eps=1"),
+    "lenience": ("mode=reference", "mode=reference,f=exponential", "mix=0", "tv=0", "tv=0.2", "mode=reference,eps=1"),
     "topk": ("k=1", "tolerance=0"),
 }
 

@@ -49,6 +49,7 @@ SMALL = {
     "recycling": "recycling:k=3,tree=3-4-2",
     "sorted": "sorted:name=draft,exits=1-2,k=3",
     "sparsekv": 'sparsekv:read="retrieval:budget=2,chunk=1,refresh=2",k=3',
+    "suffix": "suffix:k=3,factor=2",
     "template": "template:widths=3-2-1",
     "transfer": "transfer:name=draft",
     "triforce": 'triforce:name=draft,read="streaming:sink=1,window=1",k=2,gamma=2',

@@ -34,7 +34,8 @@ NAMED = "name=toy,k=3"
 MODULES = ("eagle", "medusa", "hydra", "dflash", "falcon", "kangaroo", "longspec", "prompts", "transfer")
 CHECKPOINTS = ("model", "pearl", "sorted", "triforce")
 MODEL = f"model:{NAMED}"
-# Every setting of a method that changes its compatibility; methods that are not listed have their defaults.
+# Every setting of a method that changes its compatibility; methods that are not listed have their defaults. Where two
+# families have a method of one name, the family comes before it.
 SETTINGS: dict[str, tuple[str, ...]] = {
     "learned": ("learned:filter=tiny-dream,force=true",),
     "levenshtein": ("levenshtein:delete=3,split=4",),
@@ -68,6 +69,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
         'rasd:model="model:name=toy,k=3,map=text,keep=true"',
     ),
     "linearspec": ("linearspec:mask=5",),
+    "ar suffix": ("suffix", "suffix:tree=true", "suffix:keep=true"),
     "layerskip": ("layerskip", "layerskip:skip=search"),
     "jacobi": ("jacobi", "jacobi:policy=block,exit_iterations=2", "jacobi:policy=block,exit_tokens=2"),
     "seeded_jacobi": ("seeded_jacobi", "seeded_jacobi:policy=block,exit_iterations=2"),
@@ -93,7 +95,8 @@ PROMPT = [3, 1, 4, 1]
 def settings(family: str) -> list[tuple[str, str, str]]:
     """Name, stage and spec of every method of a family of models, in each of its settings."""
     cards = [card for card in registry.cards() if card.family == family and card.file.startswith(_SOURCE)]
-    return [(card.name, card.stage, spec) for card in cards for spec in SETTINGS.get(card.name, (card.name,))]
+    each = [SETTINGS.get(f"{family} {card.name}", SETTINGS.get(card.name, (card.name,))) for card in cards]
+    return [(card.name, card.stage, spec) for card, specs in zip(cards, each, strict=True) for spec in specs]
 
 
 _SOURCE = str(Path(registry.__file__).parent)

@@ -103,6 +103,7 @@ class Reflective(Acceptance):
             "{me} repeats one drafted chain per row, and {other!r} drafts trees",
             "leave the shape out: chain is the default",
         ),
+        Trait.ADDS_BRANCHES: Why("{me} repeats one drafted chain per row, and {does}", _ONE_CHAIN),
         Trait.ADDS_VERIFY_NODES: Why(
             "{me} adds nodes to the verify forward, and {other!r} drafts in that forward", _ONE_CHAIN
         ),

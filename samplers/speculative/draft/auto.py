@@ -166,7 +166,9 @@ class Auto(Nesting):
     _copy: ClassVar[Any]
 
     model: Annotated[str | None, 'spec of a drafting model, quoted: "eagle:name=...,k=4"'] = None
-    copy: Annotated[str, 'spec of a drafter that copies: lookup, copyspec or aggressive, as "lookup:k=7"'] = "lookup"
+    copy: Annotated[str, 'spec of a drafter that copies: lookup, copyspec, aggressive or suffix, as "lookup:k=7"'] = (
+        "lookup"
+    )
     token: Annotated[float, "cost of each position fed to the target, in forwards of one position"] = 0.03
 
     def __post_init__(self) -> None:
@@ -179,7 +181,9 @@ class Auto(Nesting):
         if Trait.TAKES_SHAPE in drafter.provides:
             raise not_the_spec_of("auto", "copy", text, "one drafter that copies", _EXAMPLE)
         if Trait.COPIES not in drafter.provides:
-            raise SpecError(f"auto: {text!r} does not copy known tokens", hint="copy=lookup, copyspec or aggressive")
+            raise SpecError(
+                f"auto: {text!r} does not copy known tokens", hint="copy=lookup, copyspec, aggressive or suffix"
+            )
         return drafter
 
     def check(self, sampler: SpeculativeSampler) -> None:
@@ -222,6 +226,10 @@ class Auto(Nesting):
     def to_observe(self, outcome: RoundResult, state: BanditState) -> Mapping[str, Tensor]:
         own = {} if state.copies is None else {"guess": state.copies}
         return {**own, **self._model.to_observe(outcome, state.model)}
+
+    def finish(self, rows: np.ndarray, context: DecodeContext, state: BanditState) -> None:
+        self._model.finish(rows, context, state.model)
+        self._copy.finish(rows, context, state.copy)
 
     def _price(self, sizes: np.ndarray, state: BanditState) -> np.ndarray:
         """[B]: the cost of rounds in which the model drafts `sizes` nodes, in target forwards."""

@@ -295,6 +295,10 @@ class Rasd(Nesting):
         # Not a field: the content of the store is no part of the sampler's identity.
         object.__setattr__(self, "_stores", WeakKeyDictionary[Any, Store]())
 
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return super().provides | {Trait.ADDS_BRANCHES}
+
     def width(self, model: LanguageModel) -> int:
         return max(int(self._model.width(model)), self.nodes + 1)
 
@@ -333,3 +337,6 @@ class Rasd(Nesting):
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: _Sources) -> None:
         self._model.observe(outcome, context, state.model)
+
+    def finish(self, rows: np.ndarray, context: DecodeContext, state: _Sources) -> None:
+        self._model.finish(rows, context, state.model)

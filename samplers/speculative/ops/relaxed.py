@@ -32,14 +32,29 @@ def relaxed(draft: Draft, p: torch.Tensor, uniforms: Uniforms, rule: Rule) -> Ve
     passed[:, 1:] = (uniforms.accepts(draft.width)[row, node] * trial.bar < target).view(len(p), width)
     ratio[:, 1:] = accept_prob.view(len(p), width)
     gap[:, 1:] = (accept_prob - trial.exact_probability(r)).abs().view(len(p), width)
+    return end_of_chain(draft, p, uniforms, passed, ratio, gap, rule)
+
+
+def end_of_chain(
+    draft: Draft,
+    p: torch.Tensor,
+    uniforms: Uniforms,
+    passed: torch.Tensor,
+    ratio: torch.Tensor,
+    gap: torch.Tensor,
+    rule: Rule,
+) -> Verdict:
+    """The verdict on chains whose nodes `passed` [B, T] their tests, and the next token as `rule` draws it.
+
+    `ratio` and `gap` [B, T] are each node's acceptance probability and what it adds to the deviation, if tested.
+    """
+    rows, width = torch.arange(len(p), device=p.device), draft.width - 1
     path, count = descend(draft, draft.tested & passed)
     tested = reached(draft, path, count)
     # The node after the last accepted one was rejected, where there is one.
     above, after = count, (count + 1).clamp(max=width)
     rejected = (count < width) & tested[rows, after]
-    distribution = p[rows, above]
-    left = torch.where(
-        rejected[:, None], rule.after_rejection(distribution, Trial.of(draft, rows, after, above, bars)), distribution
-    )
+    distribution, trial = p[rows, above], Trial.of(draft, rows, after, above, drafted_probs(draft))
+    left = torch.where(rejected[:, None], rule.after_rejection(distribution, trial), distribution)
     ratio, gap = ratio.masked_fill(~tested, 0), gap.masked_fill(~tested, 0)
     return Verdict(path, count, uniforms.draw(left, "next"), tested, ratio, gap.cumsum(1)[:, -1])

@@ -303,6 +303,14 @@ def _judge_in_order(draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule) -> 
     return Verdict(path, count, uniforms.draw(r, "next"), tested, ratio, gap)
 
 
+def uniforms_of_nodes(draft: Draft, uniforms: Uniforms) -> Tensor:
+    """[B, T]: the uniform of each node's test, where every node is tested."""
+    if isinstance(uniforms, BatchedUniforms):
+        return uniforms.accepts(draft.width)
+    each = [uniforms.accept(node, draft.tested[:, node], draft.ids[:, node]) for node in range(draft.width)]
+    return torch.stack(each, 1)
+
+
 def _uniforms_at(uniforms: Uniforms, node: Tensor, active: Tensor, token: Tensor) -> Tensor:
     """[B] uniforms for a different `node` [B] in each row, for sources that return one node at a time."""
     u = torch.ones(len(node), dtype=torch.float64, device=node.device)

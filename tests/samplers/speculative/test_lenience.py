@@ -28,6 +28,16 @@ def test_what_comes_out_is_the_mixture_and_a_token_is_accepted_that_much_more_of
         assert float((distribution - p).abs().sum() / 2) <= mix + 1e-12
 
 
+@pytest.mark.parametrize("tv", [0.05, 0.3, 1.0])
+def test_with_a_budget_the_distribution_is_that_far_and_acceptance_is_as_much_higher(tv: float) -> None:
+    """TV(p~, p) = min(tv, TV(p, q)), and acceptance is min(1, a + tv): no rule within the budget accepts more."""
+    for p, q in pairs(24):
+        distribution, accepted = emitted(Lenience(tv=tv), p, q, 1, replacement=False)
+        apart = float((p - q).abs().sum() / 2)
+        assert float((distribution - p).abs().sum() / 2) == pytest.approx(min(tv, apart), abs=1e-12)
+        assert accepted == pytest.approx(min(1.0, 1 - apart + tv), abs=1e-12)
+
+
 @pytest.mark.parametrize("siblings", [2, 3])
 def test_siblings_share_one_mixture(siblings: int) -> None:
     for p, q in pairs(12, sizes=(4, 5)):
@@ -81,11 +91,11 @@ def test_strict_ends_are_the_exact_rule_on_random_trees() -> None:
         _, p, draft = random_tree(seeded, points=2, size=8)
         uniforms = Given(torch.from_numpy(seeded.rand(1, 8)))
         exact = judge(draft, p, uniforms)
-        for rule in (Lenience(0.0), Lenience(eps=1.0, mode="reference")):
+        for rule in (Lenience(0.0), Lenience(tv=0.0), Lenience(eps=1.0, mode="reference")):
             verdict = rule.accept(draft, distributions(p), uniforms, None)
             assert torch.equal(verdict.path, exact.path)
             assert (int(verdict.count), int(verdict.next)) == (int(exact.count), int(exact.next))
-    for spec in ("lenience:mix=0", "lenience:mode=reference,eps=1"):
+    for spec in ("lenience:mix=0", "lenience:tv=0", "lenience:mode=reference,eps=1"):
         assert registry.resolve(f"sjd+{spec}", "ar", sampling=True).exact == "distribution"
     assert registry.resolve("sjd+lenience", "ar", sampling=True).exact == "relaxed"
 
@@ -111,3 +121,7 @@ def test_parameters_out_of_range() -> None:
         Lenience(1.5)
     with pytest.raises(SpecError, match=r"lenience: eps must lie in \[0.0001, 1\], got 0"):
         Lenience(eps=0.0)
+    with pytest.raises(SpecError, match=r"lenience: tv must lie in \[0, 1\], got -1"):
+        Lenience(tv=-1)
+    with pytest.raises(SpecError, match="lenience: tv does not work with mode=reference"):
+        Lenience(tv=0.1, mode="reference")
