@@ -111,6 +111,13 @@ PRESETS = (
         _BLOCKS,
         "the suffix before the answer, at offset 200",
     ),
+    Preset(
+        "dc-leap",
+        "leap:tau=0.7+provisional:tau=0.98",
+        "arXiv:2607.20467",
+        "DC-Leap: a window of half the answer, with provisional drafts; one block",
+        _canvas(256, 256),
+    ),
     Preset("entropy-bound", "entropy_bound:gamma=0.1", "arXiv:2505.24857", "EB-Sampler: 0.1 nat of shared information"),
     *(
         Preset(
@@ -233,6 +240,12 @@ PRESETS = (
         "MMaDA: pictures in 15 steps of the cosine schedule, with noise that fades",
         {"temperature": 1.0, "cfg": 4.5},
     ),
+    Preset(
+        "scd",
+        "sjd:refresh=coupled",
+        "arXiv:2510.24211",
+        "SCD, MC-SJD: drafts of an image's codes are coupled with those of the round before",
+    ),
     # Block-causal families lay their own blocks.
     Preset("sdar", "threshold:tau=0.9+eos@block", "arXiv:2510.06303", "SDAR: confidence threshold in its own blocks"),
     Preset(
@@ -253,6 +266,12 @@ PRESETS = (
         "quota:tau=0.7+edit:tau=0.5,post=16+eos@block",
         "arXiv:2602.08676",
         "LLaDA2.1 in quality mode: drafts at 0.7, edits above 0.5",
+    ),
+    Preset(
+        "flowblock",
+        "multiblock:blocks=2,add=0.6+quota:tau=0.7+edit:tau=0.5,post=16+eos@block",
+        "arXiv:2607.17652",
+        "FlowBlock: two blocks at once, each edited until the left one is final; thresholds of LLaDA2.1's quality mode",
     ),
     Preset(
         "llada2.1-speed",

@@ -9,8 +9,9 @@ https://arxiv.org/abs/2503.01840
     g_j = the target's state at position j where x_j is committed, else the drafter's own output there
 
 A vocabulary of the commonest ids lacks what a text is about: with `prompt_ids` a row drafts those of its prompt, too.
-The folder decides which version it is (see `models.draft_modules.eagle`). A round drops the K/V of the drafted nodes,
-and feeds the accepted ones again, with the target's states, in the first forward of the next round that drafts.
+The folder decides which version it is, EAGLE-3.1 (`fc_norm`: a norm of each of the target's states) included (see
+`models.draft_modules.eagle`). A round drops the K/V of the drafted nodes, and feeds the accepted ones again, with the
+target's states, in the first forward of the next round that drafts.
 
 Deviates from the authors' code: rows of any lengths in a batch, drafts of any shape and length; the tree of EAGLE-2 is
 the shape `beam`, whose levels are its `depth` + 1.

@@ -2,6 +2,7 @@
 
 Nemotron-Labs-Diffusion: A Tri-Mode Language Model Unifying Autoregressive, Diffusion, and Self-Speculation Decoding,
 https://arxiv.org/abs/2607.05722
+S2D2, https://arxiv.org/abs/2603.25702 (its exact form: always verified, without a fallback)
 
     draft:   q_j(.), j = 1 .. k, all of one forward over [last, mask x k]; each sees K/V of the text and the whole block
     verify:  p(. | text, x_1 .. x_j) of one causal forward over [last, x_1 .. x_k], by the same weights

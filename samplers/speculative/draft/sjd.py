@@ -2,7 +2,7 @@
 
 Accelerating Auto-regressive Text-to-Image Generation with Training-free Speculative Jacobi Decoding,
 https://arxiv.org/abs/2410.01699
-MC-SJD: Maximal Coupling Speculative Jacobi Decoding, https://arxiv.org/abs/2510.24211 (refresh=coupled, gumbel)
+MC-SJD: Maximal Coupling Speculative Jacobi Decoding, https://arxiv.org/abs/2510.24211 (SCD: refresh=coupled, gumbel)
 SJD++: Improved Speculative Jacobi Decoding, https://arxiv.org/abs/2512.07503 (reuse)
 
     x_i ~ q_i = p(. | text, x'_1 .. x'_(i-1)),  x' the tokens of the round before;  accepted iff u q_i(x_i) < p_i(x_i)

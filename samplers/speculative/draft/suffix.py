@@ -154,7 +154,7 @@ class Suffix(Drafter):
     keep: Annotated[bool, "search the texts of the sampler object's earlier requests too; drafts depend on them"] = (
         False
     )
-    stored: Annotated[int, "with keep: most tokens of earlier texts"] = 1_000_000
+    stored: Annotated[int, "with keep: most tokens of earlier texts, in thousands"] = 1000
 
     def __post_init__(self) -> None:
         self.require("k", "depth", "stored", least=1)
@@ -174,7 +174,7 @@ class Suffix(Drafter):
 
     def start(self, context: DecodeContext) -> _Texts:
         stores: WeakKeyDictionary[Any, Store] = vars(self)["_stores"]
-        store = stores.setdefault(context.model.decoder, Store(self.stored)) if self.keep else None
+        store = stores.setdefault(context.model.decoder, Store(1000 * self.stored)) if self.keep else None
         return _Texts((Places() for _ in range(len(context.text))), store)
 
     def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: _Texts) -> Draft:

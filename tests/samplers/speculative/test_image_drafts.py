@@ -50,6 +50,7 @@ SPECS = [
     "lookup:context=grid,prefer=first",
     "lookup",
     "copyspec:suffix=1",
+    "suffix:k=4,factor=2",
     "aggressive",
     "lookahead:window=3,ngram=3,guesses=2",
     "recycling:k=3,tree=3-4-2",
@@ -127,7 +128,7 @@ def each_drafter(spec: str) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     "spec",
     pairwise(
-        [(spec,) for spec in (*SPECS, "zipar:window=2", "zipar") if "search" not in spec],
+        [(spec,) for spec in (*SPECS, "zipar:window=2", "zipar", "pjd:lag=1") if "search" not in spec],
         lambda spec: (each_drafter(spec),),
         1,
     ),
@@ -141,7 +142,7 @@ def test_a_picture_alone_is_the_picture_in_any_batch(spec: str) -> None:
 
 
 def test_every_drafter_was_drawn_with() -> None:
-    names = {card.name for card in registry.cards() if card.stage == "draft"} - {"sequential", "zipar", *TEXT}
+    names = {card.name for card in registry.cards() if card.stage == "draft"} - {"sequential", "zipar", "pjd", *TEXT}
     assert names <= {part.split(":")[0].split("+")[0] for part in SPECS}
 
 
@@ -211,7 +212,15 @@ def test_copies_of_neighbours_make_flat_pictures_quick() -> None:
 
 @pytest.mark.parametrize(
     "spec",
-    ["sjd:init=left", "sjd:init=up", "jacobi:init=left", "seeded_jacobi:init=up", "lookup:context=grid", "zipar"],
+    [
+        "sjd:init=left",
+        "sjd:init=up",
+        "jacobi:init=left",
+        "seeded_jacobi:init=up",
+        "lookup:context=grid",
+        "zipar",
+        "pjd",
+    ],
 )
 def test_a_model_without_a_grid_is_refused_by_name_before_any_forward(spec: str) -> None:
     model = toy_ar(0)

@@ -81,6 +81,22 @@ def test_by_hand() -> None:
     assert blocks == [([[3, *[19] * 5]], [[2, 3, 4, 5, 6, 7]]), ([[7, *[19] * 4]], [[6, 7, 8, 9, 10]])]
 
 
+# --- blocks of one token ---
+
+
+@pytest.mark.seeds("arXiv:2603.25702")
+def test_a_block_model_verifies_itself_at_block_length_1_in_less_than_0_6_of_the_forwards() -> None:
+    """The exact form of self-verification: always verified, and only what is accepted, and one token, is committed."""
+    prompts = [one.prompt for one in task("arithmetic").problems(split="heldout", n=12, seed=3)]
+    masked = pardec.load("tiny-nemotron", device="cpu")
+    single = masked.generate(prompts, sampler="threshold+eos@causal", block_length=1, max_new_tokens=48)
+    causal = pardec.load("tiny-nemotron", device="cpu", attention="causal")
+    done = causal.generate(prompts, sampler="linearspec:k=7", max_new_tokens=48)
+    assert done.tokens == single.tokens
+    assert done.draft_forwards is not None
+    assert sum(done.nfe) + sum(done.draft_forwards) < 0.6 * sum(single.nfe)
+
+
 # --- against the rule ---
 
 

@@ -42,7 +42,7 @@ NEEDS |= {"judge": "judge:head=toy,thr=0.5", "reflective": 'reflective:probe=""'
 # Readings that leave out most of what there is.
 NEEDS["sparsekv"] = 'sparsekv:read="retrieval:budget=4,chunk=2,refresh=2",k=3'
 NEEDS["triforce"] = 'triforce:name=toy,read="streaming:sink=1,window=3",k=2,gamma=3'
-PICTURES = ("zipar",)  # what text cannot be drafted by; see test_zipar.py
+PICTURES = ("zipar", "pjd")  # what text cannot be drafted by; see test_zipar.py and test_pjd.py
 LENGTHS, NEW = (3, 6, 1, 9, 4, 12, 2, 7), (9, 12, 7, 1, 10, 2, 11, 5)
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"num_key_value_heads": 2}),

@@ -1,0 +1,82 @@
+"""Feeds confident candidates of open positions as tokens, which stay open and are predicted again.
+
+DC-Leap, https://arxiv.org/abs/2607.20467 (provisional drafts)
+
+    open position, p(likeliest token) >= tau, no end token:  the next forward is fed this token in place of the mask
+
+A provisional token gives its neighbours context before it is committed; it can change, and falls back to the mask once
+its probability is below tau. It is an input only: the canvas has the mask there. The select commits as always; it is
+published with `leap`, whose run is the only part of the text that is committed.
+
+A model that was trained to predict masks may copy the tokens that it is fed, so that a provisional one never changes.
+With `alternate`, which is not the paper's, each is fed as a mask at every second forward, even and odd positions in
+turn, and only predictions from a mask decide about it.
+Exact: no, except with tau above 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from ...host_transfer import upload
+from ...registry import register
+from ..contracts import Canvas, Evidence, Inputs
+
+
+@dataclass
+class Drafts:
+    """The provisional tokens of the active block."""
+
+    ids: Tensor  # [B, W] int64; -1 for none
+    fed: Tensor  # [B, W] bool: fed as a token in the current forward
+    forwards: Tensor  # [B] int64
+    change: Tensor | None = None  # [B, W, E]: what is added to a mask's embedding; None before the first forward
+
+
+@register(
+    "provisional",
+    stage="inputs",
+    paper="arXiv:2607.20467",
+    checked="reference:samplers.masked.test_provisional.naive",
+)
+@dataclass(frozen=True)
+class Provisional(Inputs):
+    tau: Annotated[float, "least probability of a provisional token; above 1: none"] = 0.98
+    alternate: Annotated[bool, "feed each as a mask at every second forward"] = False
+
+    def __post_init__(self) -> None:
+        self.require("tau", least=0)
+
+    def start(self, canvas: Canvas) -> Drafts:
+        none = torch.full_like(canvas.window, -1)
+        return Drafts(none, torch.zeros_like(none, dtype=torch.bool), torch.zeros_like(none[:, 0]))
+
+    def soft(self, canvas: Canvas, state: Drafts) -> Tensor | None:
+        if state.change is None or self.tau > 1:
+            return None
+        begun = upload(~canvas.block_started, state.ids.device)[:, None]
+        state.fed = canvas.eligible & (state.ids >= 0) & begun
+        if self.alternate:
+            state.fed &= (canvas.window + state.forwards[:, None]) % 2 == 0
+        return state.change * state.fed[..., None]
+
+    def observe(self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Drafts) -> None:
+        state.forwards = state.forwards + 1
+        if self.tau > 1:
+            return
+        ids, probability = evidence.distribution.greedy
+        draft = evidence.predicted & (probability >= self.tau)
+        for end in evidence.request.stop_ids:
+            draft &= ids != end
+        new = torch.where(draft, ids, -1)
+        state.ids = torch.where(state.fed, state.ids, new) if self.alternate else new
+        vocab = evidence.distribution.vocab
+        token = embed(one_hot(state.ids.clamp(min=0), vocab).float()).float()
+        mask = embed(one_hot(torch.full_like(ids[:1, :1], canvas.mask_id), vocab).float()).float()
+        state.change = token - mask

@@ -1,0 +1,305 @@
+"""Speculative Jacobi decoding in several rows of an image at once; a row begins when the one above is ahead.
+
+Parallel Jacobi Decoding, https://arxiv.org/abs/2606.05703
+
+    row r + 1 begins once c_r >= lag, c_r tokens of row r being accepted;  its window: min(window, c_(r-1) - c_r) tokens
+    a draft attends to the accepted tokens before it in raster order and to the drafts before it in its row
+    accepted from left to right  iff  u q_i(x_i) < p_i(x_i),  q_i and p_i the distributions of this round and the last
+    first incomplete row: as `sjd`;  other rows: the first rejected token is redrawn from norm([p_i - q_i]+), as there,
+    or, with wait=true, which is published, from p_i as a draft of the next round, so that the row waits
+
+The loop commits text without gaps, so that accepted tokens of later rows are fed again until the rows before them are
+complete, and then pass without a test (their q is 0; a token that the target excludes is drawn again). The first
+incomplete row has no last draft while another one waits: the token after the path completes it.
+
+Not in the paper's summary, and decided here: before its left neighbour exists, the first token of a row follows the
+newest token of the row above, in the neighbour's place; a fresh draft copies the token to its left; drafts after a
+rejection are coupled with the old ones, as by `sjd`. Waiting costs each row a round at its start, and on images of 12
+rows more forwards than `sjd` takes. Images whose rows end with a token of their own are refused.
+Exact: no: a token is sampled without those above it to the right. With a lag of a whole row it is `sjd`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models.errors import SpecError
+from pardec.models.model import LanguageModel
+
+from ...host_transfer import download, upload
+from ...registry import register
+from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
+from .image_grid import layout_of
+from .jacobi_window import fresh, refuse_narrow
+from .sjd import coupled_sample
+
+_FIXED, _STAND_IN, _DRAFT = range(3)  # kinds of nodes after node 0, in the order in which they stand
+
+
+@dataclass(slots=True)
+class Grid:
+    """The image of each row of the batch, by cell; arrays are on the host."""
+
+    accepted: np.ndarray  # [B, N] bool
+    tokens: Tensor  # [B, N] int64: accepted ones and drafts
+    p: Tensor  # [B, N, V] float32: the newest distribution
+    q: Tensor  # [B, N, V] float32: the one that the draft was sampled from
+    point: Tensor  # [B, N] bool: the draft is a point mass
+    fed: np.ndarray  # [B, T] the cell of each node of the last round, -1 for padding
+    drafted: np.ndarray  # [B, N] bool: cells of drafts of the last round
+    waiting: np.ndarray  # [B, N] bool: of these, those below the first incomplete row
+    known: np.ndarray  # [B, N] bool: predicted in the last round
+
+
+@register("pjd", stage="draft", paper="arXiv:2606.05703", checked="hand")
+@dataclass(frozen=True)
+class Pjd(Drafter):
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"lag": (None, 4, 8)}
+
+    lag: Annotated[int | None, "accepted tokens of a row when the next row begins; none: a quarter of a row"] = None
+    window: Annotated[int, "tokens fed of a row in a forward, the last accepted one included"] = 32
+    wait: Annotated[bool, "as published: a later row gains no token in place of a rejected one"] = False
+
+    def __post_init__(self) -> None:
+        self.require("lag", least=1)
+        refuse_narrow("pjd", self.window)
+
+    def width(self, model: LanguageModel) -> int:
+        rows, columns = self._sides(model)
+        self._lag(model)
+        return max(self.window, rows * (columns + 1) + 1)
+
+    def _sides(self, model: LanguageModel) -> tuple[int, int]:
+        layout = layout_of(model, "pjd", "text has no rows: draft with lookup or sjd")
+        if layout.row_end is not None or layout.closing or layout.stride != layout.columns:
+            raise SpecError(
+                f"pjd: rows of {model.name} end with a token of their own, which it cannot place",
+                hint="draft with zipar or sjd",
+            )
+        return layout.rows, layout.columns
+
+    def _lag(self, model: LanguageModel) -> int:
+        wide = self._sides(model)[1]
+        if self.lag is not None and self.lag > wide:
+            raise SpecError(
+                f"pjd: lag={self.lag} is more than the {wide} tokens of a row of {model.name}",
+                hint=f"lag={wide} is sjd",
+            )
+        return self.lag or max(1, wide // 4)
+
+    def start(self, context: DecodeContext) -> Grid:
+        batch, cells, device = len(context.text), int(np.prod(self._sides(context.model))), context.text.device
+        none = np.zeros((batch, cells), dtype=bool)
+        tokens = torch.zeros(batch, cells, dtype=torch.int64, device=device)
+        p = torch.zeros(batch, cells, context.model.vocab_size, device=device)
+        return Grid(none, tokens, p, p.clone(), tokens.bool(), np.full((batch, 1), -1), none, none, none)
+
+    # --- a round ---
+
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: Grid) -> Draft:
+        text, device = context.text, context.text.device
+        rows, wide = self._sides(context.model)
+        rejected = self._accept(context, uniforms, state)
+        cells = np.arange(rows * wide)
+        last = (text.length - text.prompt - 1)[:, None]  # the cell of node 0
+        fixed = state.accepted & (cells > last)
+        stand_in, draft, waiting = self._layout(state.accepted, last, remaining, rows, wide, self._lag(context.model))
+        redrawn = draft & state.known
+        self._redraw(context, uniforms, state, redrawn, redrawn & state.drafted & ~rejected)
+        self._fresh(context, uniforms, state, fixed | redrawn, draft & ~redrawn, waiting, remaining)
+        state.drafted, state.waiting = draft, draft & waiting
+        # Nodes: node 0, accepted cells, stand-ins, drafts, each in raster order.
+        kinds = np.concatenate((fixed, stand_in, draft), 1)
+        sizes = kinds.sum(1) + 1
+        order = np.argsort(~kinds, axis=1, kind="stable")[:, : int(sizes.max()) - 1]
+        real = np.arange(1, order.shape[1] + 1) < sizes[:, None]
+        kind, cell = order // len(cells), order % len(cells)
+        state.fed = np.concatenate((last, np.where(real, cell, -1)), 1)
+        above = (cell // wide) * wide + wide - 1  # of a stand-in: its cell is the last of the row above
+        newest = above - wide + np.take_along_axis(_counts(state.accepted, wide), cell // wide, 1)
+        source = upload(np.where(kind == _STAND_IN, newest, cell), device)
+        tokens = torch.cat((text.last[:, None], state.tokens.gather(1, source)), 1)
+        own = upload(np.concatenate((np.zeros_like(last, dtype=bool), real & (kind == _DRAFT)), 1), device)
+        where = torch.cat((torch.zeros_like(source[:, :1]), source), 1)
+        q = state.q.gather(1, where[..., None].expand(-1, -1, state.q.shape[-1])) * own[..., None]
+        point = state.point.gather(1, where) & own
+        chains = not (waiting & (fixed | draft)).any() and not fixed.any()
+        more = {"q": q, "is_point_mass": point}
+        if chains:
+            return Draft(tokens, sizes, text.length - 1, **more)
+        number = np.zeros(kinds.shape, dtype=np.int64)
+        np.put_along_axis(number, order, np.where(real, np.arange(1, order.shape[1] + 1), 0), 1)
+        parents = self._parents(kinds, number, kind, cell, last)
+        depth = np.where(real, cell - last, 0)
+        tested = real & (kind != _STAND_IN) & ~np.take_along_axis(waiting, cell, 1)
+        zero = np.zeros_like(last)
+        return Draft(
+            tokens,
+            sizes,
+            text.length - 1,
+            upload(np.concatenate((zero - 1, np.where(real, parents, 0)), 1), device),
+            upload(np.concatenate((zero, depth), 1), device),
+            levels=int(tested.sum(1).max(initial=0)),
+            verify=upload(np.concatenate((zero > 0, tested), 1), device),
+            preaccepted=upload(np.concatenate((zero > 0, tested & (kind == _FIXED)), 1), device),
+            **more,
+        )
+
+    def _accept(self, context: DecodeContext, uniforms: Uniforms, state: Grid) -> np.ndarray:
+        """Accepts drafts of the rows that wait, by the last forward.
+
+        Returns [B, N] bool: the first rejected one of each row.
+        """
+        if not state.waiting.any():
+            return state.waiting
+        cells, wide = np.arange(state.accepted.shape[1]), self._sides(context.model)[1]
+        device = state.tokens.device
+        positions = upload(context.text.prompt[:, None] + cells, device)
+        u = uniforms.noise(positions, "waiting", 1)[..., 0]
+        at = state.tokens[..., None]
+        bar = torch.where(state.point, 1, state.q.gather(-1, at)[..., 0])
+        passed = download(u * bar < state.p.gather(-1, at)[..., 0])
+        run = (state.accepted | (passed & state.waiting)).reshape(len(passed), -1, wide)
+        run = np.logical_and.accumulate(run, 2).reshape(passed.shape)
+        state.accepted = state.accepted | (run & state.waiting)
+        counts = _counts(state.accepted, wide)
+        next_cell = (cells % wide == np.repeat(counts, wide, 1)) & state.known
+        rejected: np.ndarray = next_cell & state.waiting
+        if self.wait:
+            return rejected
+        above = np.repeat(np.concatenate((counts[:, :1] * 0, counts[:, :-1]), 1), wide, 1)
+        own = next_cell & np.repeat(state.waiting.reshape(len(passed), -1, wide).any(2), wide, 1)
+        self._redraw(context, uniforms, state, gains := own & (cells % wide < above), rejected, after_test=True)
+        state.accepted = state.accepted | gains
+        return rejected
+
+    def _layout(
+        self, accepted: np.ndarray, last: np.ndarray, remaining: np.ndarray, rows: int, wide: int, lag: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """[B, N] bool each: cells of stand-ins, of drafts, and those below the first incomplete row."""
+        counts = _counts(accepted, wide)  # [B, rows]
+        cells, row = np.arange(rows * wide), np.arange(rows)
+        top = (last + 1) // wide  # [B, 1]
+        ahead = np.concatenate((np.full_like(top, wide), counts[:, :-1]), 1)  # of the row above
+        begun = (row > top) & ((counts > 0) | ((ahead >= lag) & (ahead < wide)))
+        size = np.where(begun, np.minimum(self.window - 1, ahead - counts), 0)  # [B, rows]
+        below = np.repeat(row > top, wide, 1)
+        column = cells % wide
+        start = np.repeat(counts, wide, 1)
+        draft = below & (column >= start) & (column < start + np.repeat(size, wide, 1))
+        first = last + 1 + np.take_along_axis(counts, np.minimum(top, rows - 1), 1) - (last + 1) % wide
+        stop = np.where(begun.any(1, keepdims=True), (top + 1) * wide - 1, last + 1 + remaining[:, None])
+        stop = np.minimum(stop, first + self.window - 1)
+        chain = (cells >= first) & (cells < stop)
+        next_row = np.concatenate((begun & (counts == 0) & (size > 0), np.zeros_like(top, dtype=bool)), 1)[:, 1:]
+        stand_in = np.repeat(next_row, wide, 1) & (column == wide - 1)
+        return stand_in, draft | chain, below & begun.repeat(wide, 1)
+
+    def _redraw(
+        self,
+        context: DecodeContext,
+        uniforms: Uniforms,
+        state: Grid,
+        redrawn: np.ndarray,
+        old: np.ndarray,
+        *,
+        after_test: bool = False,
+    ) -> None:
+        """Samples the cells `redrawn` [B, N] from p, coupled with the `old` drafts; p becomes their q.
+
+        `after_test`: these drafts were rejected, so that the sample is one of the residual.
+        """
+        if not redrawn.any():
+            return
+        device = state.tokens.device
+        row, cell = upload(np.stack(redrawn.nonzero()), device)
+        positions = upload(context.text.prompt[:, None] + np.arange(redrawn.shape[1]), device)
+        u, keep = uniforms.noise(positions, "rejected" if after_test else "refresh", 2)[row, cell].unbind(-1)
+        if after_test:
+            keep = torch.full_like(keep, torch.inf)
+        p, has_old = state.p[row, cell], upload(old, device)[row, cell]
+        new = coupled_sample(p, state.tokens[row, cell], state.q[row, cell], state.point[row, cell], has_old, keep, u)
+        state.tokens[row, cell], state.q[row, cell], state.point[row, cell] = new, p, False
+
+    def _fresh(
+        self,
+        context: DecodeContext,
+        uniforms: Uniforms,
+        state: Grid,
+        given: np.ndarray,
+        missing: np.ndarray,
+        waiting: np.ndarray,
+        remaining: np.ndarray,
+    ) -> None:
+        """Point masses for the cells `missing` [B, N]: copies of the token to the left."""
+        text, device = context.text, state.tokens.device
+        wide = self._sides(context.model)[1]
+        first = (text.length - text.prompt)[:, None]
+        ahead = np.minimum(first + np.arange(max(int(remaining.max(initial=0)), 1)), missing.shape[1] - 1)
+        along = np.take_along_axis(given & ~waiting, ahead, 1)  # the first incomplete row, and what follows it
+        count = np.logical_and.accumulate(along, 1).sum(1)
+        guesses = fresh("left", state.tokens.gather(1, upload(ahead, device)), count, context, uniforms)
+        chain = missing & ~waiting
+        if chain.any():
+            row, cell = chain.nonzero()
+            offset = upload(cell - first[row, 0], device)
+            where, at = upload(row, device), upload(cell, device)
+            state.tokens[where, at] = guesses[where, offset]
+        if (later := missing & waiting).any():
+            row, cell = later.nonzero()
+            source = np.where(given | missing, np.arange(missing.shape[1]), -1)
+            source = np.where(missing, -1, source).reshape(len(missing), -1, wide)
+            source = np.maximum.accumulate(source, 2).reshape(missing.shape)[row, cell]  # the newest token to the left
+            counts = _counts(state.accepted, wide)
+            above = (cell // wide - 1) * wide + counts[row, cell // wide - 1] - 1
+            where, at = upload(row, device), upload(cell, device)
+            state.tokens[where, at] = state.tokens[where, upload(np.where(source < 0, above, source), device)]
+        mass = upload(missing, device)
+        state.point = torch.where(mass, True, state.point)
+
+    def _parents(
+        self, kinds: np.ndarray, number: np.ndarray, kind: np.ndarray, cell: np.ndarray, last: np.ndarray
+    ) -> np.ndarray:
+        """[B, T - 1]: the node before each one after node 0."""
+        cells = kinds.shape[1] // 3
+        fixed, before = kinds[:, :cells].cumsum(1), np.maximum(cell - 1, 0)
+        left = [
+            np.where(np.take_along_axis(kinds, part * cells + before, 1),
+                     np.take_along_axis(number, part * cells + before, 1), 0)
+            for part in (_DRAFT, _FIXED, _STAND_IN)
+        ]  # fmt: skip
+        left = np.where(left[0] > 0, left[0], np.where(left[1] > 0, left[1], left[2]))
+        earlier = np.take_along_axis(fixed, cell, 1)  # accepted cells up to this one are the first nodes
+        return np.where(kind == _FIXED, earlier - 1, np.where(kind == _STAND_IN, earlier, left))
+
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: Grid) -> None:
+        text, device = context.text, state.tokens.device
+        cells = np.arange(state.accepted.shape[1])
+        committed = cells < (text.length - text.prompt)[:, None]
+        where = np.minimum(text.prompt[:, None] + cells, text.host.shape[1] - 1)
+        codes = upload(np.take_along_axis(text.host, where, 1), device)
+        state.tokens = torch.where(upload(committed, device), codes, state.tokens)
+        state.accepted = state.accepted | committed
+        state.known = np.zeros_like(committed)
+        if not outcome.draft.sizes.max(initial=0) or (state.fed < -1).all():
+            return
+        row, node = ((state.fed >= -1) & (np.arange(state.fed.shape[1]) < outcome.draft.sizes[:, None])).nonzero()
+        target = state.fed[row, node] + 1
+        inside = target < len(cells)
+        row, node, target = row[inside], node[inside], target[inside]
+        state.known[row, target] = True
+        at, source, cell = upload(np.stack((row, node, target)), device)
+        state.p[at, cell] = outcome.distributions.probs[at, source]
+        state.known &= ~state.accepted
+
+
+def _counts(accepted: np.ndarray, wide: int) -> np.ndarray:
+    """[B, rows]: accepted tokens of each row, from its left."""
+    run = np.logical_and.accumulate(accepted.reshape(len(accepted), -1, wide), 2)
+    counts: np.ndarray = run.sum(2)
+    return counts

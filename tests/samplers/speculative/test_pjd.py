@@ -1,0 +1,176 @@
+"""`pjd`: with a lag of a row it is `sjd`; what each node sees; which tokens of later rows are accepted; forwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pardec
+from pardec.models.errors import SpecError
+from pardec.models.plan import Plan, Visible
+from pardec.samplers import registry
+from pardec.samplers.speculative.contracts import DecodeContext, RoundResult
+from pardec.samplers.speculative.draft.pjd import Grid, Pjd
+from tests.samplers.ar_toys import run, toy_ar
+from tests.samplers.handmade_drafts import Given
+from tests.samplers.picture_toys import codes, draw, features, toy_pictures
+
+SIDE, CAPTIONS = 4, features([3, 1, 2])
+MODEL = toy_pictures(3, SIDE, 6, 1.5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("options", [{}, {"cfg": 3.0}, {"top_k": 3}])
+@pytest.mark.covers(1)
+def test_a_lag_of_a_row_is_sjd(temperature: float, options: dict[str, Any]) -> None:
+    asked: dict[str, Any] = {"temperature": temperature, **options}
+    ours, theirs = (draw(MODEL, spec, CAPTIONS, **asked) for spec in (f"pjd:lag={SIDE}", "sjd"))
+    assert (ours.tokens == theirs.tokens).all()
+    assert ours.nfe == theirs.nfe
+    assert ours.tokens_fed == theirs.tokens_fed
+    if temperature:
+        assert (draw(MODEL, "pjd:lag=1", CAPTIONS, **asked).tokens != theirs.tokens).any()
+
+
+@pytest.mark.parametrize("wait", ["false", "true"])
+@pytest.mark.parametrize("lag", [1, 3])
+def test_an_image_is_the_same_alone_and_in_a_batch(lag: int, wait: str) -> None:
+    spec = f"pjd:lag={lag},wait={wait}"
+    batch = draw(MODEL, spec, CAPTIONS, temperature=1.0)
+    for row, caption in enumerate(CAPTIONS):
+        alone = draw(MODEL, spec, [caption], temperature=1.0, seeds=[100 + row])
+        assert (codes(alone, [caption])[0] == codes(batch, CAPTIONS)[row]).all()
+        assert alone.nfe[0] == batch.nfe[row]
+
+
+def logits(caption: torch.Tensor, cells: list[tuple[int, int]]) -> torch.Tensor:
+    """The raw logits after the last of `cells`, each a cell and its token, by one forward over all of them."""
+    imaging: Any = MODEL.imaging
+    states = imaging.embedder(caption)
+    size = len(states)
+    plan = Plan.full(torch.tensor([[-1] * size + [token for _, token in cells]]), Visible.causal())
+    where = torch.tensor([[*range(size), *(size + cell for cell, _ in cells)]])
+    soft = torch.nn.functional.pad(states, (0, 0, 0, len(cells)))[None]
+    plan = replace(plan, positions=where, span=None, soft=soft, origin=torch.tensor([size]))
+    dense = torch.ones(plan.width, plan.width, dtype=torch.bool).tril()[None]
+    return MODEL.decoder(replace(plan, visible=Visible.mask(dense))).logits()[0, -1]
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_a_draft_sees_the_accepted_tokens_before_it_and_the_drafts_of_its_row(
+    lag: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caption, nodes = CAPTIONS[:1], [0, 0]
+    observe = Pjd.observe
+
+    def checked(self: Pjd, outcome: RoundResult, context: DecodeContext, state: Grid) -> None:
+        draft, (fed,) = outcome.draft, state.fed
+        if draft.width > 1 and draft.sizes[0] > 1:
+            begin = int(context.text.prompt[0])
+            before = context.text.host[0, begin : int(outcome.before[0])].tolist()
+            tokens, waiting = draft.tokens[0].tolist(), {int(cell) // SIDE for cell in state.waiting[0].nonzero()[0]}
+            for node in range(1, int(draft.sizes[0])):
+                cell = int(fed[node])
+                stand_in = bool(cell % SIDE == SIDE - 1 and cell // SIDE + 1 in waiting)
+                row = cell // SIDE + stand_in
+                # Accepted cells come first; then drafts, which are seen by their own row alone.
+                known = [at for at in range(1, node) if fed[at] < cell and fed[at] < row * SIDE
+                         and not state.drafted[0, fed[at]] and fed[at] in accepted]  # fmt: skip
+                own = [at for at in range(1, node) if fed[at] < cell and int(fed[at]) // SIDE == row]
+                first = [at for at in range(1, node) if fed[at] == row * SIDE - 1 and fed[at] not in accepted]
+                ahead = sorted({*known, *own, *(first if row in waiting else [])}, key=lambda at: fed[at])
+                if not waiting:  # one chain, which may go on into the next row
+                    ahead = list(range(1, node))
+                cells = [*enumerate(before), *((int(fed[at]), tokens[at]) for at in (*ahead, node))]
+                torch.testing.assert_close(
+                    outcome.distributions.raw[0, node], logits(caption[0], cells), atol=1e-4, rtol=1e-4
+                )
+                nodes[row in waiting] += 1
+        observe(self, outcome, context, state)
+        accepted.clear()
+
+    accepted: set[int] = set()
+    propose = Pjd.propose
+
+    def noted(self: Pjd, context: DecodeContext, remaining: Any, uniforms: Any, state: Grid) -> Any:
+        made = propose(self, context, remaining, uniforms, state)
+        accepted.update(state.accepted[0].nonzero()[0].tolist())
+        return made
+
+    monkeypatch.setattr(Pjd, "observe", checked)
+    monkeypatch.setattr(Pjd, "propose", noted)
+    for seed in range(6):
+        draw(MODEL, f"pjd:lag={lag}", caption, temperature=1.0, seeds=[seed])
+    assert min(nodes) > 5
+
+
+def grid(wait: bool) -> Grid:
+    """Row 1 of a 2 x 4 image waits: of its three drafts 0 1 0, p is .9, .1 and .8, and q is .5 each."""
+    rule, context = Pjd(wait=wait), _Context()
+    accepted = np.array([[True] * 4 + [False] * 4])
+    accepted[0, 3] = False
+    drafted = np.zeros_like(accepted)
+    drafted[0, 4:7] = True
+    p = torch.zeros(1, 8, 2)
+    p[0, 4:7] = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.8, 0.2]])
+    tokens = torch.zeros(1, 8, dtype=torch.int64)
+    tokens[0, 5] = 1
+    state = Grid(
+        accepted, tokens, p, torch.full_like(p, 0.5), tokens < 0, np.full((1, 1), 2), drafted, drafted, drafted
+    )
+    rejected = rule._accept(context, Given(torch.zeros(1, 1)), state)  # type: ignore[arg-type]
+    assert rejected[0].nonzero()[0].tolist() == [5]
+    return state
+
+
+class _Context:
+    """The context of one image of 2 x 4 codes after a prompt of one token."""
+
+    class text:
+        prompt = np.array([1])
+
+    model = toy_pictures(0, 4, 2)
+
+
+def test_tokens_of_later_rows_are_tested_by_hand() -> None:
+    """Every uniform is .5: .25 < .9 passes, .25 < .1 does not, and all of norm([p - q]+) is at token 0."""
+    assert grid(wait=True).accepted[0].tolist() == [True] * 3 + [False, True, False, False, False]
+    gained = grid(wait=False)
+    assert gained.accepted[0].tolist() == [True] * 3 + [False, True, True, False, False]
+    assert int(gained.tokens[0, 5]) == 0
+
+
+def test_it_is_declared_relaxed_and_refuses_what_it_cannot_do() -> None:
+    assert registry.resolve("pjd", "ar").exact == "relaxed"
+    with pytest.raises(SpecError, match="lag=5 is more than the 4 tokens of a row"):
+        draw(MODEL, "pjd:lag=5", CAPTIONS)
+    with pytest.raises(SpecError, match="lag must be at least 1"):
+        Pjd(0)
+    with pytest.raises(SpecError, match="pjd needs the token grid of an image"):
+        run(toy_ar(0), "pjd", [[1, 2]], 4)
+
+
+def neighbours(tokens: list[list[int]]) -> np.ndarray:
+    """[images, 2]: the share of codes equal to the one on the right, and below."""
+    images = np.array([row[:144] for row in tokens]).reshape(-1, 12, 12)
+    right, below = images[:, :, :-1] == images[:, :, 1:], images[:, :-1] == images[:, 1:]
+    return np.stack((right.mean((1, 2)), below.mean((1, 2))), 1)
+
+
+@pytest.mark.seeds("arXiv:2606.05703")
+def test_forwards_fall_and_neighbours_are_as_equal_as_before() -> None:
+    """Rows of 12 codes begin one after the other, so that 12 rows take 13 forwards at the least; `sjd` takes 33."""
+    model, task = pardec.load("tiny-llamagen", device="cpu"), pardec.task("captions")
+    prompts = [one.prompt for one in task.problems(split="heldout", n=12, seed=3)]
+    found = {}
+    for spec in ("sjd", "pjd:lag=2"):
+        done = model.generate(prompts, sampler=spec, temperature=0.7, top_k=64, cfg=2.5, seed=0)
+        found[spec] = np.mean(done.nfe), neighbours(done.tokens)
+    (most, exact), (fewer, ours) = found.values()
+    assert fewer < 0.92 * most
+    spread = np.sqrt(exact.var(0) + ours.var(0)) / np.sqrt(len(prompts))
+    assert (np.abs(exact.mean(0) - ours.mean(0)) < 3 * spread).all()
