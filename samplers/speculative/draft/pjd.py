@@ -129,9 +129,8 @@ class Pjd(Drafter):
         q = state.q.gather(1, where[..., None].expand(-1, -1, state.q.shape[-1])) * own[..., None]
         point = state.point.gather(1, where) & own
         chains = not (waiting & (fixed | draft)).any() and not fixed.any()
-        more = {"q": q, "is_point_mass": point}
         if chains:
-            return Draft(tokens, sizes, text.length - 1, **more)
+            return Draft(tokens, sizes, text.length - 1, q=q, is_point_mass=point)
         number = np.zeros(kinds.shape, dtype=np.int64)
         np.put_along_axis(number, order, np.where(real, np.arange(1, order.shape[1] + 1), 0), 1)
         parents = self._parents(kinds, number, kind, cell, last)
@@ -147,7 +146,8 @@ class Pjd(Drafter):
             levels=int(tested.sum(1).max(initial=0)),
             verify=upload(np.concatenate((zero > 0, tested), 1), device),
             preaccepted=upload(np.concatenate((zero > 0, tested & (kind == _FIXED)), 1), device),
-            **more,
+            q=q,
+            is_point_mass=point,
         )
 
     def _accept(self, context: DecodeContext, uniforms: Uniforms, state: Grid) -> np.ndarray:
@@ -268,12 +268,12 @@ class Pjd(Drafter):
         """[B, T - 1]: the node before each one after node 0."""
         cells = kinds.shape[1] // 3
         fixed, before = kinds[:, :cells].cumsum(1), np.maximum(cell - 1, 0)
-        left = [
+        by_kind = [
             np.where(np.take_along_axis(kinds, part * cells + before, 1),
                      np.take_along_axis(number, part * cells + before, 1), 0)
             for part in (_DRAFT, _FIXED, _STAND_IN)
         ]  # fmt: skip
-        left = np.where(left[0] > 0, left[0], np.where(left[1] > 0, left[1], left[2]))
+        left = np.where(by_kind[0] > 0, by_kind[0], np.where(by_kind[1] > 0, by_kind[1], by_kind[2]))
         earlier = np.take_along_axis(fixed, cell, 1)  # accepted cells up to this one are the first nodes
         return np.where(kind == _FIXED, earlier - 1, np.where(kind == _STAND_IN, earlier, left))
 

@@ -204,6 +204,8 @@ class Suffix(Drafter):
         return [node for node in drafted[:remaining] if node[2] <= remaining]
 
     def finish(self, rows: np.ndarray, context: DecodeContext, state: _Texts) -> None:
-        text = context.text
-        for at in rows.tolist() if state.store is not None else ():
-            state.store.add(text.host[at, text.prompt[at] : text.length[at]].tolist())
+        text, store = context.text, state.store
+        if store is None:
+            return
+        for at in rows.tolist():
+            store.add(text.host[at, text.prompt[at] : text.length[at]].tolist())
