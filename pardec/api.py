@@ -27,7 +27,7 @@ from .requests import empty_answer
 from .requests.call import Call
 from .requests.other_names import known_arguments
 from .requests.prompts import check_length
-from .requests.settings import Arguments, documented, ignored_filters
+from .requests.settings import AnyNames, documented, ignored_filters, own_names
 from .result import Result
 from .serving.batch import Serving
 from .serving.queue import Prompts
@@ -132,12 +132,15 @@ def load(
 class Model(Engine):
     """A loaded model. Holds no state of any request, so calls may be interleaved."""
 
-    def generate(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Result:
+    def generate(self, prompt: Any = None, **arguments: Unpack[AnyNames]) -> Result:
         """Decodes one row or a batch and returns when all rows are done.
 
         Args:
             prompt: str, list of str, or chat messages (one conversation or a list of them).
             {arguments}
+
+        Names of other libraries are taken where they mean the same: max_tokens, n, do_sample, eos_token_id,
+        stop_strings, stop_sequences, min_tokens.
 
         Raises:
             SpecError: an argument that cannot work, before the first forward.
@@ -147,6 +150,7 @@ class Model(Engine):
         >>> model.generate(["Tom has 3 cups.", "Ann has 8 cups."], max_new_tokens=4, stop_ids=[]).sequences.shape[0]
         2
         """
+        arguments = own_names(arguments)
         call = self.prepare(prompt, **arguments)
         if (ignored := ignored_filters(arguments, call.settings)) is not None:
             warnings.warn(ignored, stacklevel=2)
@@ -160,7 +164,7 @@ class Model(Engine):
         empty_answer.warn(self, result, prompt, stacklevel=2)
         return result
 
-    def stream(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Iterator[Event]:
+    def stream(self, prompt: Any = None, **arguments: Unpack[AnyNames]) -> Iterator[Event]:
         """Decodes like `generate`, with the same arguments, and yields every event as it happens.
 
         `Step.text` has, per live row, the text that became final with the step, and `RowFinished.text` the rest of its
@@ -179,7 +183,7 @@ class Model(Engine):
         """
         return self.run(self.prepare(prompt, **arguments), text=True)
 
-    def serve_batch(self, prompts: Iterable[Any], *, batch_size: int = 8, **arguments: Unpack[Arguments]) -> Serving:
+    def serve_batch(self, prompts: Iterable[Any], *, batch_size: int = 8, **arguments: Unpack[AnyNames]) -> Serving:
         """Decodes any number of prompts, `batch_size` at a time: a finished row frees its slot for the next prompt.
 
         Args:
@@ -205,7 +209,8 @@ class Model(Engine):
         >>> sorted(row.index for row in rows)
         [0, 1, 2]
         """
-        return self._serving(Prompts(self, prompts, arguments), batch_size, "serve fewer rows at once (batch_size)")
+        queue = Prompts(self, prompts, own_names(arguments))
+        return self._serving(queue, batch_size, "serve fewer rows at once (batch_size)")
 
     def cache_prefixes(self, mib: float) -> PrefixCache | None:
         """Keeps K/V of prompts and answers for later requests that begin with the same tokens; 0 turns it off.

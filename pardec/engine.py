@@ -24,7 +24,7 @@ from .environment import versions
 from .memory import memory_errors
 from .requests.call import Call
 from .requests.prompts import open_id
-from .requests.settings import Arguments
+from .requests.settings import AnyNames, own_names
 from .result import Result
 from .result_data import Timing, plain_row
 from .serving.streaming import RowText, Texts, answer, decoded
@@ -101,9 +101,9 @@ class Engine:
     def __repr__(self) -> str:
         return plain(f"<Model {self.network.describe()}>")
 
-    def prepare(self, prompt: Any = None, **arguments: Unpack[Arguments]) -> Call:
+    def prepare(self, prompt: Any = None, **arguments: Unpack[AnyNames]) -> Call:
         """Reads the prompt and checks every argument, without a forward."""
-        return self.driver.prepare(prompt, arguments)
+        return self.driver.prepare(prompt, own_names(arguments))
 
     def run(self, call: Call, *, text: bool = False, steps: bool = True) -> Iterator[Event]:
         """Runs the loop and yields its events, with their text if `text` is set or the call has a callback.

@@ -31,6 +31,9 @@ class Request(RowRequest):
         absolute: lay the block grid from position 0 instead of from the prompt's end.
         min_p: leaves out tokens less likely than this share of the likeliest one.
         repetition_penalty: makes tokens that stand in the row less likely; None is off.
+        presence_penalty: taken off the logits of tokens that the row has generated.
+        frequency_penalty: the same, times how often it has generated them.
+        logit_bias: pairs of an id and a number that is added to its logit.
         min_new_tokens: at this many positions after the prompt no end token is committed.
         cfg: guidance scale in l_u + cfg * (l_c - l_u); None is off.
         cfg_interval: of images: tokens after the first interval + 2 are not guided; None guides all.
@@ -67,6 +70,9 @@ class Request(RowRequest):
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
     min_new_tokens: int = 0
     cfg: float | None = None
     cfg_interval: int | None = None
@@ -94,12 +100,22 @@ class Request(RowRequest):
         return {name: value for name, value in every.items() if value is not None}
 
     @property
+    def penalizes_counts(self) -> bool:
+        """Whether tokens are penalized by how often the row has generated them."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether logits are changed by the tokens before a position."""
+        return bool(self.processors) or self.repetition_penalty is not None or self.penalizes_counts
+
+    @property
     def extras(self) -> Mapping[Trait, str]:
         """The traits of the request's extra features, each with the name of the argument that asks for it."""
         asked = {
             Trait.TEMPERATURE: (f"temperature={self.temperature}", self.temperature > 0),
             Trait.CONDITIONS: ("images", bool(self.conditions)),
-            Trait.PROCESSORS: ("logits processors", bool(self.processors) or self.repetition_penalty is not None),
+            Trait.PROCESSORS: ("logits processors", self.reads_history or bool(self.logit_bias)),
             Trait.ALLOWED_TOKENS: ("allowed", self.allowed is not None or any(self.constrained_spans)),
             Trait.GRAMMAR: ("response_format", any(self.grammars)),
             Trait.STOPS: ("stop", any(self.stops)),

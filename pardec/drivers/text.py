@@ -27,6 +27,7 @@ from ..requests.settings import ARGUMENTS, Settings, repeat_each
 from ..requests.stop_strings import StopStrings
 from ..requests.stop_strings import read as read_stops
 from ..requests.structured.request import structure
+from ..requests.tools import Tools, tools_of
 from ..serving.running import Loops, TokenBatch
 from .base import Driver, seeds_of
 
@@ -43,6 +44,7 @@ class TextCall(Call):
 
     request: Request
     response_format: Mapping[str, Any] | None = None
+    tools: Tools | None = None
 
     def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
         """The ids after the prompt, cut after the first end token that was generated or the end of a stop string.
@@ -98,11 +100,13 @@ class TextCall(Call):
         others = [each.name for each in ARGUMENTS.values() if each.in_request and each.name != "cfg_interval"]
         values |= {name: value for name in others if name not in values and (value := getattr(request, name))}
         values |= {} if request.size is None else {"size": list(request.size)}
+        values |= {"logit_bias": dict(request.logit_bias)} if request.logit_bias else {}
         values |= {} if request.logprobs is None else {"logprobs": request.logprobs}
         values |= {"logprob_ids": list(request.logprob_ids)} if request.logprob_ids else {}
         stops = self.stops(0)
         values |= {"stop": list(stops.texts)} if stops is not None else {}
         values |= {} if self.response_format is None else {"response_format": self.response_format}
+        values |= {} if self.tools is None else {"tools": list(self.tools.definitions)}
         negatives = [condition.negative for condition in request.conditions]
         if any(text is not None for text in negatives):
             same_text = len(set(negatives)) == 1
@@ -145,6 +149,7 @@ class TextDriver(Driver, Loops):
         model, settings = self.network, Settings.of(arguments)
         images: ImageInputs | None = None
         samples: tuple[int, ...] = ()
+        tools: Tools | None = None
         sampler = self.sampler(settings)
         beyond = Trait.LONGER_TEXTS in sampler.traits  # rows may be longer than the checkpoint was made for
         imaging = None if model.imaging is None else imaging_for(model.imaging, settings)
@@ -153,8 +158,15 @@ class TextDriver(Driver, Loops):
             rows = images.rows
         else:
             check_family(model.name, self.is_masked, settings)
+            tools = tools_of(model, settings)
             prompts = encode(
-                model, prompt, settings.input_ids, settings.template, settings.max_new_tokens, beyond=beyond
+                model,
+                prompt,
+                settings.input_ids,
+                settings.template,
+                settings.max_new_tokens,
+                beyond=beyond,
+                tools=settings.tools if prompt is not None and settings.tool_choice != "none" else None,
             )
             rows = repeat_each(prompts, settings.num_return_sequences)
             samples = tuple(range(settings.num_return_sequences)) * len(prompts)
@@ -162,7 +174,7 @@ class TextDriver(Driver, Loops):
             requested, settings = settings, rules.fill(settings, min(len(row.rest) for row in rows))
         stops, special = _stops(model, settings)
         stop_ids = tuple(dict.fromkeys((*_stop_ids(model, settings), *special)))
-        structured = structure(model, settings, len(rows), stop_ids)
+        structured = structure(model, settings, len(rows), stop_ids, tools)
         if structured is not None:
             rows, stop_ids = structured.filled(rows), () if structured.template is not None else stop_ids
         check_length(model, [len(row.canvas) for row in rows], beyond=beyond)
@@ -185,6 +197,7 @@ class TextDriver(Driver, Loops):
             stop_ids=stop_ids,
             stops=() if stops is None else (stops,) * len(rows),
             allowed=sets,
+            logit_bias=_logit_bias(model, settings),
             logprobs=_logprobs(model, settings),
             logprob_ids=_logprob_ids(model, settings),
             **self.own_fields(sampler, settings, rows),
@@ -196,7 +209,7 @@ class TextDriver(Driver, Loops):
         self.check(sampler, request)
         request.check_ends()
         form = None if structured is None else settings.response_format
-        return TextCall(sampler, request, seeds, settings.callback, model.weights_version, imaging, form)
+        return TextCall(sampler, request, seeds, settings.callback, model.weights_version, imaging, form, tools)
 
     @abstractmethod
     def check(self, sampler: Any, request: Request) -> None:
@@ -224,6 +237,12 @@ def _logprobs(model: LanguageModel, settings: Settings) -> int | None:
             hint=f"logprobs={model.vocab_size} records the whole distribution",
         )
     return int(settings.logprobs)
+
+
+def _logit_bias(model: LanguageModel, settings: Settings) -> tuple[tuple[int, float], ...]:
+    bias = settings.logit_bias or {}
+    _ids(model, "logit_bias", list(bias), "logit_bias={11: -100} takes ids of the model's tokens")
+    return tuple(sorted((int(token), float(value)) for token, value in bias.items()))
 
 
 def _logprob_ids(model: LanguageModel, settings: Settings) -> tuple[int, ...]:

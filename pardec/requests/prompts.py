@@ -17,6 +17,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError, one_line
 
 from .argument import check_count
+from .tools import conversation
 
 if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
@@ -42,7 +43,14 @@ class Row:
 
 
 def encode(
-    model: LanguageModel, prompt: Any, input_ids: Any, template: Any, max_new_tokens: int, *, beyond: bool = False
+    model: LanguageModel,
+    prompt: Any,
+    input_ids: Any,
+    template: Any,
+    max_new_tokens: int,
+    *,
+    beyond: bool = False,
+    tools: Any = None,
 ) -> list[Row]:
     """The rows that `generate` decodes.
 
@@ -53,6 +61,7 @@ def encode(
             the mask id at positions to fill. One for all rows, or a list with one per row. With a template the prompt
             may be left out.
         beyond: rows may be longer than the checkpoint was made for.
+        tools: that a conversation shows, in OpenAI's form.
 
     Raises:
         SpecError: naming the row and the value that cannot work.
@@ -70,7 +79,7 @@ def encode(
         )
     templates = None if template is None else _templates(model, template, mask)
     if prompt is not None:
-        prompts = [_ids_tensor(model, ids, f"prompt {i}") for i, ids in enumerate(_encode(model, prompt))]
+        prompts = [_ids_tensor(model, ids, f"prompt {i}") for i, ids in enumerate(_encode(model, prompt, tools=tools))]
     elif input_ids is not None:
         id_rows = enumerate(_id_rows(input_ids, "input_ids"))
         prompts = [_ids_tensor(model, ids, f"input_ids row {i}") for i, ids in id_rows]
@@ -119,9 +128,9 @@ def encode_plain(model: LanguageModel, texts: str | Sequence[str]) -> list[list[
     return _encode(model, texts, special=False)
 
 
-def _encode(model: LanguageModel, prompt: Any, *, special: bool = True) -> list[list[int]]:
+def _encode(model: LanguageModel, prompt: Any, *, special: bool = True, tools: Any = None) -> list[list[int]]:
     if isinstance(prompt, str):
-        return _encode(model, [prompt], special=special)
+        return _encode(model, [prompt], special=special, tools=tools)
     if isinstance(prompt, Tensor) or not isinstance(prompt, Sequence):
         raise SpecError(
             f"a prompt is text, a list of texts or chat messages, got {type(prompt).__name__}",
@@ -135,11 +144,13 @@ def _encode(model: LanguageModel, prompt: Any, *, special: bool = True) -> list[
     elif all(_is_whole(item) for item in prompt):
         raise SpecError("the prompt is a list of whole numbers", hint="token ids go to input_ids=, as [[1, 2, 3]]")
     tokenizer = _tokenizer(model)
-    return [_encode_one(model, tokenizer, i, item, special=special) for i, item in enumerate(prompt)]
+    return [_encode_one(model, tokenizer, i, item, special=special, tools=tools) for i, item in enumerate(prompt)]
 
 
-def _encode_one(model: LanguageModel, tokenizer: Any, row: int, item: Any, *, special: bool) -> list[int]:
+def _encode_one(model: LanguageModel, tokenizer: Any, row: int, item: Any, *, special: bool, tools: Any) -> list[int]:
     if isinstance(item, str):
+        if tools:
+            raise SpecError(f"tools belong to a conversation, and prompt {row} is text", hint="pass messages")
         if not item.strip():
             raise SpecError(f"prompt {row} is empty", hint="give at least one word")
         tokenize = partial(tokenizer, item, add_special_tokens=special)
@@ -152,10 +163,11 @@ def _encode_one(model: LanguageModel, tokenizer: Any, row: int, item: Any, *, sp
         )
     if not tokenizer.chat_template:
         raise SpecError(f"{model.name} has no chat template", hint="pass the prompt as plain text")
-    options: Any = {"add_generation_prompt": True, "tokenize": True, "return_dict": True}
+    messages, shown = conversation(model, item, tools)
+    options: Any = {"tools": shown, "add_generation_prompt": True, "tokenize": True, "return_dict": True}
     message = f"the chat template of {model.name} does not take prompt {row}"
     hint = "it may want no system message, or messages of user and assistant in alternation"
-    return _read(message, item, lambda: tokenizer.apply_chat_template(list(item), **options), hint)
+    return _read(message, item, lambda: tokenizer.apply_chat_template(messages, **options), hint)
 
 
 def _read(message: str, item: Any, tokenize: Callable[[], Any], hint: str) -> list[int]:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 from pardec.models.errors import SpecError, did_you_mean
 from pardec.samplers.limits import LEAST, MAX_SCALE, RANGE, divides
 
-from .argument import Argument, Number, Option, Takes, Whole, argument, check_count, is_whole
+from .argument import Argument, Number, Option, Takes, Whole, argument, check_count, is_number, is_whole
 from .other_names import WORDS
 from .stop_strings import read as read_stops
 from .structured.forms import form_of
+from .tools import check_choice, check_tools
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 MAX_NEW_TOKENS = 64
+MOST_BIAS = 100  # OpenAI's bound
 MOST_PIXELS = 2**14  # largest side of an image
 CLASS_IMAGES: Mapping[str, Any] = {"temperature": 1.0}  # other defaults for continuous tokens and token maps
 
@@ -54,6 +56,9 @@ class Arguments(TypedDict, total=False):
     top_p: float | None
     min_p: float | None
     repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
     cfg: float | None
     cfg_interval: int | None
     seed: int | Sequence[int]
@@ -61,6 +66,9 @@ class Arguments(TypedDict, total=False):
     allowed: Any
     logits_processor: Sequence[Callable[[Tensor, Tensor], Tensor]] | None
     response_format: Mapping[str, Any] | None
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None
     stop: str | Sequence[str] | None
     stop_ids: int | Sequence[int] | None
     block_align: Literal["prompt", "absolute"]
@@ -74,6 +82,21 @@ class Arguments(TypedDict, total=False):
     logprobs: int | None
     logprob_ids: Sequence[int] | None
     callback: Callable[[Event], object] | None
+
+
+class AnyNames(Arguments, total=False):
+    """The same, with names of other libraries that mean the same."""
+
+    max_tokens: int
+    max_completion_tokens: int
+    max_output_tokens: int
+    min_tokens: int | None
+    min_gen_toks: int | None
+    n: int
+    stop_strings: str | Sequence[str] | None
+    stop_sequences: str | Sequence[str] | None
+    eos_token_id: int | Sequence[int] | None
+    do_sample: bool
 
 
 # --- checks that are more than a range ---
@@ -113,6 +136,26 @@ def _check_callback(name: str, value: Any, example: str) -> None:
         raise SpecError(f"callback cannot be called, got {type(value).__name__}", hint=example)
 
 
+def _check_flag(name: str, value: Any, example: str) -> None:
+    if not isinstance(value, bool):
+        raise SpecError(f"{name} is True or False, got {value!r}", hint=example)
+
+
+def _check_bias(name: str, value: Any, example: str) -> None:
+    if not isinstance(value, Mapping):
+        raise SpecError(f"logit_bias is a dict of ids and numbers, got {value!r}", hint=example)
+    check_count(name, list(value))
+    for token, bias in value.items():
+        if not is_whole(token) or token < 0:
+            raise SpecError(f"logit_bias has {token!r}, which is not the id of a token", hint=example)
+        if not is_number(bias) or abs(bias) > MOST_BIAS:
+            raise SpecError(
+                f"logit_bias of token {token} must be from -{MOST_BIAS} to {MOST_BIAS}, got {bias!r}", hint=example
+            )
+
+
+_PENALTY = Number(("from -2 to 2", lambda x: -2 <= x <= 2))
+
 # --- the declarations ---
 
 
@@ -139,8 +182,9 @@ class Settings:
         example="max_new_tokens=64 asks for 64 tokens after the prompt", per_prompt=True, compared=True,
         option=Option("Tokens to generate, by default 64.", ("--max-new-tokens", "-n")), json="max_tokens",
         lm_eval=True,
+        aliases=("max_tokens", "max_completion_tokens", "max_output_tokens"),
         related=(
-            "max_length", "max_tokens", "max_gen_toks", "max_gen_len", "max_completion_tokens", "max_output_tokens",
+            "max_length", "max_gen_toks", "max_gen_len",
             "gen_length", "gen_len", "length", "num_tokens", "n_predict",
         ),
     )
@@ -169,7 +213,7 @@ class Settings:
             "0, the default, takes the most likely token.",
             images="0 takes the most likely token; by default the model's own temperature.",
         ),
-        lm_eval=True, related=("do_sample", "temp", "sampling", "greedy"),
+        lm_eval=True, related=("temp", "sampling", "greedy"),
         hint="temperature=0, the default, takes the likeliest token, and anything above samples one",
     )
     top_k: int | None = argument(
@@ -201,6 +245,26 @@ class Settings:
         example="repetition_penalty=1.1 makes tokens that the row holds already less likely; 1 is off",
         takes=Takes.TEXT, off=(None, 1), in_request=True, option=Option("Above 1, repeated tokens are less likely."),
         lm_eval=True,
+    )
+    presence_penalty: float | None = argument(
+        doc="taken off the logits of tokens that the answer holds already, the prompt's not counted, as in OpenAI's "
+        "API; for a masked model those are the committed ones, at any position, end tokens excepted.",
+        check=_PENALTY, example="presence_penalty=0.5 makes tokens of the answer less likely again; 0 is off",
+        takes=Takes.TEXT, off=(None, 0), in_request=True,
+        option=Option("Above 0, tokens that the answer holds are less likely."),
+    )
+    frequency_penalty: float | None = argument(
+        doc="the same, times the number of times that the answer holds the token.",
+        check=_PENALTY, example="frequency_penalty=0.5 makes a token less likely with each time it occurs; 0 is off",
+        takes=Takes.TEXT, off=(None, 0), in_request=True,
+        option=Option("Above 0, tokens are less likely the more often the answer holds them."),
+    )
+    logit_bias: Any = argument(
+        doc="{id: number}, numbers from -100 to 100 that are added to the logits of these tokens; -100 practically "
+        "excludes a token.",
+        check=_check_bias, example="logit_bias={11: -100} never writes token 11, unless nothing else is allowed",
+        takes=Takes.TEXT, off=(None, {}), related=("sequence_bias",),
+        hint="logit_bias={11: -5} makes token 11 less likely",
     )
     cfg: float | None = argument(
         doc="guidance, l_u + cfg * (l_c - l_u); None is off. For continuous tokens it guides the noise. For token "
@@ -247,8 +311,8 @@ class Settings:
         takes=Takes.AR, off=(None, "", [], ()), order="reads the tokens before a position",
         instead={Takes.MASKED: "leave it out; allowed= says which tokens each position may take"},
         related=(
-            "no_repeat_ngram_size", "presence_penalty", "frequency_penalty", "length_penalty", "bad_words_ids",
-            "logits_processors", "logit_bias", "sequence_bias", "suppress_tokens", "encoder_repetition_penalty",
+            "no_repeat_ngram_size", "length_penalty", "bad_words_ids", "logits_processors", "suppress_tokens",
+            "encoder_repetition_penalty",
         ),
         hint="logits_processor=[...] takes transformers' processors on autoregressive models; repetition_penalty= "
         "works on all",
@@ -263,18 +327,33 @@ class Settings:
         related=("json_schema", "guided_json", "json_mode", "output_schema", "response_schema", "structured_outputs"),
         hint="response_format={...} takes a JSON schema that every answer keeps to",
     )
+    tools: Any = argument(
+        doc="functions that the answer may call, in OpenAI's form: the chat template shows them, and a call in the "
+        "answer keeps to the schema of its parameters. Masked models need a template.",
+        check=check_tools, takes=Takes.TEXT, off=(None, [], ()), related=("functions",),
+        hint="tools=[...] takes functions in OpenAI's form",
+    )
+    tool_choice: Any = argument(
+        doc='"auto", the default; "none"; "required" for an answer that is a call; or {"type": "function", '
+        '"function": {"name": ...}} for a call of this one.',
+        check=check_choice, takes=Takes.TEXT, related=("function_call",), hint='tool_choice="required" asks for a call',
+    )
+    parallel_tool_calls: bool | None = argument(
+        doc="False for one call at most; by default as many as the chat template can write.", check=_check_flag,
+        example="parallel_tool_calls=False allows one call", takes=Takes.TEXT,
+    )
     stop: Any = argument(
         doc="a text, or texts, that end a row: the row's text is cut before the one that is complete first, its tokens "
         "after the token that completes it. The prompt is not searched.",
         check=lambda name, value, example: read_stops(value), takes=Takes.TEXT, fills=True, per_prompt=True,
         option=Option(r"Stop before this text, \n is a line break; may be repeated.", ("--stop",), alone=True),
-        related=("stop_strings", "stop_words", "stop_sequences", "stop_sequence", "stop_texts", "until"),
+        aliases=("stop_strings", "stop_sequences"), related=("stop_words", "stop_sequence", "stop_texts", "until"),
         hint='stop=["\\n\\n"] ends a row before a text',
     )
     stop_ids: Any = argument(
         doc="end tokens; None takes the model's (none with a template), [] never stops.", check=check_count,
         takes=Takes.TEXT, compared=True, json="stop_token_ids",
-        related=("eos_token_id", "eos_id", "stop_token_ids", "stop_tokens", "terminators", "stop_token_id"),
+        aliases=("eos_token_id",), related=("eos_id", "stop_token_ids", "stop_tokens", "terminators", "stop_token_id"),
         hint="stop_ids=[2] ends a row at a token; the model's own end tokens are known",
     )
     block_align: str = argument(
@@ -306,7 +385,7 @@ class Settings:
         example="num_return_sequences=4 gives four answers to each prompt", takes=Takes.TEXT,
         instead={Takes.IMAGES: "num_images={value} draws that many images of each"},
         option=Option("Samples of each prompt; needs a temperature.", alone=True, more={"min": 1}), json="n",
-        related=("n", "num_samples", "num_generations", "num_completions", "num_return"),
+        aliases=("n",), related=("num_samples", "num_generations", "num_completions", "num_return"),
     )
     prompt_embeds: Any = argument(
         doc="in place of a prompt, the text encoder's output for captions, [B, n, D] or a list.", check=check_count,
@@ -418,6 +497,31 @@ OTHER_NAMES: Mapping[str, str] = {  # argument of another library -> what to wri
 # Numbers that shape the distribution of image models; checkpoints have defaults for them.
 SHAPING = tuple(each.name for each in ARGUMENTS.values() if each.number and each.option and each.option.images)
 FILLING = tuple(each.name for each in ARGUMENTS.values() if each.fills)  # refused with response_format
+
+
+def own_names(arguments: Mapping[str, Any]) -> Any:
+    """Arguments under pardec's names, given also under names of other libraries that mean the same.
+
+    `do_sample` is transformers': False is temperature 0, and True is temperature 1 unless there is another.
+    """
+    given = dict(arguments)
+    for each in ARGUMENTS.values():
+        for name in each.aliases:
+            if name not in given:
+                continue
+            if each.name in given:
+                raise SpecError(f"{name} is another name of {each.name}, and both are given", hint=f"leave {name} out")
+            given[each.name] = given.pop(name)
+    if "do_sample" in given:
+        sample = given.pop("do_sample")
+        if not isinstance(sample, bool):
+            raise SpecError(f"do_sample is True or False, got {sample!r}", hint="temperature=0.7 samples")
+        if "temperature" in given and (given["temperature"] != 0) is not sample:
+            raise SpecError(
+                f"do_sample={sample} contradicts temperature={given['temperature']!r}", hint="leave do_sample out"
+            )
+        given.setdefault("temperature", 1.0 if sample else 0.0)
+    return given
 
 
 def documented(function: Callable[..., Any]) -> None:

@@ -1,4 +1,4 @@
-"""A request's constraints on tokens: allowed sets, early ends, repeated tokens, constrained spans.
+"""A request's constraints on tokens: allowed sets, biased, repeated and early end tokens, constrained spans.
 
 Positions of a constrained span depend on each other: every committed token narrows the tokens allowed at the others.
 Before a forward every position of such a span has the set of tokens that can stand beside those committed. What a step
@@ -19,8 +19,9 @@ from torch import Tensor
 from ..batching import RowState
 from ..host_transfer import download, upload
 from ..ops.allowed import AllowedRows
-from ..ops.penalties import penalize, token_counts, without_ends
+from ..ops.penalties import bias_vector, counts_elsewhere, penalize, subtract_counts, token_counts, without_ends
 from ..request import Allowed, ConstrainedSpan, Request
+from ..trace import PROMPT
 from .canvas import Canvas, Revision, Update
 from .query_plan import Group
 
@@ -56,6 +57,47 @@ class RepetitionPenalty:
         )
         counts = group.of(self.counts)
         return penalize(logits, counts[:, None] if rows is None else counts[rows], own, self.penalty)
+
+
+class CountPenalty:
+    """Makes tokens less likely that were generated, at positions other than their own."""
+
+    def __init__(self, request: Request, canvas: Canvas, vocab: int) -> None:
+        self.request, self.canvas, self.vocab = request, canvas, vocab
+
+    @classmethod
+    def of(cls, request: Request, canvas: Canvas, vocab: int) -> Self | None:
+        """The constraint that the request sets; None if it sets none."""
+        return cls(request, canvas, vocab) if request.penalizes_counts else None
+
+    def begin(self) -> None:
+        canvas = self.canvas
+        inside = upload(np.arange(canvas.length + 1) < canvas.total[:, None], canvas.open.device)
+        self.generated = ~canvas.open & inside & (canvas.commit_step != PROMPT)  # [B, L + 1]
+        self.counts = token_counts(canvas.tokens, self.generated, self.vocab, self.request.stop_ids)  # [B, V]
+
+    def process(self, logits: Tensor, group: Group, positions: Tensor, rows: Tensor | None) -> Tensor:
+        own = torch.where(
+            _at(self.generated, group, positions, rows), _at(self.canvas.tokens, group, positions, rows), -1
+        )
+        counts, request = group.of(self.counts), self.request
+        elsewhere = counts_elsewhere(counts[:, None] if rows is None else counts[rows], own, logits)
+        return subtract_counts(logits, elsewhere.clamp(min=0), request.presence_penalty, request.frequency_penalty)
+
+
+class LogitBias:
+    """Adds a number to the logits of some ids."""
+
+    def __init__(self, request: Request, canvas: Canvas, vocab: int) -> None:
+        self.bias = upload(bias_vector(request.logit_bias, vocab), canvas.open.device)  # [V]
+
+    @classmethod
+    def of(cls, request: Request, canvas: Canvas, vocab: int) -> Self | None:
+        """The bias that the request sets; None if it sets none."""
+        return cls(request, canvas, vocab) if request.logit_bias else None
+
+    def process(self, logits: Tensor, group: Group, positions: Tensor, rows: Tensor | None) -> Tensor:
+        return logits + self.bias
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,14 @@ from ..prefix_reuse import PrefixReuse
 from ..trace import PROMPT
 from ..traits import Trait
 from .canvas import Canvas
-from .constraints import EarlyEnds, RepetitionPenalty, TokenLimits
+from .constraints import CountPenalty, EarlyEnds, LogitBias, RepetitionPenalty, TokenLimits
 from .contracts import AttentionMaps, AttentionSpec, Cache, Evidence, MaskedSampler, Request, united
 from .query_plan import Group, Layout, Queries, QueryPlanner, VisiblePositions, wanted_columns
 
 _NARROW_GAIN = 2000  # computing only the wanted outputs of the last layer pays if it saves at least this many values
 _CAPTURED = 1 << 24  # the most logits that are part of a captured forward, whose memory is never given to others
+
+_LOGITS: tuple[Any, ...] = (LogitBias, RepetitionPenalty, CountPenalty)  # in this order
 
 Prepare = Callable[[Plan, Group], Plan]
 Read = Callable[[Hidden, Group, "Tensor | None"], Hidden]
@@ -134,7 +136,7 @@ class MaskedForward(RowState):
             self.last_states,
             self.predictions,
             self.raw,
-            RepetitionPenalty.of(self.request, self.canvas, self.model.vocab_size),
+            *(part.of(self.request, self.canvas, self.model.vocab_size) for part in _LOGITS),
             EarlyEnds.of(self.request, self.canvas),
             self.limits,
         ]

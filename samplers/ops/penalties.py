@@ -1,4 +1,4 @@
-"""Lowers the logits of end tokens that come too early and of tokens that are already in the row."""
+"""Changes the logits of end tokens that come too early, of tokens that are already in the row, and of chosen ids."""
 
 from __future__ import annotations
 
@@ -34,6 +34,28 @@ def penalize(logits: Tensor, counts: Tensor, own: Tensor, penalty: float) -> Ten
         counts: [..., V] (broadcast), how often each token occurs in the row.
         own: [...] int64, the token at the position itself, which does not count; -1 where there is none.
     """
-    at = own.clamp(min=0)[..., None]
-    elsewhere = counts.expand_as(logits) - torch.zeros_like(logits).scatter_(-1, at, (own >= 0).float()[..., None])
+    elsewhere = counts_elsewhere(counts, own, logits)
     return torch.where(elsewhere > 0, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
+def counts_elsewhere(counts: Tensor, own: Tensor, like: Tensor) -> Tensor:
+    """[..., V] as `like`: the `counts` without each position's own token, `own` [...], -1 where there is none."""
+    at = own.clamp(min=0)[..., None]
+    return counts.expand_as(like) - torch.zeros_like(like).scatter_(-1, at, (own >= 0).float()[..., None])
+
+
+def subtract_counts(logits: Tensor, counts: Tensor, presence: float, frequency: float) -> Tensor:
+    """`logits` [..., V] less `presence` for tokens that occur, and `frequency` for each time, by OpenAI's definition.
+
+    Args:
+        counts: [..., V] (broadcast), how often each token was generated.
+    """
+    return logits - presence * (counts > 0) - frequency * counts
+
+
+def bias_vector(bias: Sequence[tuple[int, float]], vocab: int) -> Tensor:
+    """[V] float32 on the CPU: the number added to the logit of each id."""
+    vector = torch.zeros(vocab)
+    for token, value in bias:
+        vector[token] = value
+    return vector

@@ -37,14 +37,28 @@ class Grammar:
     """The rules of a schema: for each name, the alternative sequences of symbols."""
 
     def __init__(self, schema: Schema) -> None:
-        self.schema = schema
+        self.begin()
+        self.read(schema, "start")
+        self.check()
+
+    def begin(self) -> None:
+        """Starts without rules."""
         self.terminals: list[Expression] = []
         self.rules: dict[str, list[tuple[Symbol, ...]]] = {}
         self._index: dict[Expression, Terminal] = {}
-        self._definitions = {name: f"definition{at}" for at, name in enumerate(schema.definitions)}
-        self.rules["start"] = [self._symbols(schema.root)]
+        self._defined = 0  # definitions of all schemas
+
+    def read(self, schema: Schema, rule: str) -> None:
+        """Adds a rule for the value of a schema, and the schema's definitions."""
+        self.schema = schema
+        self._definitions = {name: f"definition{self._defined + at}" for at, name in enumerate(schema.definitions)}
+        self._defined += len(schema.definitions)
+        self.rules[rule] = [self._symbols(schema.root)]
         for name, value in schema.definitions.items():
             self.rules[self._rule(name)] = [self._symbols(value)]
+
+    def check(self) -> None:
+        """Raises SpecError for a grammar that is too large to follow."""
         if self._most_ways() > _MOST_WAYS:
             hint = "make more properties required, or give fewer options"
             raise refusal("#", f"an answer can continue in more than {_MOST_WAYS} ways at one point", hint)

@@ -20,18 +20,17 @@ from pardec.models.errors import SpecError, install
 
 from .grammar import Grammar, Prefixes
 from .schema import read
-from .values import Schema, refusal
+from .values import refusal
 from .vocabulary import Vocabulary
 
 _STATES = 64  # states for which the costs of all tokens are kept
 
 
-class CompiledSchema:
+class CompiledGrammar:
     """The grammar that the rows of one schema share."""
 
-    def __init__(self, schema: Schema, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
-        self.grammar = Grammar(schema)
+    def __init__(self, grammar: Grammar, vocabulary: Vocabulary) -> None:
+        self.vocabulary, self.grammar = vocabulary, grammar
         self.prefixes = Prefixes(self.grammar, vocabulary)
         self.lark = self.grammar.lark()
         error = _llguidance().LLMatcher.validate_grammar(self.lark, _ll_tokenizer(vocabulary))
@@ -58,14 +57,25 @@ class CompiledSchema:
 
 
 @lru_cache(maxsize=32)
-def _compiled(schema_text: str, vocabulary: Vocabulary) -> CompiledSchema:
-    return CompiledSchema(read(json.loads(schema_text), ascii=not vocabulary.writes(schema_text)), vocabulary)
+def _compiled(schema_text: str, vocabulary: Vocabulary) -> CompiledGrammar:
+    schema = read(json.loads(schema_text), ascii=not vocabulary.writes(schema_text))
+    return CompiledGrammar(Grammar(schema), vocabulary)
 
 
-def compiled(schema_text: str, vocabulary: Vocabulary) -> CompiledSchema:
+def compiled(schema_text: str, vocabulary: Vocabulary) -> CompiledGrammar:
     """The grammar of a schema, made once. Raises SpecError if it is unsupported or llguidance is not installed."""
     _llguidance()
     return _compiled(schema_text, vocabulary)
+
+
+def check_budget(compiled: CompiledGrammar, budget: int) -> None:
+    """Raises SpecError where no answer has at most `budget` tokens."""
+    least = compiled.prefixes.cost(0)
+    if least > budget:
+        raise SpecError(
+            f"max_new_tokens={budget} is too few for response_format: its shortest answer takes {least:.0f}",
+            hint=f"max_new_tokens={4 * least:.0f} leaves room for more than that",
+        )
 
 
 class JsonGrammar:
@@ -74,15 +84,9 @@ class JsonGrammar:
     Both depend on the ids that are passed alone.
     """
 
-    def __init__(self, compiled: CompiledSchema, budget: int, stop_ids: Sequence[int]) -> None:
+    def __init__(self, compiled: CompiledGrammar, budget: int, stop_ids: Sequence[int]) -> None:
         """`budget`: the most tokens of an answer. `stop_ids`: allowed where an answer may end."""
         self.compiled, self.budget, self.stop_ids = compiled, budget, list(stop_ids)
-        least = compiled.prefixes.cost(0)
-        if least > budget:
-            raise SpecError(
-                f"max_new_tokens={budget} is too few for response_format: its shortest answer takes {least:.0f}",
-                hint=f"max_new_tokens={4 * least:.0f} leaves room for more than that",
-            )
         self._matcher: Any = compiled.matcher()
         self._ids: list[int] = []  # ids that the matcher has read
         self._states = [0]  # before each of them, and after the last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,10 @@ from pardec.samplers.request import Request
 
 from ..prompts import Row
 from ..settings import FILLING, Settings
+from ..tools import Tools
+from .call_grammar import CallGrammar
 from .forms import form_of
-from .json_grammar import JsonGrammar, compiled
+from .json_grammar import JsonGrammar, check_budget, compiled
 from .schema import mark_within_limits, read
 from .template import Template, TemplateEnd, template
 from .vocabulary import Vocabulary
@@ -31,7 +33,7 @@ class Structure:
     """The constraint of a call's rows by a schema: a template or grammars."""
 
     template: Template | None = None
-    grammars: tuple[JsonGrammar, ...] = ()
+    grammars: tuple[JsonGrammar | CallGrammar, ...] = ()
 
     def filled(self, rows: Sequence[Row]) -> list[Row]:
         """The rows, with the template after each prompt."""
@@ -50,12 +52,31 @@ class Structure:
         )
 
 
-def structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Sequence[int]) -> Structure | None:
+def structure(
+    model: LanguageModel, settings: Settings, rows: int, stop_ids: Sequence[int], tools: Tools | None = None
+) -> Structure | None:
     """Like `_structure`, but raises SpecError also for a schema that is nested too deeply for Python."""
+    name = "response_format" if tools is None else "tools"
     try:
+        if tools is not None:
+            return _calls(model, settings, rows, stop_ids, tools)
         return _structure(model, settings, rows, stop_ids)
     except RecursionError:
-        raise SpecError("response_format is nested too deeply", hint="ask for less in one answer") from None
+        raise SpecError(f"{name} is nested too deeply", hint="ask for less in one answer") from None
+
+
+def _calls(
+    model: LanguageModel, settings: Settings, rows: int, stop_ids: Sequence[int], tools: Tools
+) -> Structure | None:
+    """The structure of rows that may call tools; None for a masked model, which fills a template."""
+    for name in ("response_format", *FILLING):
+        if getattr(settings, name) and not (name == "template" and model.decoding_config.masked):
+            raise SpecError(f"{name} cannot be combined with tools", hint=f"leave {name} out")
+    if model.decoding_config.masked:
+        return None
+    vocabulary = Vocabulary.of(model.tokenizer, model.vocab_size)
+    budget = settings.max_new_tokens
+    return Structure(grammars=tuple(CallGrammar(tools, vocabulary, budget, stop_ids) for _ in range(rows)))
 
 
 def _structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Sequence[int]) -> Structure | None:
@@ -78,6 +99,7 @@ def _structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Se
     text = _text(form)
     if not model.decoding_config.masked:
         grammar = compiled(text, vocabulary)
+        check_budget(grammar, budget)
         return Structure(grammars=tuple(JsonGrammar(grammar, budget, stop_ids) for _ in range(rows)))
     if settings.stop_ids is not None:
         raise SpecError(
@@ -116,6 +138,12 @@ def remember(model: LanguageModel, response_format: Any, budget: int, matched: S
     mark_within_limits(text)
     if matched is not None and matched.template is not None:
         _keep((text, Vocabulary.of(model.tokenizer, model.vocab_size), budget), matched.template)
+
+
+def mark_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Stores the result of another process: that the schemas of these tools are within the limits."""
+    for tool in tools:
+        mark_within_limits(_text(tool["function"].get("parameters")))
 
 
 def _text(form: Any) -> str:

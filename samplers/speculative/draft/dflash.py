@@ -65,7 +65,7 @@ class BlockState(RowState, DraftModel):
         self.pending: Tensor | None = None  # [B, W, E]
         self.level = 0  # levels of this round drafted so far
         # A distribution depends on the depth alone unless processors read the path.
-        self.pathless = not (context.request.processors or context.request.repetition_penalty is not None)
+        self.pathless = not context.request.reads_history
         shape = context.sampler.shape
         self.unprocessed = shape is not None and Trait.UNPROCESSED_SCORES in shape.provides
 

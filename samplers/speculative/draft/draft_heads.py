@@ -39,7 +39,7 @@ class HeadsState(RowState, DraftModel):
         shape, request = context.sampler.shape, context.request
         self.unprocessed = shape is not None and Trait.UNPROCESSED_SCORES in shape.provides
         # Heads of one distribution a level have it after processing too, unless processors read the path.
-        self.pathless = self.unprocessed or not (request.processors or request.repetition_penalty is not None)
+        self.pathless = self.unprocessed or not request.reads_history
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:
         """Keeps the states after the last token of each prompt."""

@@ -59,7 +59,7 @@ class MaskedBlocks(RowState, DraftModel):
         assert shape is not None, "drafters that take a shape have one"
         self.shape, self.unprocessed = shape, Trait.UNPROCESSED_SCORES in shape.provides
         # A distribution depends on the depth alone unless processors read the path.
-        self.pathless = not (request.processors or request.repetition_penalty is not None)
+        self.pathless = not request.reads_history
 
     def draft(self, most: int, remaining: np.ndarray, uniforms: Uniforms) -> Draft:
         """Drafts by the spec's shape and length, at most `most` tokens and `remaining` [B] deep."""

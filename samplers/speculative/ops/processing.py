@@ -1,4 +1,4 @@
-"""Processes raw logits for sampling: processors, allowed tokens, grammars, temperature and filters."""
+"""Processes raw logits for sampling: bias, processors, penalties, allowed tokens, grammars, temperature and filters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...batching import RowState
 from ...host_transfer import download, upload
 from ...ops.allowed import AllowedRows
 from ...ops.distribution import filter_logits
-from ...ops.penalties import without_ends
+from ...ops.penalties import bias_vector, subtract_counts, token_counts, without_ends
 from ...request import Grammar, Request
 from ..contracts import Draft, Logits
 from ..sequences import Sequences
@@ -40,6 +40,7 @@ class Processing(RowState):
         self.allowed = AllowedRows(request.allowed, len(text), text.device)
         self.grammars: list[Grammar | None] = list(request.grammars) or [None] * len(text)
         self.processors = request.processors
+        self.bias: Tensor | None = None  # [V], on the device of the logits
         if request.repetition_penalty is not None:
             from transformers import RepetitionPenaltyLogitsProcessor
 
@@ -67,7 +68,9 @@ class Processing(RowState):
         """
         self.excludes = bool(self.allowed or any(self.grammars) or self.request.min_new_tokens)
         steps = (
+            (self.request.logit_bias, Processing._biased),
             (self.processors, Processing._processed),
+            (self.request.penalizes_counts, Processing._penalized),
             (self.allowed, Processing._allowed),
             (any(self.grammars), Processing._grammatical),
             (self.request.min_new_tokens, Processing._without_early_ends),
@@ -88,6 +91,21 @@ class Processing(RowState):
             return logits
         return filter_logits(logits, temperature=self.request.temperature, order="top_k", **self._filters)
 
+    def _biased(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
+        if self.bias is None:
+            self.bias = upload(bias_vector(self.request.logit_bias, logits.shape[-1]), logits.device)
+        return logits + self.bias
+
+    def _penalized(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
+        return self._by_length(logits, draft, nodes, self._less_counts)
+
+    def _less_counts(self, row: Tensor, ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores [N, V] of live rows [N], less the penalties of the generated part of the histories `ids` [N, L]."""
+        prompts = upload(self.text.prompt, row.device)[row]
+        generated = torch.arange(ids.shape[1], device=row.device) >= prompts[:, None]
+        counts = token_counts(ids, generated, scores.shape[-1])
+        return subtract_counts(scores, counts, self.request.presence_penalty, self.request.frequency_penalty)
+
     def _processed(self, logits: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
         return self._by_length(logits, draft, nodes, self._run)
 
@@ -97,13 +115,13 @@ class Processing(RowState):
         A drafter of a part of the vocabulary may know none of the tokens that are allowed somewhere.
         """
         logits = self._filtered(self._constrained(raw, draft, nodes))
-        if not self.processors and not self.excludes:
+        if not self._constraints:
             return logits
         return torch.where(logits.amax(-1, keepdim=True) == -torch.inf, 0, logits)
 
     def reads_ids(self) -> bool:
         """Whether the processing depends on token ids; temperature and filters do not, and work on a subset of ids."""
-        return bool(self.processors) or self.excludes
+        return bool(self._constraints)
 
     def failure(self, raw: Tensor, draft: Draft, row: Tensor, node: Tensor) -> SpecError:
         """The error for nodes [N] of rows [N] without a distribution, of `raw` [B, T, V]; runs processors again."""
