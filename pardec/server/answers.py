@@ -19,11 +19,13 @@ from pardec.samplers.logprobs import TokenLogprobs
 from ..requests.images import enlarged
 from ..result import Result
 from ..version import __version__
+from .events import DONE, event
 from .schemas import ChatBody, CompletionBody, TextBody
 from .token_names import Offsets, TokenNames
 
 if TYPE_CHECKING:
     from ..api import Model
+    from ..requests.tools import Tools
     from .listening import Advanced
     from .request_parser import TextRequest
 
@@ -36,6 +38,7 @@ class TextAnswer:
     request: TextRequest
     name: str  # the model's name
     names: TokenNames | None  # names of its tokens; None if neither log-probabilities nor canvases are requested
+    tokenizer: Any
     identifier: str = field(init=False)
     created: int = field(init=False)
 
@@ -45,6 +48,10 @@ class TextAnswer:
         self.created = int(time.time())
         self._begun: set[int] = set()
         self._offsets: dict[int, Offsets] = {}  # per streamed row
+        self._sent: dict[int, tuple[str, int]] = {}  # per streamed row, the text and the number of tokens sent
+        self._held: dict[int, list[Advanced]] = {}  # per streamed row, updates that may belong to a call
+        call: Any = self.request.rows[0].call
+        self.tools: Tools | None = getattr(call, "tools", None)
 
     @property
     def prompt_tokens(self) -> int:
@@ -60,15 +67,18 @@ class TextAnswer:
         return {**self._head(kind), "choices": choices, "usage": self.usage(results)}
 
     def _choice(self, index: int, result: Result, echoes: Sequence[Echo] | None) -> dict[str, Any]:
-        text, tokens, values = _text(result), result.tokens[0], token_logprobs(result)
+        text, tokens, values = text_of(result), result.tokens[0], token_logprobs(result)
+        content, calls = self._calls(result)
         if echoes is not None:
             echo = echoes[index // self.request.samples]
             text, tokens = echo.before(text, tokens), [*echo.tokens, *tokens]
             values = _joined(echo.logprobs, values)
         logprobs = self._logprobs(tokens, values, len(text))
-        choice: dict[str, Any] = {"index": index, "finish_reason": result.finish[0], "logprobs": logprobs}
+        reason = "tool_calls" if calls else result.finish[0]
+        choice: dict[str, Any] = {"index": index, "finish_reason": reason, "logprobs": logprobs}
         if self.chat:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            choice["message"] = {"role": "assistant", "content": content or None if calls else text, "refusal": None}
+            choice["message"] |= {"tool_calls": calls} if calls else {}
         else:
             choice["text"] = text
         if self.body.return_token_ids:
@@ -80,16 +90,61 @@ class TextAnswer:
             }
         return choice
 
+    def _calls(self, result: Result) -> tuple[str, list[dict[str, Any]]]:
+        """The text before the calls of an answer, and the calls."""
+        if self.tools is None:
+            return text_of(result), []
+        content, calls = self.tools.form.read(str(self.tokenizer.decode(result.tokens[0], skip_special_tokens=False)))
+        if not calls:
+            return text_of(result), []
+        each = [{"name": name, "arguments": arguments} for name, arguments in calls]
+        return content, [{"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": one} for one in each]
+
     def usage(self, results: Sequence[Result]) -> dict[str, Any]:
         """The counts of tokens, end tokens included, and the forwards that the rows took part in."""
         prompt, completion = self.prompt_tokens, sum(len(tokens) for result in results for tokens in result.tokens)
+        drafted = sum(map(sum, (row for result in results for row in result.trace.drafted)))
+        accepted = sum(map(sum, (row for result in results for row in result.trace.accepted)))
+        details = {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted}
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "forwards": sum(sum(result.nfe) for result in results),
+            **({"completion_tokens_details": details, "acceptance_rate": accepted / drafted} if drafted else {}),
             "prompt_tokens_details": {"cached_tokens": sum(sum(result.reused) for result in results)},
         }
+
+    # --- events of a stream ---
+
+    def opened(self) -> list[bytes]:
+        """The events before the text."""
+        return []
+
+    def advanced(self, update: Advanced) -> list[bytes]:
+        """The events of new text; text that may be a call is held back until it is not, or to the row's end."""
+        sent, count = self._sent.get(update.index, ("", 0))
+        held = [*self._held.pop(update.index, []), update]
+        text = sent + "".join(each.text for each in held)
+        if self.tools is not None and (self.tools.form.is_special or self.tools.form.may_begin(text)):
+            self._held[update.index] = held
+            return []
+        self._sent[update.index] = text, count + sum(len(each.tokens) for each in held)
+        return [event(self.chunk(each)) for each in held]
+
+    def ended(self, index: int, result: Result) -> list[bytes]:
+        """The event of a row's end, with the rest of its text."""
+        return [event(self.last(index, result, *self._sent.get(index, ("", 0))))]
+
+    def closed(self, results: Sequence[Result]) -> list[bytes]:
+        """The events after all rows."""
+        options = self.body.stream_options
+        usage = options is not None and options.include_usage
+        return [*([event(self.closing(results))] if usage else []), DONE]
+
+    def failed(self, error: dict[str, Any]) -> list[bytes]:
+        """The event of an error, given its JSON body."""
+        return [event(error)]
 
     # --- chunks ---
 
@@ -103,8 +158,9 @@ class TextAnswer:
         rest = result.tokens[0][tokens:]
         own = token_logprobs(result)
         values = None if own is None else own[tokens:]
-        logprobs = self._logprobs(rest, values, len(_text(result)), offsets=self._offsets_of(index))
-        return self._chunk(index, _text(result)[len(sent) :], logprobs, result)
+        logprobs = self._logprobs(rest, values, len(text_of(result)), offsets=self._offsets_of(index))
+        content, calls = self._calls(result)
+        return self._chunk(index, content[len(sent) :], logprobs, result, calls)
 
     def closing(self, results: Sequence[Result]) -> dict[str, Any]:
         """The chunk with the usage."""
@@ -119,19 +175,26 @@ class TextAnswer:
         return {**self._head("denoise"), "choices": [], "denoise": state}
 
     def _chunk(
-        self, index: int, text: str, logprobs: dict[str, Any] | None, end: Result | None = None
+        self,
+        index: int,
+        text: str,
+        logprobs: dict[str, Any] | None,
+        end: Result | None = None,
+        calls: Sequence[dict[str, Any]] = (),
     ) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": index,
             "logprobs": logprobs,
-            "finish_reason": None if end is None else end.finish[0],
+            "finish_reason": None if end is None else "tool_calls" if calls else end.finish[0],
         }
         if not self.chat:
             choice["text"] = text
         else:
             role = {} if index in self._begun else {"role": "assistant"}
             self._begun.add(index)
-            choice["delta"] = {**role, "content": text}
+            choice["delta"] = {**role, "content": text if text or not calls else None}
+            if calls:
+                choice["delta"]["tool_calls"] = [{"index": at, **call} for at, call in enumerate(calls)]
         if end is not None and self.body.return_token_ids:
             choice |= {"token_ids": end.tokens[0], "step_map": end.step_map[0].tolist(), "seed": end.seeds[0]}
         usage = {"usage": None} if self.body.stream_options and self.body.stream_options.include_usage else {}
@@ -283,7 +346,8 @@ def _joined(first: TokenLogprobs | None, second: TokenLogprobs | None) -> TokenL
     return type(first)(*map(np.concatenate, parts))
 
 
-def _text(result: Result) -> str:
+def text_of(result: Result) -> str:
+    """The text of a result of one row."""
     return result.text[0] if result.text is not None else ""
 
 

@@ -17,17 +17,20 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from ..version import __version__
+from . import messages, responses
 from .answers import TextAnswer, echo, image_answer
 from .body_parser import ParsedBody, ParserConfig, check_characters, parse_body
 from .errors import JSON, NO_SUCH_MODEL, RequestError
-from .fields import named
+from .fields import named, renamed
 from .guard import Guard
 from .handling import Decoding, TextStream, monotonic_deadline, too_long, unless_gone
 from .limits import Limits
 from .listening import RowListener, StreamListener, Update
+from .messages import MessagesAnswer, MessagesBody
 from .metrics import Metrics
 from .parser_processes import ParserProcesses
 from .request_parser import RequestParser, TextRequest
+from .responses import ResponseAnswer, ResponseBody
 from .schemas import Body, ChatBody, CompletionBody, ImageBody, TextBody
 from .worker import Worker
 
@@ -91,6 +94,9 @@ def create_app(
     app.get("/v1/models/{identifier:path}")(server.model_by_name)
     app.post("/v1/completions", **_documented(CompletionBody))(server.completions)
     app.post("/v1/chat/completions", **_documented(ChatBody))(server.chat_completions)
+    app.post("/v1/responses", **_documented(ResponseBody))(server.responses)
+    app.post("/v1/messages", **_documented(MessagesBody))(server.messages)
+    app.post("/v1/embeddings")(server.embeddings)
     app.post("/v1/images/generations", **_documented(ImageBody))(server.images)
     return app
 
@@ -160,15 +166,33 @@ class Server:
         """Answers a conversation."""
         return await self._text(request, await self._body(request, ChatBody))
 
-    async def _text(self, request: Request, parsed: ParsedBody) -> Response:
-        with named(parsed.body):
-            return await self._answer(request, parsed)
+    async def responses(self, request: Request) -> Response:
+        """Answers an input, in the form of OpenAI's Responses API."""
+        with renamed(responses.RENAMED):
+            return await self._text(request, await self._body(request, ResponseBody), ResponseAnswer)
 
-    async def _answer(self, request: Request, parsed: ParsedBody) -> Response:
+    async def messages(self, request: Request) -> Response:
+        """Answers a conversation, in the form of Anthropic's API."""
+        try:
+            with renamed(messages.RENAMED):
+                return await self._text(request, await self._body(request, MessagesBody), MessagesAnswer)
+        except RequestError as error:
+            return JSON(messages.error_body(error), error.status, error.headers)
+
+    async def embeddings(self) -> Response:
+        """Refuses: no model here embeds texts."""
+        message = f"/v1/embeddings is not served: {self.names[0]} decodes tokens and computes no embeddings of texts"
+        raise RequestError(HTTPStatus.BAD_REQUEST, message, code="unsupported_endpoint")
+
+    async def _text(self, request: Request, parsed: ParsedBody, kind: type[TextAnswer] = TextAnswer) -> Response:
+        with named(parsed.body):
+            return await self._answer(request, parsed, kind)
+
+    async def _answer(self, request: Request, parsed: ParsedBody, kind: type[TextAnswer]) -> Response:
         body: TextBody = parsed.body
         since, deadline = time.monotonic(), monotonic_deadline(self.limits.seconds)
         prepared: TextRequest = await self._prepare(request, lambda: self.request_parser.text(parsed), deadline)
-        answer = TextAnswer(body, prepared, body.model or self.names[0], prepared.names)
+        answer = kind(body, prepared, body.model or self.names[0], prepared.names, self.model.tokenizer)
         if body.stream:
             return self._stream(request, answer, since, deadline)
         with Decoding(self.worker, prepared.rows, _listener, deadline, _client(request)) as decoding:
@@ -228,7 +252,8 @@ class Server:
             return ParsedBody(await self._off_loop(lambda: parse_body(data, schema)))
         if len(data) <= SMALL:
             body: Any = parse_body(data, schema)
-            if getattr(body, "response_format", None) is None or not isinstance(body, TextBody):
+            costly = isinstance(body, TextBody) and (body.response_format or getattr(body, "tools", None))
+            if not costly:
                 if isinstance(body, TextBody):
                     with named(body):
                         check_characters(self.parser_processes.config, body)

@@ -18,6 +18,7 @@ from ..requests.prompts import ContextError, encode, encode_plain
 from ..requests.settings import FILLING, MAX_NEW_TOKENS, Settings
 from ..requests.structured.request import Structure, structure
 from ..requests.structured.vocabulary import Vocabulary
+from ..requests.tools import tools_of
 from .errors import RequestError
 from .fields import invalid, refusal
 from .schemas import Body, ChatBody, CompletionBody, TextBody
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ..api import Model
 
 WALL = 4  # times the processor's time that a request may take on the clock
+DEFAULT_ANSWER = 1024  # most tokens of an autoregressive answer where neither the request nor the server bounds it
 _DEEPEST = 200  # levels of arrays and objects within each other
 _OF_STRUCTURE = ("max_new_tokens", "stop_ids", "response_format", *FILLING)
 
@@ -104,7 +106,7 @@ def parse_body(data: bytes, schema: type[Body]) -> Body:
         raise RequestError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {reason}", code="invalid_json") from None
     _check(document)
     try:
-        return schema.model_validate(document)
+        return schema.model_validate(document).as_text()
     except ValidationError as error:
         raise invalid(error, document) from None
 
@@ -117,6 +119,8 @@ def parse_request(config: ParserConfig, data: bytes, schema: type[Body]) -> Pars
     try:
         check_characters(config, body)
         ids, structured = _ids(config, body), None
+        if isinstance(body, ChatBody) and body.tools:
+            _compile_tools(config, body)
         if body.response_format is not None and body.response_format.get("type") != "text":
             structured = _structure(config, body)
     except SpecError as error:
@@ -140,7 +144,7 @@ def check_characters(config: ParserConfig, body: TextBody) -> None:
 def _lengths(body: TextBody) -> Iterable[int]:
     """The characters of each prompt."""
     if isinstance(body, ChatBody):
-        yield sum(len(message.text) for message in body.messages)
+        yield sum(len(message.text) for message in body.messages) + (len(json.dumps(body.tools)) if body.tools else 0)
     elif isinstance(body, CompletionBody):
         texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         yield from (len(text) for text in texts if isinstance(text, str))
@@ -161,11 +165,15 @@ def check_rows(count: int, most: int) -> None:
 
 def _ids(config: Any, body: TextBody) -> list[list[int]]:
     check_rows(rows_of(body) * (body.n or 1), config.most_rows)
-    most = body.max_tokens or config.defaults.get("max_new_tokens", MAX_NEW_TOKENS)
+    default = config.defaults.get("max_new_tokens", MAX_NEW_TOKENS) if config.decoding_config.masked else 1
+    most = body.max_tokens or default
     if isinstance(body, ChatBody):
         most = body.max_completion_tokens or most
-        prompt: Any = [{"role": message.role, "content": message.text} for message in body.messages]
-        rows = encode(config, prompt, None, None, most)
+        prompt: Any = [message.document for message in body.messages]
+        settings = Settings.of(tool_arguments(body))
+        rows = encode(
+            config, prompt, None, None, most, tools=settings.tools if settings.tool_choice != "none" else None
+        )
     else:
         assert isinstance(body, CompletionBody), "the other form"
         prompt = body.prompt
@@ -182,9 +190,26 @@ def _structure(config: Any, body: TextBody) -> Structure | None:
     most = body.max_tokens
     if isinstance(body, ChatBody):
         most = body.max_completion_tokens or most
-    arguments = {**config.defaults, "response_format": body.response_format}
+    lengths = {} if config.decoding_config.masked else {"max_new_tokens": DEFAULT_ANSWER}
+    arguments = {**lengths, **config.defaults, "response_format": body.response_format}
     arguments |= {} if most is None else {"max_new_tokens": most}
     return structure(config, Settings.of(arguments), 1, config.decoding_config.eos_ids)
+
+
+def tool_arguments(body: TextBody) -> dict[str, Any]:
+    """The arguments of a request that are about tools."""
+    if not isinstance(body, ChatBody):
+        return {}
+    each = {name: getattr(body, name) for name in ("tools", "tool_choice", "parallel_tool_calls")}
+    return {name: value for name, value in each.items() if value is not None and value != []}
+
+
+def _compile_tools(config: Any, body: ChatBody) -> None:
+    """Reads the schemas of tools as the main process will, so that costly ones end this process and not that one."""
+    most = body.max_completion_tokens or body.max_tokens or config.defaults.get("max_new_tokens", DEFAULT_ANSWER)
+    arguments = {**tool_arguments(body), "max_new_tokens": most}
+    settings = Settings.of(arguments | ({} if body.template is None else {"template": body.template}))
+    structure(config, settings, 1, config.decoding_config.eos_ids, tools_of(config, settings))
 
 
 def _check(document: Any) -> None:

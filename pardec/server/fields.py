@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,18 @@ def named(body: Body) -> Iterator[None]:
         yield
     except SpecError as error:
         raise refusal(error, body) from error
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Names fields as the request has them in errors about the chat completion that was made of it."""
+    try:
+        yield
+    except RequestError as error:
+        words = "|".join(names)
+        message = re.sub(rf"\b({words})\b", lambda matched: names[matched[1]], error.message)
+        param = names.get(error.param or "", error.param)
+        raise RequestError(error.status, message, param=param, code=error.code, headers=error.headers) from error
 
 
 def refusal(error: SpecError, body: Body) -> RequestError:

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pardec.server")
 
-_ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/images/generations", "/v1/models", "/health", "/metrics")
+_ENDPOINTS = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/images/generations"),
+    *("/v1/models", "/health", "/metrics"),
+)
 _DRAIN = 64 * 2**20  # bytes of a body that is too large, which are read and dropped
 _GONE = 499  # the client closed the request; nobody reads it but the metrics
 
@@ -72,8 +75,9 @@ class Guard:
     def _check_key(self, scope: Scope) -> None:
         if self._key is None or scope["path"] == "/health":
             return
-        header = dict(scope["headers"]).get(b"authorization", b"")
-        if not hmac.compare_digest(header, b"Bearer " + self._key):
+        headers_of = dict(scope["headers"])
+        header, own = headers_of.get(b"authorization", b""), headers_of.get(b"x-api-key", b"")  # Anthropic's clients
+        if not hmac.compare_digest(header, b"Bearer " + self._key) and not hmac.compare_digest(own, self._key):
             headers = {"WWW-Authenticate": "Bearer"}
             message = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
             raise RequestError(HTTPStatus.UNAUTHORIZED, message, code="invalid_api_key", headers=headers)

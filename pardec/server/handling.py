@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import StreamingResponse
@@ -19,6 +18,7 @@ from ..result import Result
 from ..serving.rows import QueuedRow
 from ..serving.scheduler import Job
 from .errors import RequestError, as_request_error, in_utf8
+from .events import event
 from .fields import refusal
 from .listening import Advanced, Channel, Ended, Failed, RowListener, Started, Update
 
@@ -134,9 +134,10 @@ class TextStream(StreamingResponse):
 
     async def _events(self) -> AsyncIterator[bytes]:
         answer, began = self._answer, False
-        sent: dict[int, tuple[str, int]] = {}  # per row, the text and the number of tokens sent
         coming = asyncio.ensure_future(self._decoding.next())
         try:
+            for each in answer.opened():
+                yield each
             while True:
                 while not (await asyncio.wait({coming}, timeout=_COMMENT))[0]:
                     yield b": waiting\n\n"  # clients ignore it; it keeps the connection alive
@@ -151,34 +152,28 @@ class TextStream(StreamingResponse):
                 if isinstance(update, Advanced):
                     if update.canvas is not None:
                         yield event(answer.denoise(update), name="denoise")
-                    if update.text:
-                        text, tokens = sent.get(update.index, ("", 0))
-                        sent[update.index] = text + update.text, tokens + len(update.tokens)
-                        yield event(answer.chunk(update))
+                    for each in answer.advanced(update) if update.text else ():
+                        yield each
                 elif isinstance(update, Ended):
-                    yield event(answer.last(update.index, update.result, *sent.get(update.index, ("", 0))))
-            results, options = self._decoding.results, answer.body.stream_options
+                    for each in answer.ended(update.index, update.result):
+                        yield each
+            results = self._decoding.results
             self._metrics.finished(results, answer.prompt_tokens)
-            if options is not None and options.include_usage:
-                yield event(answer.closing(results))
-            yield b"data: [DONE]\n\n"
+            for each in answer.closed(results):
+                yield each
         except asyncio.CancelledError:
             self._metrics.left()
             raise
         except SpecError as error:
-            yield event(refusal(error, answer.body).body)
+            for each in answer.failed(refusal(error, answer.body).body):
+                yield each
         except Exception as error:
-            yield event(as_request_error(error).body)
+            for each in answer.failed(as_request_error(error).body):
+                yield each
         finally:
             coming.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await coming
-
-
-def event(document: dict[str, Any], *, name: str | None = None) -> bytes:
-    """Formats a server-sent event."""
-    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-    return in_utf8(f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n")
 
 
 def too_long() -> RequestError:

@@ -15,12 +15,12 @@ from pardec.models.errors import SpecError
 from pardec.samplers.spec import parse
 
 from ..requests.images import size_and_scale, with_defaults
-from ..requests.prompts import encode_plain
+from ..requests.prompts import encode, encode_plain
 from ..requests.settings import MAX_NEW_TOKENS, Settings
-from ..requests.structured.request import remember
+from ..requests.structured.request import mark_tools, remember
 from ..serving.queue import queued_rows
 from ..serving.rows import QueuedRow
-from .body_parser import ParsedBody, check_rows, rows_of
+from .body_parser import DEFAULT_ANSWER, ParsedBody, check_rows, rows_of, tool_arguments
 from .errors import NO_SUCH_MODEL, RequestError
 from .fields import CONTEXT
 from .schemas import NUMBERS, ChatBody, CompletionBody, ImageBody, Sampled, TextBody
@@ -79,6 +79,11 @@ class RequestParser:
                 HTTPStatus.BAD_REQUEST, f"{self.model.name} draws images: post to /v1/images/generations", param="model"
             )
         arguments = {**self.defaults, **self._sampling(body), **self._prompt(parsed), **self._lengths(body)}
+        arguments |= tool_arguments(body)
+        if parsed.ids is not None:
+            mark_tools(arguments.get("tools", ()))
+        if "max_new_tokens" not in self._lengths(body) and self.model.family == "ar":
+            arguments |= self._to_the_end(arguments)
         arguments |= self._endings(body)
         if isinstance(body, CompletionBody) and body.echo:
             self._check_echo(body)
@@ -92,12 +97,14 @@ class RequestParser:
             if texts > _MOST_TEXTS:
                 message = f"allowed has {texts} texts, and the most is {_MOST_TEXTS}: give token ids"
                 raise RequestError(HTTPStatus.BAD_REQUEST, message, param="allowed")
+        if body.logit_bias:
+            arguments["logit_bias"] = _biases(body.logit_bias)
         logprobs = _logprobs(body)
         if logprobs is not None or body.logprob_ids is not None:
             arguments |= {"logprobs": logprobs or 0, "logprob_ids": body.logprob_ids}
         samples = body.n or 1
         if samples > 1:
-            arguments["num_return_sequences"] = samples
+            arguments = {"temperature": 1.0, **arguments, "num_return_sequences": samples}  # OpenAI's default
         check_rows(rows_of(body) * samples, self.limits.rows)
         call = self.model.prepare(**arguments)
         self._check_lengths(body, call.lengths)
@@ -118,7 +125,7 @@ class RequestParser:
         if parsed.ids is not None:
             return {"input_ids": parsed.ids}
         if isinstance(body, ChatBody):
-            return {"prompt": [{"role": message.role, "content": message.text} for message in body.messages]}
+            return {"prompt": [message.document for message in body.messages]}
         assert isinstance(body, CompletionBody), "the other form"
         prompt: Any = body.prompt
         if isinstance(prompt, str) or isinstance(prompt[0], str):
@@ -143,6 +150,17 @@ class RequestParser:
                 HTTPStatus.BAD_REQUEST, "best_of has to equal n: answers are not ranked", param="best_of"
             )
         return {name: value for name, value in values.items() if value is not None}
+
+    def _to_the_end(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The prompt as ids, and as many new tokens as the context and the server have room for after it."""
+        model, bound = self.model.language_model, int(self.defaults.get("max_new_tokens", DEFAULT_ANSWER))
+        given = {name: arguments[name] for name in ("prompt", "input_ids") if name in arguments}
+        tools = arguments.get("tools") if "prompt" in given and arguments.get("tool_choice") != "none" else None
+        rows = encode(model, given.get("prompt"), given.get("input_ids"), None, 1, tools=tools)
+        longest = max(len(row.prompt) for row in rows)
+        context = min(filter(None, (model.max_positions, model.limit, self.limits.length)), default=longest + bound)
+        new = max(1, min(bound, context - longest))
+        return {"prompt": None, "input_ids": [row.prompt for row in rows], "max_new_tokens": new}
 
     def _check_echo(self, body: CompletionBody) -> None:
         if body.stream:
@@ -276,6 +294,15 @@ def _integer_keys(value: Any) -> Any:
             HTTPStatus.BAD_REQUEST, f"allowed has the index {wrong!r}, which is not a whole number", param="allowed"
         )
     return {int(key): _integer_keys(item) for key, item in value.items()}
+
+
+def _biases(value: Mapping[str, float]) -> dict[int, float]:
+    """`logit_bias` from JSON, whose keys are texts."""
+    wrong = next((key for key in value if not re.fullmatch("[0-9]{1,9}", key)), None)
+    if wrong is not None:
+        message = f"logit_bias has {wrong!r}, which is not the id of a token"
+        raise RequestError(HTTPStatus.BAD_REQUEST, message, param="logit_bias")
+    return {int(key): number for key, number in value.items()}
 
 
 def _label(body: ImageBody, classes: int) -> int:

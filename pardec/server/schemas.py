@@ -17,7 +17,9 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
+    ValidationInfo,
     create_model,
+    field_validator,
     model_validator,
 )
 
@@ -37,11 +39,11 @@ Stop = Annotated[StrictStr, Field(max_length=1024)]
 IGNORED = frozenset({"user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"})
 # Values that request nothing, of fields that are refused otherwise.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
+    "truncation": ("disabled",),
+    "include": ([],),
+    "reasoning": ({},),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -49,7 +51,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "quality": ("auto", "standard"),
     "style": ("natural",),
-    "background": ("auto", "opaque"),
+    "background": ("auto", "opaque", False),
     "output_format": ("png",),
     "moderation": ("auto", "low"),
     "partial_images": (0,),
@@ -61,6 +63,10 @@ class Body(BaseModel):
     """A request's body; `fields` are the fields that it sets, without those that change nothing."""
 
     model_config = ConfigDict(extra="forbid")
+
+    def as_text(self) -> Body:
+        """The same request as a body of a completion or a chat completion, if it is one for text."""
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -89,7 +95,7 @@ NUMBERS = {
 }
 
 
-def _numbers(kinds: Takes) -> Any:
+def numbers(kinds: Takes) -> Any:
     """Makes a base class with the numeric fields that models of these kinds take."""
     fields: dict[str, Any] = {
         field: ((StrictInt if each.number is int else Number) | None, None)
@@ -118,7 +124,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: StrictBool | None = None  # has no effect here
 
 
-class TextBody(Sampled, _numbers(Takes.TEXT)):  # type: ignore[misc]
+class TextBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
     """The fields that both forms of requests for text share."""
 
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
@@ -126,6 +132,7 @@ class TextBody(Sampled, _numbers(Takes.TEXT)):  # type: ignore[misc]
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
     response_format: dict[str, Any] | None = None
+    logit_bias: Annotated[dict[StrictStr, Number], Field(max_length=1024)] | None = None
     stop_token_ids: FewIds | None = None
     ignore_eos: StrictBool | None = None
     allowed: list[Any] | dict[str, Any] | None = None
@@ -153,29 +160,64 @@ class Part(BaseModel):
     text: StrictStr
 
 
+class CalledFunction(BaseModel):
+    """The name of a called function, and its arguments as JSON."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: StrictStr
+    arguments: StrictStr
+
+
+class ToolCall(BaseModel):
+    """A call in an earlier answer."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    id: StrictStr = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(BaseModel):
     """A message of a conversation; `name`, `refusal` and empty fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
     role: StrictStr
-    content: StrictStr | list[Part]
+    tool_calls: list[ToolCall] | None = None
+    content: Annotated[StrictStr | list[Part] | None, Field(validate_default=True)] = None  # None beside calls alone
+    tool_call_id: StrictStr | None = None  # the call that a message of the role "tool" answers
 
     @model_validator(mode="before")
     @classmethod
     def _refuse_calls(cls, data: Any) -> Any:
-        if isinstance(data, dict) and (data.get("tool_calls") or data.get("function_call") or data.get("audio")):
-            raise ValueError("tool calls and audio are not supported")
+        if isinstance(data, dict) and (data.get("function_call") or data.get("audio")):
+            raise ValueError("function_call and audio are not supported: tool_calls are")
         if isinstance(data, dict):
             for name, value in data.items():
                 if name not in (*cls.model_fields, "name", "refusal") and value not in (None, [], {}, "", False):
                     raise ValueError(f"a message has no field {name!r}{did_you_mean(name, cls.model_fields)}")
         return data
 
+    @field_validator("content")
+    @classmethod
+    def _needs_text(cls, content: Any, info: ValidationInfo) -> Any:
+        if content is None and not info.data.get("tool_calls"):
+            raise ValueError("is missing: give text")
+        return content
+
     @property
     def text(self) -> str:
         """The text of its parts."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The message as chat templates take it."""
+        document: dict[str, Any] = {"role": self.role, "content": self.text}
+        document |= {"tool_calls": [call.model_dump() for call in self.tool_calls]} if self.tool_calls else {}
+        return document | ({} if self.tool_call_id is None else {"tool_call_id": self.tool_call_id})
 
 
 class ChatBody(TextBody):
@@ -185,9 +227,12 @@ class ChatBody(TextBody):
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[StrictInt, Field(ge=0)] | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
+    tool_choice: StrictStr | dict[str, Any] | None = None
+    parallel_tool_calls: StrictBool | None = None
 
 
-class ImageBody(Sampled, _numbers(Takes.IMAGES)):  # type: ignore[misc]
+class ImageBody(Sampled, numbers(Takes.IMAGES)):  # type: ignore[misc]
     """`POST /v1/images/generations`."""
 
     prompt: StrictStr | None = None

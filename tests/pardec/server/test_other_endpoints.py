@@ -1,0 +1,195 @@
+"""/v1/responses, /v1/messages and /v1/embeddings; defaults of lengths and temperatures; acceptance in `usage`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import pardec
+from pardec.server.limits import Limits
+from tests.pardec.server.http_server import Running, serving
+
+pytest.importorskip("openai")
+
+QUESTION = "Tom has 8 cups. He loses 3. How many cups does Tom have now?"
+MESSAGES: list[Any] = [{"role": "user", "content": QUESTION}]
+
+
+@pytest.fixture(scope="module")
+def llama() -> Iterator[Running]:
+    with serving(pardec.load("tiny-llama", device="cpu"), api_key="secret") as running:
+        yield running
+
+
+def generated(running: Running, **arguments: Any) -> pardec.Result:
+    return running.server.model.generate(MESSAGES, **{"max_new_tokens": 20, **arguments})
+
+
+def test_responses_are_chat_completions_in_another_form(llama: Running) -> None:
+    client = llama.openai("secret").responses
+    alone = generated(llama)
+    assert alone.text is not None
+    answer = client.create(model="tiny-llama", input=QUESTION, max_output_tokens=20)
+    assert answer.output_text == alone.text[0]
+    assert answer.status == "completed"
+    assert answer.usage is not None
+    assert answer.usage.input_tokens == alone.prompts[0]
+    assert answer.usage.output_tokens == len(alone.tokens[0])
+    turns: Any = [{"role": "developer", "content": "Be short."}, {"role": "user", "content": QUESTION}]
+    assert (
+        client.create(model="tiny-llama", input=turns, instructions="x", max_output_tokens=20).output_text
+        == alone.text[0]
+    )
+    short = client.create(model="tiny-llama", input=QUESTION, max_output_tokens=1)
+    assert short.status == "incomplete"
+    assert short.incomplete_details is not None
+    assert short.incomplete_details.reason == "max_output_tokens"
+
+
+def test_a_stream_of_a_response_has_the_whole_text(llama: Running) -> None:
+    events = list(
+        llama.openai("secret").responses.create(model="tiny-llama", input=QUESTION, max_output_tokens=20, stream=True)
+    )
+    whole = generated(llama).text
+    assert whole is not None
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole[0]
+    assert [event.type for event in events[:4]] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert last.response.output_text == whole[0]
+
+
+def test_a_response_keeps_to_its_format(llama: Running) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"]}
+    form: Any = {"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}
+    answer = llama.openai("secret").responses.create(
+        model="tiny-llama", input=QUESTION, text=form, max_output_tokens=30
+    )
+    assert set(json.loads(answer.output_text)) == {"a"}
+
+
+def test_fields_of_responses_are_named_as_they_were_sent(llama: Running) -> None:
+    key = {"Authorization": "Bearer secret"}
+    for body, param in (
+        ({"input": []}, "input"),
+        ({"input": "a " * 900}, "input"),
+        ({"input": "a", "max_output_tokens": 10**6}, None),
+        ({"input": "a", "previous_response_id": "resp_1"}, None),
+        ({"input": "a", "tools": [{"type": "web_search"}]}, None),
+    ):
+        answer = llama.post("/v1/responses", body, headers=key)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert "messages" not in error["message"]
+        assert param is None or error["param"] == param
+
+
+def test_messages_are_chat_completions_in_another_form(llama: Running) -> None:
+    key, alone = {"x-api-key": "secret"}, generated(llama)
+    assert alone.text is not None
+    body: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 20, "system": [{"type": "text", "text": "Be short."}]}
+    answer = llama.post("/v1/messages", body, headers=key).json()
+    assert answer["type"] == "message"
+    assert answer["content"] == [{"type": "text", "text": alone.text[0]}]
+    assert answer["stop_reason"] == "end_turn"
+    assert answer["usage"]["output_tokens"] == len(alone.tokens[0])
+    short = llama.post("/v1/messages", {**body, "max_tokens": 1}, headers=key).json()
+    assert short["stop_reason"] == "max_tokens"
+    stop = alone.text[0][2:4]
+    stopped = llama.post("/v1/messages", {**body, "stop_sequences": ["zzz", stop]}, headers=key).json()
+    assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", stop)
+    assert stopped["content"][0]["text"] == alone.text[0].split(stop)[0]
+
+
+def test_a_stream_of_messages_has_the_whole_text(llama: Running) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 20, "stream": True}
+    text = llama.post("/v1/messages", body, headers={"x-api-key": "secret"}).text
+    events = [json.loads(event.partition("data: ")[2]) for event in text.split("\n\n") if event.startswith("event: ")]
+    kinds = [event["type"] for event in events]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    whole = generated(llama).text
+    assert whole is not None
+    assert "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta") == whole[0]
+
+
+def test_errors_of_messages_have_their_form(llama: Running) -> None:
+    for body in ({"messages": MESSAGES}, {"messages": MESSAGES, "max_tokens": 4, "tools": [{"name": "x"}]}):
+        answer = llama.post("/v1/messages", body, headers={"x-api-key": "secret"})
+        assert answer.status_code == 400
+        assert answer.json()["type"] == "error"
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert llama.post("/v1/messages", {"messages": MESSAGES, "max_tokens": 4}).status_code == 401
+    wrong = {"x-api-key": "secre"}
+    assert llama.post("/v1/messages", {"messages": MESSAGES, "max_tokens": 4}, headers=wrong).status_code == 401
+
+
+def test_embeddings_are_refused_by_name(llama: Running) -> None:
+    answer = llama.post("/v1/embeddings", {"input": "x"}, headers={"Authorization": "Bearer secret"})
+    assert answer.status_code == 400
+    assert "/v1/embeddings is not served" in answer.json()["error"]["message"]
+
+
+def test_answers_go_to_the_end_of_the_context(llama: Running) -> None:
+    client = llama.openai("secret")
+    answer = client.completions.create(model="tiny-llama", prompt="Tom", extra_body={"ignore_eos": True})
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == llama.server.model.network.max_positions
+    bounds: list[tuple[dict[str, Any], int]] = [({"limits": Limits(length=40)}, 40), ({"max_new_tokens": 7}, 9)]
+    for bound, total in bounds:
+        with serving(pardec.load("tiny-llama", device="cpu"), **bound) as running:
+            body = {"prompt": [[5, 6], [5]], "ignore_eos": True}
+            usage = running.post("/v1/completions", body).json()["usage"]
+            assert usage["completion_tokens"] == 2 * (total - 2)
+            body |= {"stream": True}
+            assert running.post("/v1/completions", body).status_code == 200
+
+
+def test_several_answers_are_sampled_at_temperature_1(llama: Running) -> None:
+    body: dict[str, Any] = {"prompt": "Once", "n": 3, "seed": 4, "max_tokens": 12}
+    key = {"Authorization": "Bearer secret"}
+    found = [choice["text"] for choice in llama.post("/v1/completions", body, headers=key).json()["choices"]]
+    model = llama.server.model
+    assert found == model.generate("Once", num_return_sequences=3, temperature=1.0, seed=4, max_new_tokens=12).text
+    assert len(set(found)) > 1
+
+
+def test_usage_counts_accepted_drafts(llama: Running) -> None:
+    answer = llama.openai("secret").chat.completions.create(
+        model="tiny-llama", messages=MESSAGES, max_tokens=20, extra_body={"sampler": "eagle:name=tiny-llama-eagle"}
+    )
+    alone = generated(llama, sampler="eagle:name=tiny-llama-eagle")
+    usage = answer.usage
+    assert usage is not None
+    details = usage.completion_tokens_details
+    assert details is not None
+    drafted, accepted = sum(alone.trace.drafted[0]), sum(alone.trace.accepted[0])
+    assert (details.accepted_prediction_tokens, details.rejected_prediction_tokens) == (accepted, drafted - accepted)
+    assert usage.acceptance_rate == pytest.approx(alone.acceptance_rate)  # type: ignore[attr-defined]
+    assert drafted > accepted > 0
+
+
+def test_bias_and_penalties_are_those_of_generate(llama: Running) -> None:
+    own: dict[str, Any] = {"presence_penalty": 1.5, "frequency_penalty": 0.5}
+    plain = generated(llama)
+    bias = {plain.tokens[0][0]: -100}
+    answer = llama.openai("secret").chat.completions.create(
+        model="tiny-llama",
+        messages=MESSAGES,
+        max_tokens=20,
+        logit_bias={str(token): value for token, value in bias.items()},
+        **own,
+    )
+    alone = generated(llama, logit_bias=bias, **own)
+    assert alone.text is not None
+    assert answer.choices[0].message.content == alone.text[0]
+    assert alone.tokens != plain.tokens
