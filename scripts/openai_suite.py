@@ -46,6 +46,7 @@ MASKED = {
     "tools_stream": "as tools_required",
     "tools_one_call": "as tools_required",
     "tools_results": "as tools_required",
+    "json_object": "a masked model fills a template of named properties",
     "echo_logprobs": "a masked model gives the tokens of a prompt no probability",
 }
 # Where llama.cpp's server (xllamacpp 2026.10) answers otherwise than pardec, which follows OpenAI's API there.
@@ -53,6 +54,16 @@ DIFFERENCES = {
     "models_retrieve": "it has no address for one model",
     "completion_echo": "it ignores echo",
     "echo_logprobs": "it ignores echo",
+    "tools_required": "SmolLM2's template shows no tools, and then it ignores tools and tool_choice",
+    "tools_named": "as tools_required",
+    "tools_stream": "as tools_required",
+    "tools_one_call": "as tools_required",
+    "tools_unknown_choice": "it does not check the name",
+    "tools_without_name": "it answers with status 500",
+    "bias_excludes": "it has no token_ids in answers, a field of pardec and vLLM",
+    "penalties_change": "it takes penalties beyond OpenAI's range",
+    "logprobs_too_many": "it takes more than 20 likeliest tokens",
+    "error_no_messages": "it answers a conversation without messages",
 }
 
 
@@ -174,7 +185,7 @@ def chat_seed(case: Case) -> None:
 
 @call
 def chat_seeds_differ(case: Case) -> None:
-    texts = {case.complete("Once", temperature=2.0, seed=seed).choices[0].text for seed in range(6)}
+    texts = {case.complete("Tom", temperature=2.0, seed=seed).choices[0].text for seed in range(6)}
     assert len(texts) > 1
 
 

@@ -34,7 +34,18 @@ EVERY_S = 10.0  # seconds between two lines of progress
 class Batches:
     """All prompts of one command: `call` has them as rows, `items` as the user wrote them."""
 
-    def __init__(self, model: Model, call: Call | LineCalls, items: list[Item], *, stream: bool, quiet: bool) -> None:
+    def __init__(
+        self,
+        model: Model,
+        call: Call | LineCalls,
+        items: list[Item],
+        *,
+        stream: bool,
+        quiet: bool,
+        in_order: bool = False,
+    ) -> None:
+        """`in_order`: a row is written to the file after all rows before it."""
+        self.in_order, self._unwritten = in_order, deque[int]()  # indices of rows to write, if in order
         self.model, self.call, self.items, self.stream, self.quiet = model, call, items, stream, quiet
         self.shows_canvas = stream and not quiet
         self.rows: dict[int, dict[str, Any]] = {}  # by index of the prompt
@@ -68,6 +79,7 @@ class Batches:
     def decode(self, batch_size: int, *, show: bool) -> None:
         """Decodes the missing rows; with `show`, prints their text in the order of the prompts."""
         missing = [index for index in range(len(self.items)) if index not in self.rows]
+        self._unwritten = deque(missing if self.in_order else ())
         self._prints_after = show and sys.stdout.isatty()
         last_report, live = time.monotonic(), show and self._prints_while_decoding()
         unprinted = deque(missing if show and not live else ())  # prompts whose text is not printed yet
@@ -122,9 +134,13 @@ class Batches:
         self.seconds += time.perf_counter() - started
 
     def _store(self, index: int, row: dict[str, Any]) -> None:
-        if self.file is not None:
+        if self.file is not None and not self.in_order:
             self.file.append([self.file_row(index, row)])
         self.add(index, {"id": self.items[index].id, "prompt": self.items[index].prompt, **row})
+
+        while self.file is not None and self._unwritten and self._unwritten[0] in self.rows:
+            first = self._unwritten.popleft()
+            self.file.append([{"key": self.keys[first], **self.rows[first]}])
 
     def file_row(self, index: int, row: dict[str, Any]) -> dict[str, Any]:
         """The finished row of prompt `index` in the form of the file."""
@@ -193,9 +209,14 @@ class Batches:
         """The settings of a row."""
         return self.call.calls[index].settings if isinstance(self.call, LineCalls) else self.call.settings
 
+    @property
+    def _waiting(self) -> int:
+        """Finished rows that wait for rows before them, and are not in the file."""
+        return sum(index in self.rows for index in self._unwritten)
+
     def interrupt_message(self) -> str:
         """Builds the message of an interrupted run: how many rows are finished, and how to resume."""
-        finished = f"interrupted: {len(self.rows)} of {len(self.items)} rows are finished"
+        finished = f"interrupted: {len(self.rows) - self._waiting} of {len(self.items)} rows are finished"
         if self.file is None:
             return f"{finished}\nwith -o FILE.jsonl they are saved, and the same command resumes there"
         return f"{finished}, in {self.file.path}\nthe same command resumes there"

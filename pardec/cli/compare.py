@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from ..executors import check_name
+from ..io import output_paths
 from ..requests import preflight
 from . import options as o
 from .common import Json, dump, print_table, say, show
@@ -31,6 +32,7 @@ def compare(
     sweep: o.Sweep = False,
     points: o.Points = None,
     cost_ratio: o.CostRatio = None,
+    latex: o.Latex = None,
     json_: Json = False,
     quiet: o.Quiet = False,
     config: Config = None,
@@ -60,6 +62,7 @@ def compare(
     load_arguments, source = o.to_arguments(loading), o.to_arguments(problems)
     seed_list = integers(seeds, f"--seeds takes whole numbers, got {seeds!r}", "for example --seeds 0,1")
     check_name(executor)
+    output_paths.check_file(latex)
     preflight.check_run(model, task or (), sampler or (), sampling, load_arguments, **vars(problems), split=split)
 
     # Imported here since these import torch, which --help and a misspelt name do not need.
@@ -100,6 +103,9 @@ def compare(
         raise typer.Exit(130) from None
     if leads:
         print_table(json_, table.document, lambda: table, table.to_markdown)
+        if latex is not None:
+            table.to_latex(latex)
+            say(f"wrote {latex}", quiet=quiet)
         if problems.out is not None:
             say(f"wrote {problems.out / 'report.html'}, and the table as .csv, .md and .json", quiet=quiet)
     if all(row["failed"] == row["problems"] * row["seeds"] for row in table.rows):

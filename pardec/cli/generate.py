@@ -27,6 +27,7 @@ def generate(
     prompts: o.Prompts = None,
     output: o.Output = None,
     overwrite: o.Overwrite = False,
+    in_order: o.InOrder = False,
     chat: o.Chat = None,
     stream: o.Stream = False,
     json_: Json = False,
@@ -66,6 +67,8 @@ def generate(
             f"{count} prompts do not fit in {output}, which holds one batch of {batch_size}",
             hint="name a .jsonl file, or raise --batch-size",
         )
+    if in_order and (not to_rows or executor != "local"):
+        raise SpecError("--in-order is for -o FILE.jsonl and --executor local", hint="leave --in-order out")
     if to_rows:
         output_paths.check_file(output, append=True)
     else:
@@ -107,7 +110,8 @@ def generate(
     ignored = ignored_filters(arguments, call.settings)
     if ignored is not None:
         say(f"warning: {as_options(ignored, o.OPTIONS)}", quiet=quiet)
-    run = Batches(loaded, call, repeat_each(items, settings.num_return_sequences), stream=stream, quiet=quiet)
+    repeated = repeat_each(items, settings.num_return_sequences)
+    run = Batches(loaded, call, repeated, stream=stream, quiet=quiet, in_order=in_order)
     if to_rows and output is not None:
         dispatch.open_rows(run, runner, output, overwrite=overwrite)
     try:

@@ -35,6 +35,7 @@ def image(
     output: o.OutputImage = None,
     each: o.Each = None,
     save: o.SavePath = None,
+    gif: o.GifPath = None,
     grid: o.Grid = None,
     scale: o.Scale = 1,
     size: o.Size = None,
@@ -59,17 +60,24 @@ def image(
     pardec image MODEL --prompts captions.jsonl --each pictures --json
 
     pardec image MODEL -p "a small green triangle at the top on white" --watch
+
+    pardec image MODEL -p "a small green triangle at the top on white" -o out.webp --gif forming.gif
     """
     if watch:
         _check_watch(quiet)
-    elif output is None and each is None and save is None:
+    elif output is None and each is None and save is None and gif is None:
         raise SpecError(
             "no output is named",
-            hint="pass -o out.png for one sheet of all images, --each DIR for one file per image, or --watch",
+            hint="pass -o out.png for one sheet of all images, --each DIR for a file each, --gif FILE.gif, or --watch",
         )
-    if output is not None and output.suffix.lower() != ".png":
-        raise SpecError(f"images are PNG files, got -o {output}", hint="name a file that ends in .png")
+    if output is not None and output.suffix.lower() not in output_paths.IMAGES:
+        raise SpecError(
+            f"images are PNG, JPEG or WebP files, got -o {output}", hint="name a file that ends in .png, .jpg or .webp"
+        )
+    if gif is not None and gif.suffix.lower() != ".gif":
+        raise SpecError(f"an animation is a GIF file, got --gif {gif}", hint="name a file that ends in .gif")
     output_paths.check_file(output)
+    output_paths.check_file(gif)
     output_paths.check_folder(each)
     output_paths.check_result(save)
     labels = _read_labels(prompt, prompts, class_)
@@ -96,11 +104,12 @@ def image(
     total = count * len(labels)
     layout = layout or pngs.squarest(total)
     pngs.check_grid(layout, total)
-    if save is not None and total > batch_size:
-        raise SpecError(
-            f"{total} images do not fit in {save}, which holds one batch of {batch_size}",
-            hint="raise --batch-size, or leave --save out",
-        )
+    for option, path in (("--save", save), ("--gif", gif)):
+        if path is not None and total > batch_size:
+            raise SpecError(
+                f"{total} images do not fit in {path}, which holds one batch of {batch_size}",
+                hint=f"raise --batch-size, or leave {option} out",
+            )
     if seeds is not None and len(settings["seed"]) != total:
         raise SpecError(f"{len(settings['seed'])} seeds for {total} images", hint="pass one seed per image")
     arguments = {**settings, "num_images": count, **({} if sampler is None else {"sampler": sampler})}
@@ -120,13 +129,19 @@ def image(
         say(f"interrupted: {len(run.images)} of {total} images are finished{folder}")
         raise typer.Exit(130) from None
     if output is not None:
-        write(output, pngs.png(pngs.sheet(run.images, layout), run.record(run.records, layout)))
+        record = run.record(run.records, layout)
+        write(output, pngs.encoded(pngs.sheet(run.images, layout), record, output.suffix.lower()))
         say(f"wrote {output}", quiet=quiet)
     if save is not None and run.result is not None:
         run.result.save(save)
         say(f"wrote {save}", quiet=quiet)
+    if gif is not None and run.result is not None:
+        from ..views import image_view
+
+        write(gif, image_view.gif(run.result))
+        say(f"wrote {gif}", quiet=quiet)
     if json_:
-        files = {"grid": output, "each": run.files or None, "result": save}
+        files = {"grid": output, "each": run.files or None, "result": save, "animation": gif}
         dump(run.document(layout, {name: value for name, value in files.items() if value is not None}))
     say(run.summary(), quiet=quiet)
 

@@ -47,6 +47,10 @@ Output = Annotated[
     ),
 ]
 Overwrite = Annotated[bool, _option(IO, "Replace FILE.jsonl instead of resuming.", "--overwrite")]
+InOrder = Annotated[
+    bool,
+    _option(IO, "FILE.jsonl gets rows in the order of the prompts; a row waits for those before it.", "--in-order"),
+]
 Chat = Annotated[
     bool | None,
     _option(
@@ -114,7 +118,12 @@ Captions = Annotated[list[str] | None, _option(IO, "A caption; may be repeated."
 CaptionFile = Annotated[Path | None, _option(IO, "Captions, one per line, .jsonl or text; - is stdin.", "--prompts")]
 Classes = Annotated[list[int] | None, _option(IO, "A class; may be repeated; -1 is none (MAR only).", "--class", "-c")]
 NumImages = Annotated[int | None, _option(IO, "Images per caption or class, by default as many as fill --grid.", min=1)]
-OutputImage = Annotated[Path | None, _option(IO, "FILE.png for all images, side by side.", "--output", "-o")]
+OutputImage = Annotated[
+    Path | None, _option(IO, "FILE.png, .jpg or .webp for all images, side by side.", "--output", "-o")
+]
+GifPath = Annotated[
+    Path | None, _option(IO, "FILE.gif for an animation of the images, forward by forward.", metavar="FILE")
+]
 Each = Annotated[Path | None, _option(IO, "A folder with one file for each image.", metavar="DIR")]
 SavePath = Annotated[Path | None, _option(IO, "Save the run for pardec view.", metavar="RESULT")]
 Scale = Annotated[int, _option(IO, "Enlarge: each pixel becomes N by N pixels.", metavar="N", min=1, max=64)]
@@ -160,6 +169,7 @@ CostRatio = Annotated[
         "Cost of a drafter's forward, in forwards of the model, for the simulated speed-up; by default by size.",
     ),
 ]
+Latex = Annotated[Path | None, _option(IO, "Write the table for LaTeX, with booktabs.", metavar="FILE")]
 NoReferences = Annotated[
     bool,
     _option(

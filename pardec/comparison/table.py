@@ -126,6 +126,13 @@ class Table:
         text = "\n".join(lines) + "\n" + (f"{notes}\n" if notes else "") + f"\nColumns:\n{legend}\n" + curves
         return _write(text, path)
 
+    def to_latex(self, path: PathLike = None) -> str:
+        """The same columns as a LaTeX table, for the package booktabs."""
+        head, *body = ([_latex(cell) for cell in line] for line in self.cells(mark=""))
+        lines = [f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", "\\toprule", *_latex_lines([head])]
+        lines += ["\\midrule", *_latex_lines(body), "\\bottomrule", "\\end{tabular}"]
+        return _write("\n".join(lines) + "\n", path)
+
     def to_html(self, path: PathLike = None) -> str:
         """The same columns as an HTML table; their meanings are tooltips of the headings and listed below."""
         head, *body = self.cells(mark="")
@@ -197,6 +204,25 @@ def _markdown(cells: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*escaped, strict=True)]
     lines = ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in escaped]
     return [lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]]
+
+
+_LATEX = {
+    **{char: f"\\{char}" for char in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+}
+
+
+def _latex(text: str) -> str:
+    """Text without LaTeX's own characters; an interval has a dash."""
+    return "".join(_LATEX.get(char, char) for char in text).replace("..", "--")
+
+
+def _latex_lines(cells: Sequence[Sequence[str]]) -> list[str]:
+    return [" & ".join(line) + r" \\" for line in cells]
 
 
 def _curves(task: Mapping[str, Any]) -> str:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import math
 import re
+import struct
 import warnings
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile, PngInfo
 
 from pardec.models.errors import PardecError, SpecError
@@ -174,6 +175,29 @@ def png(image: Image.Image, record: Metadata | None = None) -> bytes:
         info.add_itxt(KEY, json.dumps(record, ensure_ascii=False))
     buffer = BytesIO()
     image.save(buffer, "PNG", pnginfo=info)
+    return buffer.getvalue()
+
+
+def encoded(image: Image.Image, record: Metadata, ending: str) -> bytes:
+    """The image as a file with this ending, .png, .jpg, .jpeg or .webp; WebP files are lossless.
+
+    PNG files have their metadata in a chunk that `read` reads, the others in the description of Exif.
+
+    Raises:
+        PictureError: the metadata, or the image's sides, are too large for the format.
+    """
+    if ending == ".png":
+        return png(image, record)
+    exif, buffer = Image.Exif(), BytesIO()
+    exif[ExifTags.Base.ImageDescription] = json.dumps(record)
+    exif[ExifTags.Base.Software] = "pardec"
+    try:
+        if ending == ".webp":
+            image.save(buffer, "WEBP", lossless=True, exif=exif)
+        else:
+            image.convert("RGB").save(buffer, "JPEG", quality=95, subsampling=0, exif=exif)
+    except (ValueError, OSError, struct.error) as error:
+        raise PictureError(f"the images do not fit in a {ending} file: {error}", hint="name a .png file") from error
     return buffer.getvalue()
 
 

@@ -13,6 +13,7 @@ _OTHER_FORMATS = (
     *(".txt", ".md", ".csv", ".tsv", ".log", ".out", ".html", ".xml", ".yaml", ".yml", ".toml", ".pdf", ".png"),
     *(".parquet", ".xlsx", ".ndjson", ".jsonlines", ".pkl", ".pt", ".zip", ".gz"),
 )
+IMAGES = (".png", ".jpg", ".jpeg", ".webp")  # endings of image files that can be written
 
 
 def check_file(target: Path | None, *, append: bool = False) -> None:

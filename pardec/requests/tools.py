@@ -96,8 +96,9 @@ class CallForm:
         at = self.find(text)
         if at < 0:
             return text, []
-        sample = json.loads(self.write("N", "{}"))
-        name_key, arguments_key = (next(key for key in sample if sample[key] == value) for value in ("N", {}))
+        sample: dict[str, Any] = json.loads(self.write("N", "{}"))
+        values: tuple[Any, ...] = ("N", {})
+        name_key, arguments_key = (next(key for key in sample if sample[key] == value) for value in values)
         calls: list[tuple[str, str]] = []
         position = text.find("{", at if self.starts_answer else at + len(self.trigger))
         while position >= 0:

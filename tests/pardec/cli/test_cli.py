@@ -391,3 +391,23 @@ def test_help_and_version(cli: Cli) -> None:
 def test_a_table_cell_escapes_its_bars() -> None:
     card = {"name": "a", "stage": "b", "paper": "", "exact": "no", "checked": [], "parameters": [], "summary": "x | y"}
     assert table([card]).splitlines()[-1].endswith("| x \\| y |")
+
+
+def test_rows_are_written_in_order_where_asked(cli: Cli, tmp_path: Path) -> None:
+    """The first prompt gets the most tokens, and is finished last."""
+    file, output = tmp_path / "p.jsonl", tmp_path / "rows.jsonl"
+    lines = [{"prompt": f"Tom has {at} cups.", "max_new_tokens": 60 if at == 0 else 2} for at in range(6)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = ("generate", "tiny-llama", "--prompts", file, "--batch-size", 3, "--device", "cpu", "-o", output)
+
+    def ids() -> list[str]:
+        return [json.loads(line)["prompt"] for line in output.read_text().splitlines() if "prompt" in json.loads(line)]
+
+    assert cli(*command)[0] == 0
+    assert ids() != [line["prompt"] for line in lines]
+    finished = sorted(output.read_text().splitlines())
+    assert cli(*command, "--in-order", "--overwrite")[0] == 0
+    assert ids() == [line["prompt"] for line in lines]
+    assert sorted(output.read_text().splitlines()) == finished
+    assert "every row" in cli(*command, "--in-order")[2]
+    assert cli(*command[:-2], "--in-order")[0] == 2

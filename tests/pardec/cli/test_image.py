@@ -167,7 +167,8 @@ REFUSED: list[tuple[str, list[str], int, str, str]] = [
     ("seeds in words", ["--class", "1", "--seeds", "a,b", "-o", "OUT"], 2, "takes whole numbers", "--seeds 5,12"),
     ("too many seeds", ["--class", "1", "--seeds", "1,2", "-o", "OUT"], 2, "2 seeds for 1 image", "one seed per image"),
     ("two kinds of seeds", ["--class", "1", "--seeds", "1", "--seed", "2", "-o", "OUT"], 2, "--seed and", "--seed 0"),
-    ("another format", ["--class", "1", "-o", "out.jpg"], 2, "images are PNG files", ".png"),
+    ("another format", ["--class", "1", "-o", "out.tiff"], 2, "images are PNG, JPEG or WebP files", ".png"),
+    ("another animation", ["--class", "1", "--gif", "out.png"], 2, "an animation is a GIF file", ".gif"),
     (
         "a sampler of text",
         ["--class", "1", "-s", "threshold", "-o", "OUT"],
@@ -227,6 +228,27 @@ def test_what_a_model_cannot_do_is_said_before_the_first_forward(
     assert (code, "tiny-llama is a text model" in err, "pardec generate tiny-llama" in err) == (2, True, True)
     code, _, err = cli("generate", captions, "-p", "a")
     assert (code, "is an image model" in err, "pardec image" in err) == (2, True, True)
+
+
+def test_other_formats_have_the_same_pixels_and_record(cli: Cli, classes: Path, tmp_path: Path) -> None:
+    command = ("image", classes, "--class", 1, "--class", 2, "--seed", 3, "--scale", 4, "--device", "cpu", "--quiet")
+    for name in ("a.png", "a.webp", "a.jpg"):
+        code, _, err = cli(*command, "-o", tmp_path / name, "--gif", tmp_path / "a.gif")
+        assert code == 0, err
+    record = pngs.read(tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as plain:
+        for name, form in (("a.webp", "WEBP"), ("a.jpg", "JPEG")):
+            with Image.open(tmp_path / name) as other:
+                assert other.format == form
+                assert json.loads(other.getexif()[0x010E]) == record
+                near = np.abs(np.asarray(plain).astype(int) - np.asarray(other.convert("RGB")).astype(int))
+                assert near.max() == 0 if form == "WEBP" else near.mean() < 8
+    with Image.open(tmp_path / "a.gif") as animation:
+        assert animation.format == "GIF"
+        assert animation.n_frames > 2  # type: ignore[attr-defined]
+    code, _, err = cli(*command, "--gif", tmp_path / "b.gif", "--batch-size", 1)
+    assert (code, (tmp_path / "b.gif").exists()) == (2, False)
+    assert "one batch" in err
 
 
 def test_a_decoder_may_lie_elsewhere(cli: Cli, classes: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import html
 import io
 import json
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,27 @@ def test_formats_say_the_same_and_are_written(run: Run, tmp_path: Path) -> None:
     page = table.to_html(tmp_path / "t.html")
     assert page == table._repr_html_()
     assert page.count("<tr>") == 4
+
+
+def test_latex_has_the_cells_of_the_table(run: Run, tmp_path: Path) -> None:
+    table = Table(run)
+    text = table.to_latex(tmp_path / "t.tex")
+    assert (tmp_path / "t.tex").read_text() == text
+    lines = text.splitlines()
+    cells = table.cells(mark="")
+    assert lines[0] == f"\\begin{{tabular}}{{l{'r' * (len(cells[0]) - 1)}}}"
+    assert [line for line in lines if not line.endswith(r" \\")] == [
+        lines[0], r"\toprule", r"\midrule", r"\bottomrule", r"\end{tabular}",
+    ]  # fmt: skip
+    shown = [line.removesuffix(r" \\").split(" & ") for line in lines if line.endswith(r" \\")]
+    plain = [[cell.replace("\\", "").replace("--", "..") for cell in line] for line in shown]
+    assert plain == cells
+    assert re.search(r"(?<!\\)[%&#$_]", text.replace(" & ", " ")) is None
+    assert "%" in text
+    table.rows[0]["sampler"] = r"a_b\c{d}~^<>#$&"
+    assert r"a\_b\textbackslash{}c\{d\}\textasciitilde{}\textasciicircum{}\textless{}\textgreater{}\#\$\&" in (
+        table.to_latex()
+    )
 
 
 def test_html_escapes_what_is_written_into_it(run: Run) -> None:
