@@ -32,21 +32,20 @@ def distributions(ends: dict[int, float], length: int = 16) -> torch.Tensor:
     return result / result.sum(1, keepdim=True)
 
 
-@pytest.mark.parametrize(
-    ("ends", "beyond", "length"),
-    [
-        ({9: 0.95}, 4, 12),  # the block of 8 .. 11 is the last
-        ({8: 0.95}, 4, 12),
-        ({11: 0.95}, 4, 12),
-        ({12: 0.95}, 4, 16),  # in the last block: nothing to leave out
-        ({9: 0.55}, 4, 16),  # the likeliest, and not sure enough
-        ({5: 0.55, 9: 0.95}, 0, 12),
-        ({2: 0.95, 9: 0.95}, 0, 4),
-        ({2: 0.95, 9: 0.95}, 3, 12),  # 2 is too near
-        ({}, 0, 16),
-    ],
-)
-def test_sixteen_tokens_by_hand(ends: dict[int, float], beyond: int, length: int) -> None:
+SIXTEEN: list[tuple[dict[int, float], int, int]] = [
+    ({9: 0.95}, 4, 12),  # the block of 8 .. 11 is the last
+    ({8: 0.95}, 4, 12),
+    ({11: 0.95}, 4, 12),
+    ({12: 0.95}, 4, 16),  # in the last block: nothing to leave out
+    ({9: 0.55}, 4, 16),  # the likeliest, and not sure enough
+    ({5: 0.55, 9: 0.95}, 0, 12),
+    ({2: 0.95, 9: 0.95}, 0, 4),
+    ({2: 0.95, 9: 0.95}, 3, 12),  # 2 is too near
+    ({}, 0, 16),
+]
+
+
+def sixteen_tokens_by_hand(ends: dict[int, float], beyond: int, length: int) -> None:
     mask = 6
     asked = request([[mask] * 16], [0], block_length=4, stop_ids=(5,))
     got = run(table(distributions(ends)), SPEC.format(beyond), asked)
@@ -58,7 +57,7 @@ def test_sixteen_tokens_by_hand(ends: dict[int, float], beyond: int, length: int
     assert [len(positions) for positions in got.trace.fed[0]] == [16, *[length] * (got.nfe[0] - 1)]
 
 
-def test_a_later_block_shortens_the_row_further() -> None:
+def a_later_block_shortens_the_row_further() -> None:
     """After the first block, 9 is too near to the block's start; after the second, 13 is not."""
     row = request([[6] * 24], [0], block_length=4, stop_ids=(5,))
     got = run(table(distributions({13: 0.95, 21: 0.95}, 24)), SPEC.format(14), row)
@@ -132,6 +131,9 @@ def naive(
 @pytest.mark.seeds("arXiv:2511.21759")
 def test_it_is_its_naive_version_step_by_step(name: str) -> None:
     """With these random checkpoints every third id is an end token; the naive version shortens its own canvas."""
+    for case in SIXTEEN:
+        sixteen_tokens_by_hand(*case)
+    a_later_block_shortens_the_row_further()
     model, new, size, cut = golden(name), 30, 6, 0
     vocab = model.language_model.vocab_size
     ends = set(range(0, vocab, 3)) - {model.language_model.decoding_config.mask_id}

@@ -11,35 +11,33 @@ from tests.reference import naive_schedules as naive
 from tests.samplers.eight_tokens import steps_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.schedule_checks import agree, check_a_held_row
-from tests.samplers.spec_checks import commits_at, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, run, same, table, toy
 
-test_eight_tokens_by_hand = commits_at(
-    [
-        # Four pass. Then, times an eighth apart: t = 4/8, int(4 (1 - .376 / .5)) = 0, int(4 (1 - .251 / .5)) = 1;
-        # t = 3/8, int(3 (1 - .126 / .375)) = 1; t = 2/8, int(2 (1 - .126 / .25)) = 0, and the last time takes both.
-        ("confident:tau=0.9", [0, 2, 0, 3, 0, 1, 0, 3]),
-        # Off: 1; t = 7/8, int(7 (1 - .5005 / .875)) = 2; t = 5/8, int(5 (1 - .251 / .625)) = 2; the last step takes 3.
-        ("confident:tau=none,steps=4", [1, 3, 1, 3, 0, 2, 2, 3]),
-        ("confident:tau=1,steps=4", [1, 3, 1, 3, 0, 2, 2, 3]),  # nothing exceeds 1
-        ("entropy+confident:tau=0.1,steps=4", [1, 3, 1, 3, 0, 2, 2, 3]),  # nor does minus an entropy
-        ("confident:tau=0", [0] * 8),
-        ("confident:tau=0.9,steps=2", [0, 1, 0, 1, 0, 1, 0, 1]),  # the second step is the last
-        ("confident:tau=0.9,steps=1", [0] * 8),
-        # .99 passes. Then late by the clock: t = 7/8, int(7 (1 - .334 / .875)) = 4, though .667 is below .875 too.
-        ("confident:tau=0.98,steps=3", [1, 2, 1, 2, 0, 1, 1, 2]),
-        ("confident:tau=0.9,order=left", [0, 1, 0, 2, 0, 3, 0, 4]),
-        ("confident:tau=0.9,steps=3,order=left", [0, 1, 0, 2, 0, 2, 0, 2]),
-    ]
-)
+STEPS = [
+    # Four pass. Then, times an eighth apart: t = 4/8, int(4 (1 - .376 / .5)) = 0, int(4 (1 - .251 / .5)) = 1;
+    # t = 3/8, int(3 (1 - .126 / .375)) = 1; t = 2/8, int(2 (1 - .126 / .25)) = 0, and the last time takes both.
+    ("confident:tau=0.9", [0, 2, 0, 3, 0, 1, 0, 3]),
+    # Off: 1; t = 7/8, int(7 (1 - .5005 / .875)) = 2; t = 5/8, int(5 (1 - .251 / .625)) = 2; the last step takes 3.
+    ("confident:tau=none,steps=4", [1, 3, 1, 3, 0, 2, 2, 3]),
+    ("confident:tau=1,steps=4", [1, 3, 1, 3, 0, 2, 2, 3]),  # nothing exceeds 1
+    ("entropy+confident:tau=0.1,steps=4", [1, 3, 1, 3, 0, 2, 2, 3]),  # nor does minus an entropy
+    ("confident:tau=0", [0] * 8),
+    ("confident:tau=0.9,steps=2", [0, 1, 0, 1, 0, 1, 0, 1]),  # the second step is the last
+    ("confident:tau=0.9,steps=1", [0] * 8),
+    # .99 passes. Then late by the clock: t = 7/8, int(7 (1 - .334 / .875)) = 4, though .667 is below .875 too.
+    ("confident:tau=0.98,steps=3", [1, 2, 1, 2, 0, 1, 1, 2]),
+    ("confident:tau=0.9,order=left", [0, 1, 0, 2, 0, 3, 0, 4]),
+    ("confident:tau=0.9,steps=3,order=left", [0, 1, 0, 2, 0, 2, 0, 2]),
+]
 
 
-def test_the_share_of_masks_is_of_what_the_block_held() -> None:
+def the_share_of_masks_is_of_what_the_block_held() -> None:
     """Times 0.5 apart in each block: .95 .91 pass, t = 2/4, so only the last time is below; then .99 .901, likewise."""
     assert steps_of("confident:tau=0.9,steps=8", block_length=4) == [0, 1, 0, 1, 2, 3, 2, 3]
 
 
-def test_the_threshold_is_strict() -> None:
+def the_threshold_is_strict() -> None:
     """Four equally likely tokens: a score of exactly 1/4 reaches `threshold`'s tau, but does not exceed this one's."""
     distributions = torch.zeros(3, 7)
     distributions[:, :4] = 0.25
@@ -93,6 +91,10 @@ test_bad_parameters_are_refused = refused_specs(
 @pytest.mark.seeds("arXiv:2505.16990")
 def test_a_threshold_of_one_is_a_token_a_step_and_lower_ones_prefilling_and_fixed_tokens_do_as_told() -> None:
     """With threshold 1 the authors' clock leaves two tokens for the last step."""
+    for spec, steps in STEPS:
+        assert steps_of(spec) == steps, spec
+    the_share_of_masks_is_of_what_the_block_held()
+    the_threshold_is_strict()
     results = [answered("tiny-dream", "lists", f"confident:tau={tau}", 3)[1] for tau in (1, 0.99, 0.5)]
     assert all(gained == [1] * 30 + [2] for gained in results[0].trace.gained)
     steps = [sum(result.nfe) for result in results]

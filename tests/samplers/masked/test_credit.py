@@ -25,7 +25,7 @@ def boosted(p: float, credit: float, alpha: float = 0.7) -> float:
     return odds / (1 + odds)
 
 
-def test_eight_tokens_by_hand() -> None:
+def eight_tokens_by_hand() -> None:
     """.60 has credit .60^.2 = .903 at once: odds 1.5 * 1.903^.7 = 2.353, so .7018 passes .7 two forwards early."""
     asked = request([[MASK] * 8], [0], block_length=8)
     plain, got = (run(table(LAWS), spec, asked) for spec in ("threshold:tau=0.7", "credit+threshold:tau=0.7"))
@@ -38,7 +38,7 @@ def test_eight_tokens_by_hand() -> None:
     assert scores[3] == pytest.approx(boosted(0.30, (1 + 0.8 + 0.64) * 0.3**0.2), abs=1e-6)
 
 
-def test_the_published_variant_without_parameters_by_hand() -> None:
+def the_published_variant_without_parameters_by_hand() -> None:
     """Eight open: weight 0. Then three of eight: alpha = beta = 5/8, credit p + 5/8 p. The fourth forward: 7/8."""
     asked = request([[MASK] * 8], [0], block_length=8)
     got = run(table(LAWS), "credit:free=true+threshold:tau=0.8", asked)
@@ -103,7 +103,7 @@ class Alone:
         return found[0].nan_to_num(0)  # the impossible tokens stay at -inf
 
 
-def test_credit_gathers_for_each_token_a_position_ever_preferred() -> None:
+def credit_gathers_for_each_token_a_position_ever_preferred() -> None:
     alone, other = Alone(Credit(alpha=1.0, beta=0.5, gamma=1.0)), LAWS.clone()
     other[:, :4] = 0.1
     other[:, 3] = 0.7
@@ -127,7 +127,7 @@ def test_the_credit_of_a_committed_position_is_gone_when_it_is_taken_back() -> N
     assert again[7].expm1()[1].item() == pytest.approx(3 * 0.45, abs=1e-5)  # never committed: three steps of credit
 
 
-def test_a_new_block_starts_without_credit() -> None:
+def a_new_block_starts_without_credit() -> None:
     alone = Alone(Credit(alpha=1.0, beta=1.0, gamma=1.0), block=4)
     for _ in range(3):
         first = alone.step(LAWS[:4], commit=())
@@ -194,6 +194,10 @@ test_bad_parameters = refused_specs(
 
 @pytest.mark.seeds("arXiv:2510.06133")
 def test_no_weight_changes_no_bit_and_credit_answers_as_well_in_fewer_steps() -> None:
+    eight_tokens_by_hand()
+    the_published_variant_without_parameters_by_hand()
+    credit_gathers_for_each_token_a_position_ever_preferred()
+    a_new_block_starts_without_credit()
     model, given = toy("dream", sharp=1.2), prompts((4, 7, 2))
     base, off = (
         fill(model, spec, given, (9, 5, 11)) for spec in ("threshold:tau=0.4", "credit:alpha=0+threshold:tau=0.4")

@@ -18,7 +18,7 @@ from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import fill, prompts, request, run, same, toy
 
 
-def test_the_parts_by_hand() -> None:
+def the_parts_by_hand() -> None:
     row = np.array([[False, True, False, False, False, True, False, True, False, False]])
     assert between(row, 4).nonzero()[1].tolist() == [1, 2, 3, 4, 5, 6, 7]
     assert between(row, 3).nonzero()[1].tolist() == [1, 5, 6, 7]
@@ -31,7 +31,7 @@ def test_the_parts_by_hand() -> None:
     assert nucleus(values, 1.0).sum(1).tolist() == [3, 3, 0]
 
 
-def test_rollout_by_hand() -> None:
+def rollout_by_hand() -> None:
     """Three positions, first all queried, then only the first; in both layers 0 attends half to 1."""
     attention = torch.tensor([[[0.5, 0.5, 0, 0], [0, 1, 0, 0], [0, 0, 1.0, 0]]])
     positions = torch.tensor([[0, 1, 2]])
@@ -84,6 +84,9 @@ def test_families_whose_blocks_do_not_see_later_ones_are_refused() -> None:
 
 @pytest.mark.seeds("arXiv:2509.23094")
 def test_fewer_positions_than_a_block_give_as_many_right_answers() -> None:
+    the_parts_by_hand()
+    rollout_by_hand()
+    test_it_queries_what_the_naive_version_does(MODELS[0], 6, 0.3, 2)
     right, fed = {}, {}
     for cache in ("none", "dual", "d2cache"):
         right[cache], result = answered("tiny-dream", "replace", f"threshold@{cache}", 40)

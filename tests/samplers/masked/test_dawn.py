@@ -31,12 +31,6 @@ HAND: dict[str, tuple[dict[tuple[int, int], float], list[int | None] | None, lis
 }
 
 
-@pytest.mark.parametrize("case", HAND)
-def test_dawn_by_hand(case: str) -> None:
-    edges, row, steps = HAND[case]
-    assert steps_with(DAWN, edges, row) == steps  # type: ignore[arg-type]
-
-
 SETTINGS = (
     {"low": 0.3, "induce": 0.2, "high": 0.4, "edge": 0.05, "sink": 0.1, "layers": 1},
     {"low": 0.1, "induce": 0.05, "high": 0.2, "edge": 0.04, "sink": 0.05, "layers": 2},
@@ -84,6 +78,8 @@ test_what_is_refused = refused_specs(
 @pytest.mark.seeds("arXiv:2602.06953")
 def test_keeping_apart_what_depends_is_right_more_often_in_as_many_forwards() -> None:
     """Latin squares, whose cells depend on each other; `edge` is for rows of 60 to 70 tokens."""
+    for case, (edges, row, steps) in HAND.items():
+        assert steps_with(DAWN, edges, row) == steps, case  # type: ignore[arg-type]
     apart, careful = answered("tiny-llada", "grids", "dawn:low=0.5,induce=0.9,sink=0.1,edge=0.015", 40)
     loose, plain = answered("tiny-llada", "grids", "threshold:tau=0.8", 40)
     assert sum(careful.nfe) <= sum(plain.nfe)

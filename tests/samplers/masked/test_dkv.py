@@ -35,14 +35,14 @@ def left(*gone: int) -> tuple[int, ...]:
     return tuple(p for p in OPEN if p not in gone)
 
 
-def test_a_token_is_queried_once_more_after_its_commit() -> None:
+def a_token_is_queried_once_more_after_its_commit() -> None:
     got = in_order("llada", "dkv:refresh=4,full=1", ORDER, steps=8, block_length=8)
     assert got == [
         WHOLE, left(), left(7), left(7, 9), WHOLE, left(7, 9, 6, 5), left(7, 9, 6, 5, 12), (8, 10)
     ]  # fmt: skip
 
 
-def test_how_many_full_steps_a_block_begins_with_is_the_families() -> None:
+def how_many_full_steps_a_block_begins_with_is_the_families() -> None:
     """The authors' code has two full steps for LLaDA and one for Dream; the result states the number."""
     for name, full, other in (("tiny-llada", 2, 1), ("tiny-dream", 1, 2)):
         model = pardec.load(name, device="cpu")
@@ -61,7 +61,7 @@ def test_how_many_full_steps_a_block_begins_with_is_the_families() -> None:
         assert one.trace.fed == other.trace.fed
 
 
-def test_a_shifted_family_queries_the_rows_that_predict_and_the_token_itself() -> None:
+def a_shifted_family_queries_the_rows_that_predict_and_the_token_itself() -> None:
     options = {"steps": 8, "block_length": 8}
     got = in_order("dream", "dkv:refresh=0", ORDER, **options)
     # Rows 4..11 predict 5..12. Of the second forward 7 is fresh: 6 has no longer to predict it, 7 is asked by itself.
@@ -146,6 +146,9 @@ class Immediate(DelayedCache):
 
 @pytest.mark.seeds("arXiv:2505.15781")
 def test_refreshing_always_is_no_cache_and_delay_flips_fewer_tokens_than_none() -> None:
+    a_token_is_queried_once_more_after_its_commit()
+    how_many_full_steps_a_block_begins_with_is_the_families()
+    a_shifted_family_queries_the_rows_that_predict_and_the_token_itself()
     model, given, flips = toy("llada", sharp=1.2), prompts((5, 7, 3, 9) * 6, seed=2), []
     plain = fill(model, "sequential", given, 16, block_length=16)
     refreshed = fill(model, "sequential@dkv:refresh=1", given, 16, block_length=16)

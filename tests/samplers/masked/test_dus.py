@@ -13,7 +13,7 @@ from tests.reference import naive_selects as naive
 from tests.samplers.eight_tokens import LAWS, MASK, steps_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.parity import FAMILIES, agree, agree_recorded, block_lengths
-from tests.samplers.spec_checks import commits_at, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45
@@ -26,10 +26,7 @@ STEPS = {
 }
 
 
-test_eight_tokens_by_hand = commits_at(STEPS)
-
-
-def test_rounds_of_any_width() -> None:
+def rounds_of_any_width() -> None:
     assert rounds(1, 2) == (0,)
     assert rounds(6, 2) == (0, 1, 1, 0, 1, 1)
     assert rounds(7, 2) == (0, 1, 1, 0, 1, 1, 0)
@@ -43,7 +40,7 @@ def test_rounds_of_any_width() -> None:
         assert max(rounds(width, 2)) + 1 == math.log2(width)
 
 
-def test_given_tokens_and_short_blocks_leave_rounds_out() -> None:
+def given_tokens_and_short_blocks_leave_rounds_out() -> None:
     row = [0, MASK, MASK, MASK, 0, MASK, 0, MASK]  # nothing of the first round is open, and 2 of the second
     assert steps_of("dus", row=row) == [-1, 1, 0, 1, -1, 1, -1, 1]
     got = run(table(LAWS), "dus", request([[MASK] * 5], [0], block_length=4))
@@ -88,6 +85,10 @@ test_bad_parameters = refused_specs(
 
 @pytest.mark.seeds("arXiv:2506.19037")
 def test_the_number_of_forwards_is_known_and_answers_stay_right() -> None:
+    for spec, steps in STEPS.items():
+        assert steps_of(spec) == steps, spec
+    rounds_of_any_width()
+    given_tokens_and_short_blocks_leave_rounds_out()
     for block, forwards in ((32, 5), (16, 8), (8, 12)):
         right, result = answered("tiny-dream", "records", "dus", 6, block_length=block)
         assert set(result.nfe) == {forwards}

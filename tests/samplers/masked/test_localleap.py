@@ -12,7 +12,6 @@ from tests.reference import naive_selects as naive
 from tests.samplers.eight_tokens import proposal, steps_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.parity import FAMILIES, agree
-from tests.samplers.spec_checks import commits_at
 from tests.samplers.toys import fill, prompts, same, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45; a best position committed for want of a surer one is no anchor.
@@ -26,11 +25,7 @@ STEPS = {
     "threshold:tau=0.98+localleap:radius=0": [1, 5, 2, 7, 0, 4, 3, 6],
 }
 
-
-test_eight_tokens_by_hand = commits_at(STEPS)
-
-
-def test_nothing_reaches_over_the_edge_of_a_block_or_into_what_is_given() -> None:
+def nothing_reaches_over_the_edge_of_a_block_or_into_what_is_given() -> None:
     spec = "threshold:tau=0.98+localleap:relaxed=0.2"
     assert steps_of(spec, block_length=4) == [0, 2, 1, 3, 4, 4, 4, 4]  # no anchor in the first block
     found = proposal("confidence")  # the eighth position is given
@@ -58,7 +53,7 @@ def test_without_a_radius_it_adds_nothing(base: str) -> None:
     assert registry.resolve("sequential+localleap").exact == "relaxed"
 
 
-def test_what_select_chose_is_kept() -> None:
+def what_select_chose_is_kept() -> None:
     found = proposal("confidence")
     chosen = torch.tensor([[False, True, False, True, False, False, False, False]])
     wider = LocalLeap(relaxed=0.9, radius=1).widen(chosen, found, None, None)
@@ -83,6 +78,10 @@ def test_bad_parameters(spec: str, says: str) -> None:
 
 @pytest.mark.seeds("arXiv:2510.07081")
 def test_no_radius_changes_nothing_and_leaps_are_near_anchors_and_save_steps_at_equal_answers() -> None:
+    for spec, steps in STEPS.items():
+        assert steps_of(spec) == steps, spec
+    nothing_reaches_over_the_edge_of_a_block_or_into_what_is_given()
+    what_select_chose_is_kept()
     model, given = toy(sharp=1.2), prompts((4, 7, 2))
     one, other = (
         fill(model, f"threshold:tau=0.5{more}", given, (9, 5, 11)) for more in ("", "+localleap:relaxed=0.1,radius=0")

@@ -39,8 +39,7 @@ def uneven(folder: Path, model: LanguageModel, seed: int = 0) -> tuple[str, np.n
     return counts(folder, {"num_token": total, "p_baseline_dict": each}), shares
 
 
-@pytest.mark.parametrize(("decay", "cap"), [(0.25, 10.0), (0.0, 10.0), (1.0, 1.0)])
-def test_eight_tokens_by_hand(decay: float, cap: float, tmp_path: Path) -> None:
+def eight_tokens_by_hand(decay: float, cap: float, tmp_path: Path) -> None:
     """Of 100 tokens 80 are 0, 15 are 2 and 4 are 3; 1 does not occur."""
     f = {0: 0.8, 2: 0.15, 3: 0.04, 1: 0.01}
     spec = {"num_token": 100, "p_baseline_dict": {"0": 80, "2": 15, "3": 4}}
@@ -144,8 +143,10 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.seeds("arXiv:2508.13021")
-def test_frequent_tokens_which_confidence_commits_early_come_late() -> None:
+def test_frequent_tokens_which_confidence_commits_early_come_late(tmp_path: Path) -> None:
     """The correlation of a token's frequency with the forward that commits it changes its sign."""
+    for decay, cap in ((0.25, 10.0), (0.0, 10.0), (1.0, 1.0)):
+        eight_tokens_by_hand(decay, cap, tmp_path)
     frequency = token_frequencies("tasks", load("tiny-dream", device="cpu")).log().numpy()
     for task in ("arithmetic", "records"):
         mean = {}

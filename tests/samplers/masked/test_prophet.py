@@ -12,6 +12,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.grids import chequered
 from tests.reference.naive_prophet import Told, prophet
+from tests.samplers.eight_tokens import LAWS
 from tests.samplers.heldout_answers import answered
 from tests.samplers.toys import BLOCK, MASK, fill, prompts, request, run, same, table, toy
 
@@ -87,7 +88,7 @@ def test_idle_steps_of_a_plan_count_where_tokens_are_forced(steps: int, gaps: tu
         assert late, "it never fired after an idle step"
 
 
-def test_a_hand_worked_gap() -> None:
+def a_hand_worked_gap() -> None:
     """Tokens of 0.6 and 0.2 are ln 3 = 1.0986 apart in logits, whatever the other probabilities are."""
     distributions = torch.full((6, 8), 0.2 / 6)
     distributions[:, 1], distributions[:, 2] = 0.6, 0.2
@@ -96,6 +97,25 @@ def test_a_hand_worked_gap() -> None:
         got = run(table(distributions), f"fixed+prophet:region=all,early={gap},mid=9,late=9", canvas)
         assert got.nfe == (nfe,)
         assert got.tokens[0].tolist() == [0, 0, 1, 1, 1, 1]
+
+
+def eight_gaps_by_hand() -> None:
+    """Gaps ln(3p / (1 - p)): 4.04 1.50 3.41 .25 5.69 2.83 3.31 .90, committed at steps 0 to 7 in the order 4 0 2 6 5 1 7 3.
+
+    Thirds end before steps 2 and 5. The answer of 2 and 3 has a mean of 1.83, and of 0.25 once 2 is committed.
+    """
+    for spec, nfe in {
+        "region=all,early=0.25,mid=9,late=9": 1,
+        "region=all,early=0.26,mid=9,late=9": 8,
+        "region=all,early=9,mid=0.25,late=9": 3,
+        "region=all,early=9,mid=9,late=0.25": 6,
+        "start=2,length=2,early=1.8,mid=9,late=9": 1,
+        "start=2,length=2,early=1.85,mid=9,late=9": 8,
+        "start=2,length=2,early=9,mid=1.8,late=9": 3,
+        "start=2,length=2,early=9,mid=9,late=1.8": 8,
+        "start=2,length=2,early=9,mid=9,late=1.8,decided=true": 6,
+    }.items():
+        assert run(table(LAWS), f"fixed+prophet:{spec}", request([[6] * 8], [0], block_length=8)).nfe == (nfe,), spec
 
 
 @pytest.mark.parametrize(
@@ -171,7 +191,7 @@ def test_what_cannot_work_is_refused(spec: str) -> None:
         resolve(spec)
 
 
-def test_progress_by_tokens_where_the_select_has_no_steps() -> None:
+def progress_by_tokens_where_the_select_has_no_steps() -> None:
     """Half of the tokens are committed, between a third and two thirds, so the middle gap applies."""
     distributions = torch.full((6, 8), 0.2 / 6)
     distributions[:, 1], distributions[:, 2] = 0.6, 0.2
@@ -185,6 +205,9 @@ def test_progress_by_tokens_where_the_select_has_no_steps() -> None:
 
 @pytest.mark.seeds("arXiv:2508.19982")
 def test_an_endless_gap_is_the_base_and_early_answers_are_the_late_ones_in_fewer_steps() -> None:
+    a_hand_worked_gap()
+    eight_gaps_by_hand()
+    progress_by_tokens_where_the_select_has_no_steps()
     model, given = toy("llada", sharp=1.2), prompts(LENGTHS)
     one, other = (fill(model, spec, given, NEW) for spec in (f"fixed+prophet:{NEVER}", "fixed"))
     assert all(same(one, row, other, row) for row in range(3))

@@ -15,7 +15,7 @@ from tests.samplers.revise_checks import LENGTHS, NEW, agree
 from tests.samplers.toys import fill, prompts, request, run, table, toy
 
 
-def test_what_is_taken_back_by_hand() -> None:
+def what_is_taken_back_by_hand() -> None:
     """Constant probabilities: the less confident of a block's first two tokens is masked, then one that rose by 0."""
     got = run(table(LAWS), "saber", request([[MASK] * 8], [0], block_length=8))
     # Step 0 commits 4 and 0 and takes 0, of the smaller rise from nothing, back. From then on every rise is 0, and the
@@ -65,6 +65,9 @@ def test_it_is_resolved_with_its_select_and_refuses_what_cannot_be() -> None:
 @pytest.mark.seeds("arXiv:2510.18165")
 def test_steps_commit_more_than_one_token_and_answers_stay_right() -> None:
     """Probabilities near 1 leave little above their mean, so such a model gains few forwards."""
+    what_is_taken_back_by_hand()
+    for family, least, size in (("llada", 2, 4), ("dream", 3, 16)):
+        test_it_follows_its_paper(family, least, size, False)
     for task in ("arithmetic", "records"):
         right, result = answered("tiny-dream", task, "saber", 6)
         assert right >= 5

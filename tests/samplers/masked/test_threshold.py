@@ -10,6 +10,7 @@ from tests.samplers import loop_parity
 from tests.samplers.eight_tokens import MASK, steps_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.parity import FAMILIES, agree, agree_recorded
+from tests.samplers.query_parity import queried
 from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
@@ -44,7 +45,7 @@ def test_it_falls_with_the_forwards() -> None:
     assert got.trace.commit_step[0].tolist() == [-1, 0, 1, 2, 3, 3, 3, 3, 3]
 
 
-def test_the_share_that_is_open_is_that_of_the_block() -> None:
+def the_share_that_is_open_is_that_of_the_block() -> None:
     """Two of four are open in each block after .95 and .91, or .99 and .901: .9 (1 - .8 / 2) = .54, then .36."""
     assert steps_of("threshold:relax=0.8", block_length=4) == [0, 1, 0, 2, 3, 4, 3, 5]
     # What is given counts as committed.
@@ -96,6 +97,12 @@ test_bad_parameters = refused_specs(
 
 @pytest.mark.seeds("arXiv:2601.17917")
 def test_a_threshold_that_falls_as_the_block_fills_takes_fewer_forwards_and_answers_stay_right() -> None:
+    for spec in STEPS:
+        if "relax" in spec:
+            assert steps_of(spec) == STEPS[spec], spec
+    the_share_that_is_open_is_that_of_the_block()
+    suffix = fill(toy(), "suffix:window=2+sequential", prompts((5,)), 12)  # two masks after each block, and the last position
+    assert queried(suffix) == [(*range(11), 16)] * 4 + [(*range(15), 16)] * 4 + [tuple(range(17))] * 4
     each = {relax: answered("tiny-dream", "arithmetic", f"threshold:relax={relax}", 12) for relax in (0, 0.3, 0.8)}
     forwards = {relax: sum(result.nfe) for relax, (_, result) in each.items()}
     assert forwards[0.8] < forwards[0]
