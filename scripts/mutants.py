@@ -1,11 +1,11 @@
 """Breaks the rules of the papers one at a time and says which tests notice: `scripts/mutate`.
 
-A mutant is one line of tests/mutants/*.jsonl: in `file`, `old` (which stands there once) becomes `new`. It breaks the rule
-of `paper` in the way that `kind` says. The mutant is applied in a copy of the checkout, build/mutants/tree. There the test
-named for the paper runs (`@pytest.mark.seeds`), then, if that passes, the method's own test files, up to the first failure:
-`tests` of the line, or else test_NAME*.py of the mutated file NAME.py, or else the file of the named test. Failures and
-errors of a test count. Running out of time does not, nor a file that cannot be collected, nor a test that fails without
-the mutant: the tests that noticed a mutant run once more without any.
+A mutant is one line of tests/mutants/*.jsonl: in `file`, `old` (which stands there once) becomes `new`. It breaks the
+rule of `paper` in the way that `kind` says. The mutant is applied in a copy of the checkout, build/mutants/tree. There
+the test named for the paper runs (`@pytest.mark.seeds`), then, if that passes, the method's own test files, up to the
+first failure: `tests` of the line, or else test_NAME*.py of the mutated file NAME.py, or else the file of the named test.
+Failures and errors of a test count. Running out of time does not, nor a file that cannot be collected, nor a test that
+fails without the mutant: the tests that noticed a mutant run once more without any.
 
 Results are kept in build/mutants/results.json, each until its line, its source file or one of its test files changes.
 """
@@ -108,7 +108,7 @@ def own_tests(mutant: Mutant, named: str, root: Path = ROOT) -> list[str]:
 
 
 def copy_tree() -> Path:
-    """The checkout without what git ignores, and the compiled kernels. Files that are equal stay, with their bytecode."""
+    """The checkout without what git ignores, with its kernels. Equal files stay, with their bytecode."""
     tree = WORK / "tree"
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
@@ -305,25 +305,25 @@ def markdown(mutants: Sequence[Mutant], results: Mapping[str, Outcome], titles: 
         "",
         "`scripts/mutate --markdown`",
         "",
-        "A mutant breaks one rule of a paper in one place of the code (tests/mutants). A test notices it if it then fails. The",
-        "named test is the one that [papers](../docs/papers.md) has under \"shown by\"; own files are the test files of the method.",
+        "A mutant breaks one rule of a paper in one place of the code (tests/mutants). A test notices it if it then fails.",
+        'The named test is the one that docs/papers.md has under "shown by"; own files are the method\'s test files.',
         "Timeouts do not count.",
         "",
-        f"{total['mutants']} mutants of {len(rows)} papers. Noticed by the named test: {total['named']}; by the method's own",
-        f"files: {total['own']}. " + ", ".join(f"{kind}: {kinds[kind]}" for kind in KINDS) + ".",
+        f"{total['mutants']} mutants of {len(rows)} papers. {total['named']} are noticed by the named test, and",
+        f"{total['own']} by the method's own files. Kinds: {', '.join(f'{kind} {kinds[kind]}' for kind in KINDS)}.",
         "",
         "| paper | mutants | named test | own files |",
         "|---|---|---|---|",
     ]
     lines += [
-        f"| {titles.get(paper, '')} ([{paper}](https://arxiv.org/abs/{paper})) | {row['mutants']} | {row['named']} | {row['own']} |"
+        f"| [{titles.get(paper, paper)}](https://arxiv.org/abs/{paper}) | {row['mutants']} | {row['named']} | {row['own']} |"
         for paper, row in rows.items()
     ]
     lines += ["", "| mutant | paper | kind | file | named test | own files |", "|---|---|---|---|---|---|"]
     lines += [
-        f"| {one.name} | {one.paper} | {one.kind} | `{one.file}` | {results[one.name].named} | {results[one.name].own} |"
+        f"| {one.name} | {one.paper} | {one.kind} | `{one.file}` | {outcome.named} | {outcome.own} |"
         for one in mutants
-        if one.name in results
+        if (outcome := results.get(one.name))
     ]
     return "\n".join(lines) + "\n"
 
@@ -343,11 +343,17 @@ def missed(mutants: Sequence[Mutant], results: Mapping[str, Outcome]) -> list[st
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="scripts/mutate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--list", type=Path, nargs="+", metavar="FILE", help="mutants, instead of tests/mutants/*.jsonl")
+    parser = argparse.ArgumentParser(
+        prog="scripts/mutate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--list", type=Path, nargs="+", metavar="FILE", help="mutants, instead of tests/mutants/*.jsonl"
+    )
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these mutants")
     parser.add_argument("--paper", nargs="+", metavar="NUMBER", help="mutants of these papers, by arXiv number")
-    parser.add_argument("--limit", type=float, default=300, metavar="SECONDS", help="for a named test; own files have 3 times as long")
+    parser.add_argument(
+        "--limit", type=float, default=300, metavar="SECONDS", help="for a named test; own files have 3 times as long"
+    )
     parser.add_argument("--fresh", action="store_true", help="forget results of earlier runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument("--markdown", action="store_true", help=f"write {PAGE.relative_to(ROOT)}")
@@ -384,7 +390,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         outcome = meet(tree, mutant, named.get(mutant.paper, ""), options.limit)
         known[mutant.name] = {**asdict(outcome), "fingerprint": prints[mutant.name]}
         _save(state, known)
-        print(f"{number}/{len(to_run)} {mutant.name}: named test {outcome.named or '-'}, own files {outcome.own}", flush=True)
+        print(
+            f"{number}/{len(to_run)} {mutant.name}: named test {outcome.named or '-'}, own files {outcome.own}",
+            flush=True,
+        )
     checked = {known[mutant.name]["by"] for mutant in to_run} - {""}
     if checked:
         _, failing = run_tests(tree, sorted(checked), 3600, stop=False)
@@ -394,7 +403,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if known[mutant.name]["by"] in failing:
                 known[mutant.name] |= {"named": "broken", "own": "broken", "fingerprint": ""}
         _save(state, known)
-    results = {mutant.name: Outcome(**{k: v for k, v in known[mutant.name].items() if k != "fingerprint"}) for mutant in wanted}
+    results = {
+        mutant.name: Outcome(**{k: v for k, v in known[mutant.name].items() if k != "fingerprint"}) for mutant in wanted
+    }
     if options.json:
         options.json.write_text(json.dumps({name: asdict(one) for name, one in results.items()}, indent=1) + "\n")
     if options.markdown:

@@ -47,6 +47,7 @@ def answer(prompt: list[int]) -> Answer:
 @pytest.mark.seeds("arXiv:2504.20039")
 def test_mined_labels_tell_another_spelling_from_a_wrong_digit() -> None:
     """Without annotators: a token is important iff the target's continuation after it is no longer right."""
+    mining_by_hand()
     answers = [answer([start, *more]) for start in range(4) for more in ([], [(start + 1) % 4], [(start + 5) % 8])]
     labels = mine(answers, drafted, finished, frozenset())
     flat = [label for each in labels for label in each]
@@ -63,7 +64,7 @@ def test_mined_labels_tell_another_spelling_from_a_wrong_digit() -> None:
     assert auc(fit(states, important, 1e-4)(states), important) > 0.9
 
 
-def test_mining_by_hand() -> None:
+def mining_by_hand() -> None:
     """The drafter has 7 for 2, which is right, and then 0 for 3, which is not; 5 for the end is too long."""
     choices = {(1, 2, 3, 9): [7, 0, 0, 0], (1, 7, 3, 9): [7, 0, 5, 0]}
     told = Answer([1], [2, 3, 9], lambda tokens: float(list(tokens)[:2] in ([2, 3], [7, 3])), 3)

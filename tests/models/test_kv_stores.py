@@ -19,6 +19,7 @@ from pardec.models.kv_stores.mustafar import Pruned
 from pardec.models.kv_stores.packing import BITS, pack, packed_size, unpack
 from pardec.models.kv_stores.rotatekv import Rotated, hadamard, rotate
 from tests.reference import naive_stores as naive
+from tests.samplers.speculative import test_kivi as kivi
 
 few = settings(max_examples=25, deadline=None)
 numbers = st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=12)
@@ -101,7 +102,7 @@ def test_numbers_that_cannot_be_kept_are_refused() -> None:
                 through(codec, x * 1e3 if wrong == 1e6 else x)
 
 
-def test_every_codec_is_its_formula() -> None:
+def every_codec_is_its_formula() -> None:
     x = keys(2, 6, 2, 8).double()
     cases: list[tuple[Codec, naive.Read]] = [(TokenInt8(), naive.int8), (Pruned(0.7), naive.pruned(0.7))]
     for bits in BITS:
@@ -134,6 +135,8 @@ def test_keys_have_outliers_in_channels_so_a_channel_is_their_group() -> None:
 
     Its bytes are those of the codes, and a scale and a minimum in two bytes each for every group of 32.
     """
+    every_codec_is_its_formula()
+    kivi.test_each_token_is_that_of_a_loop_that_encodes_its_past_from_scratch()
     x, plain = keys(), torch.randn(4, 32, 4, 64, generator=torch.Generator().manual_seed(1))
     assert error(PerChannel(2), x) < 0.25 * error(PerToken(2, 32), x)
     assert error(PerChannel(2), plain) == pytest.approx(error(PerToken(2, 32), plain), rel=0.1)
@@ -146,6 +149,7 @@ def test_keys_have_outliers_in_channels_so_a_channel_is_their_group() -> None:
 @pytest.mark.seeds("arXiv:2501.16383")
 def test_rotation_spreads_outliers_and_order_gathers_what_is_left() -> None:
     """RotateKV, 2 bits, outliers in few channels: rotation reduces the error, reordered channels reduce it further."""
+    every_codec_is_its_formula()
     x = keys()
     plain, rotated = error(PerToken(2, 64), x), error(Rotated(2, 64, heads=4), x)
     ordered = error(Rotated(2, 64, heads=4, reorder=True), x)
@@ -156,6 +160,7 @@ def test_rotation_spreads_outliers_and_order_gathers_what_is_left() -> None:
 @pytest.mark.seeds("arXiv:2403.05527")
 def test_outliers_and_a_low_rank_take_most_of_the_error_away() -> None:
     """GEAR: exact outliers and the low-rank term each reduce the error of 2 bits; both together reduce it more."""
+    every_codec_is_its_formula()
     x = keys(4, 20, 4, 64)
     x[:, 3, 2, 7] = 30.0  # an entry that no channel explains
     drawn = torch.Generator().manual_seed(2)
@@ -173,6 +178,7 @@ def test_outliers_and_a_low_rank_take_most_of_the_error_away() -> None:
 @pytest.mark.seeds("arXiv:2505.22913")
 def test_the_largest_entries_carry_most_and_take_their_share_of_the_bytes() -> None:
     """Mustafar: the (1 - s) D largest entries per token and head stay exact; no other choice of as many loses less."""
+    every_codec_is_its_formula()
     x = keys()
     for sparsity, kept in ((0.5, 32), (0.7, 20)):
         read = through(Pruned(sparsity), x)

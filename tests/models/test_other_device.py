@@ -16,6 +16,7 @@ from pardec.models.other_device import OtherDevice, for_device
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.simulation import Machine, simulate
+from tests.pardec.simulation import test_schedules as schedules
 from tests.samplers.ar_toys import rows, run
 from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, named, near, target
 
@@ -60,6 +61,8 @@ def test_a_drafter_on_a_second_device_beats_the_target_alone_on_the_clock() -> N
     """The target's forward is slow and grows with its tokens; the drafter is fast, over a link that tokens cross once
     per round and direction. Output is greedy.
     """
+    schedules.test_on_one_device_a_plain_clock_is_rounds_times_k_drafts_and_a_verification()
+    schedules.test_links_are_paid_twice_a_round()
     model = pardec.load("tiny-llama", device="cpu")
     prompts = [problem.prompt for problem in pardec.task("records").problems(split="heldout", n=4, seed=7)]
     devices = {"cpu": {"target": {"layer": [1e-3, 5e-4]}}, "gpu": {"draft": {"layer": 1e-4}}}

@@ -13,7 +13,7 @@ def loaded(name: str) -> pardec.Model:
     return pardec.load(name, device="cpu", dtype="float32")
 
 
-def answered(name: str, task: str, sampler: str, count: int, **arguments: Any) -> tuple[float, pardec.Result]:
+def answered(name: str, task: str, sampler: Any, count: int, **arguments: Any) -> tuple[float, pardec.Result]:
     """The number of right answers to `count` problems, and the result."""
     model, chosen = loaded(name), pardec.task(task)
     problems = chosen.problems(split="heldout", n=count, seed=7)

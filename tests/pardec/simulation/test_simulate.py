@@ -21,6 +21,7 @@ from pardec.simulation.html import page
 from pardec.simulation.report import document
 from pardec.simulation.rounds import rounds
 from pardec.simulation.run import Report
+from tests.pardec.simulation import test_schedules as schedules
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/two_gpus.toml"
 DRAFT = "model:name=tiny-llama-draft,k=4"
@@ -98,6 +99,7 @@ def test_deeper_exits_name_more_and_rollouts_hide_behind_the_upper_layers() -> N
     """Hits rise with kappa and are frequent at the last exit; tokens are greedy; where rollouts fit into the time of
     the upper layers, a round with a hit takes the target's time alone, and mirror is faster than plain.
     """
+    schedules.test_mirror_takes_the_longer_of_suffix_and_rollouts_and_drafts_again_after_a_miss(2, 2.0)
     report = simulated(DRAFT, "mirror", exit_layer=2, kappa=4, where=machine(target=1.0, draft=0.1))
     assert report.result.tokens == model().generate(prompts(), max_new_tokens=24).tokens
     assert report.exits is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from itertools import pairwise
+from itertools import pairwise, permutations
 
 import pytest
 from hypothesis import given
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pardec.models.errors import SpecError
 from pardec.tasks import GROUPS, Problem, expand, task
 from pardec.tasks.parallel import LONGEST, NAMES, SHORTEST, Query, WaitingLine, formatted, leniently, strictly
+from tests.samplers.heldout_answers import answered
 
 FIVE = expand("parallel")
 
@@ -228,3 +229,21 @@ def test_what_is_read_strictly_is_what_was_written(text: str) -> None:
     found = strictly(text)
     if found is not None:
         assert text.rpartition("[")[2].startswith(formatted(found)[1:])
+
+
+@pytest.mark.seeds("arXiv:2510.04767")
+def test_an_order_that_tokens_agree_on_is_lost_in_parallel_and_one_that_is_given_is_not() -> None:
+    """tiny-llada, 10 problems: any other order is right for `shuffle`, so that each place is uncertain alone."""
+    shuffle = task("shuffle")
+    for problem in shuffle.problems(split="heldout", n=3, seed=7):
+        line = line_of(problem.prompt)
+        orders = {order: shuffle.score(problem, formatted(order)) for order in permutations(line)}
+        assert orders == {order: float(order != tuple(line)) for order in orders}
+        assert shuffle.score(problem, formatted([line[0], *line[:-1]])) == 0, "an item twice"
+    right = {
+        name: [answered("tiny-llada", name, f"fixed:steps={steps}", 10)[0] for steps in (32, 8, 1)]
+        for name in ("shuffle", "sort")
+    }
+    assert right["shuffle"][0] >= 9
+    assert max(right["shuffle"][1:]) <= 3
+    assert min(right["sort"]) >= 9

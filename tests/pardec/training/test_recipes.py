@@ -13,8 +13,10 @@ from torch import Tensor
 
 from pardec.models.model import LanguageModel
 from pardec.training.losses import loss, overlap
+from tests.pardec.training import test_losses as losses
 from tests.samplers.ar_toys import logits, prompts, rows, run, toy_ar
 from tests.samplers.fake_draft_model import named
+from tests.samplers.speculative import test_lenience as lenience
 
 VOCAB, NEW = 8, 24
 
@@ -86,6 +88,12 @@ def accepted(table: Tensor, given: Sequence[Sequence[int]]) -> float:
 @pytest.mark.seeds("arXiv:2310.08461")
 def test_distilling_the_target_s_distribution_raises_acceptance_over_its_tokens_alone() -> None:
     """Same texts, same steps: KL(p || q) and the total variation against the cross-entropy of what was drawn."""
+    for name in losses.WORKED:
+        losses.test_values_worked_by_hand(name)
+    losses.test_the_slope_written_out_is_that_of_autograd("fkl")
+    for published in ("linear", "square", "exponential"):
+        lenience.test_the_published_rule_by_a_naive_sum(published, 0.3)
+    lenience.test_a_point_mass_is_mixed_by_hand()
     few, heldout = written(12, 1), written(100, 2)
     found = {name: acceptance(trained(name, few), heldout) for name in ("ce", "fkl", "tvd")}
     assert found["fkl"] > found["ce"] + 0.02
@@ -95,6 +103,8 @@ def test_distilling_the_target_s_distribution_raises_acceptance_over_its_tokens_
 @pytest.mark.seeds("arXiv:2403.00858")
 def test_tuning_with_tvd_plus_plus_leaves_a_lower_total_variation_than_with_cross_entropy() -> None:
     """Both start from one drafter that was trained to convergence with cross-entropy."""
+    losses.test_tvd_descends_like_the_policy_gradient_that_tvd_plus_samples()
+    losses.test_tvd_plus_rewards_tokens_that_the_target_finds_likelier()
     texts, heldout = written(100, 1), written(100, 2)
     start = trained("ce", texts)
     tuned = {name: acceptance(trained(name, texts, start, steps=100, rate=1.0), heldout) for name in ("ce", "tvd++")}
@@ -104,6 +114,7 @@ def test_tuning_with_tvd_plus_plus_leaves_a_lower_total_variation_than_with_cros
 @pytest.mark.seeds("arXiv:2411.11055")
 def test_pretraining_and_then_texts_of_the_target_s_own_beat_a_drafter_that_was_not_aligned() -> None:
     """Pretrained on texts of another source, then tuned on few of the target's; decoded from held-out prompts."""
+    losses.test_the_slope_written_out_is_that_of_autograd("ce")
     unaligned = trained("ce", written(100, 1, by=9))
     aligned = trained("fkl", written(60, 3), unaligned, steps=60)
     given = prompts([2] * 40, seed=11, vocab=VOCAB)

@@ -30,6 +30,7 @@ from pardec.samplers.continuous.state import ImageState
 from pardec.samplers.ops.denoising_paths import DenoisingPath, Last, log_density, rescore, trace, width
 from pardec.samplers.ops.unmasking import unmasking
 from pardec.samplers.rng import Keyed, row_seeds
+from tests.samplers.continuous import test_cspd_published as published
 from tests.samplers.vector_toys import ToyHead, energy, generate, kolmogorov, latents_of, pair
 
 TOKENS, STEPS, K = 6, 4, 3
@@ -248,6 +249,9 @@ def test_one_transition_is_speculative_sampling_of_numbers() -> None:
 
 @pytest.mark.seeds("arXiv:2411.11925")
 def test_accepted_and_redrawn_vectors_pass_a_kolmogorov_test_and_a_smaller_mar_drafts_for_a_larger() -> None:
+    published.test_the_ratio_by_hand()
+    published.test_tries_for_the_rejected(0.2)
+    test_drafts_stand_as_often_as_the_divergence_of_paths_says(10)
     for size, steps, last in ((1, 1, "noise"), (2, 2, "x1")):
         check_density(size, steps, last, 5000)  # type: ignore[arg-type]
     model = pardec.load("tiny-mar", device="cpu")

@@ -260,7 +260,7 @@ def test_a_row_alone_is_the_row_in_a_batch(trained: ContinuousModel, options: st
         assert together.tokens_fed[row] == alone.tokens_fed[0]
 
 
-def test_steps_by_hand() -> None:
+def steps_by_hand() -> None:
     """LazyMAR's 64 steps: 0 to 4 and every ninth from 5 on are full; its shares at some of the other steps."""
     method = MAR(uncond_every=9, decoder_every=9)
     full = [step for step in range(64) if method.reuse_at(step, 64) == Reuse()]
@@ -302,6 +302,7 @@ def test_a_backbone_that_keeps_nothing_is_refused() -> None:
 
 @pytest.mark.seeds("arXiv:2503.12450")
 def test_classes_stay_readable_from_two_thirds_of_the_rows_and_half_of_the_tokens() -> None:
+    steps_by_hand()
     model, task = pardec.load("tiny-mar", device="cpu", dtype="float32"), pardec.task("classes")
     problems, right = task.problems(n=6), {}
     for options in ("", ",warmup=2,uncond_every=9,decoder_every=9,layer=1,margin=3"):

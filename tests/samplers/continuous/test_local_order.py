@@ -51,7 +51,7 @@ def naive(rows: int, columns: int, sizes: list[int], keys: np.ndarray) -> list[l
     return groups
 
 
-def test_three_by_three_by_hand() -> None:
+def three_by_three_by_hand() -> None:
     """The lowest key, its farthest cell, the two cells between them that are not neighbours, then the rest."""
     keys = np.array([0.1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2])
     rank = local_order(3, 3, np.array([0, 1, 2, 4, 9]), keys)
@@ -89,6 +89,8 @@ def test_a_causal_model_has_its_own_order() -> None:
 
 @pytest.mark.seeds("arXiv:2507.01957")
 def test_tokens_of_a_step_are_farther_apart_than_in_a_random_order_and_classes_stay_readable() -> None:
+    three_by_three_by_hand()
+    test_groups_are_those_of_a_plain_version(6, 6, 16)
     model, task = pardec.load("tiny-mar", device="cpu", dtype="float32"), pardec.task("classes")
     problems, right, near = task.problems(n=8), {}, {}
     for order in ("random", "local"):

@@ -308,12 +308,12 @@ def test_a_counted_graph_takes_fewer_forwards_than_nested_drafts_of_as_many_rows
     the_graph_that_counts_choose_by_hand()
     a_state_is_reached_over_either_order()
     model, task = pardec.load("tiny-llada", device="cpu", dtype="float32"), pardec.task("arithmetic")
-    given = [problem.prompt for problem in task.problems(n=6)]
+    given = [problem.prompt for problem in task.problems(n=12)]
     counter, more = StepCounts(), {"max_new_tokens": 24}
-    model.generate(given[:3], sampler=replace(registry.resolve("sequential", "masked"), branch=counter), **more)
+    model.generate(given[:6], sampler=replace(registry.resolve("sequential", "masked"), branch=counter), **more)
     graph = draft_graph(counter.counts, 10)
     plain, nested, drafted = (
-        model.generate(given[3:], sampler=f"{head}sequential", **more)
+        model.generate(given[6:], sampler=f"{head}sequential", **more)
         for head in ("", "freedave:drafts=10+", f"freedave:graph={graph}+")
     )
     assert plain.sequences.tolist() == nested.sequences.tolist() == drafted.sequences.tolist()

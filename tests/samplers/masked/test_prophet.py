@@ -100,7 +100,7 @@ def a_hand_worked_gap() -> None:
 
 
 def eight_gaps_by_hand() -> None:
-    """Gaps ln(3p / (1 - p)): 4.04 1.50 3.41 .25 5.69 2.83 3.31 .90, committed at steps 0 to 7 in the order 4 0 2 6 5 1 7 3.
+    """Gaps ln(3p / (1 - p)): 4.04 1.50 3.41 .25 5.69 2.83 3.31 .90, committed one a step in the order 4 0 2 6 5 1 7 3.
 
     Thirds end before steps 2 and 5. The answer of 2 and 3 has a mean of 1.83, and of 0.25 once 2 is committed.
     """

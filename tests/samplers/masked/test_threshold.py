@@ -101,7 +101,9 @@ def test_a_threshold_that_falls_as_the_block_fills_takes_fewer_forwards_and_answ
         if "relax" in spec:
             assert steps_of(spec) == STEPS[spec], spec
     the_share_that_is_open_is_that_of_the_block()
-    suffix = fill(toy(), "suffix:window=2+sequential", prompts((5,)), 12)  # two masks after each block, and the last position
+    suffix = fill(
+        toy(), "suffix:window=2+sequential", prompts((5,)), 12
+    )  # two masks after each block, and the last position
     assert queried(suffix) == [(*range(11), 16)] * 4 + [(*range(15), 16)] * 4 + [tuple(range(17))] * 4
     each = {relax: answered("tiny-dream", "arithmetic", f"threshold:relax={relax}", 12) for relax in (0, 0.3, 0.8)}
     forwards = {relax: sum(result.nfe) for relax, (_, result) in each.items()}

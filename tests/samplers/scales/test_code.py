@@ -59,6 +59,7 @@ def test_one_model_at_both_ends_is_plain_sampling(steps: int, cfg: float | None)
 
 @pytest.mark.seeds("arXiv:2411.17787")
 def test_the_first_scales_are_the_large_model_s_and_the_refiner_enters_once() -> None:
+    without_steps_four_fifths_of_the_scales_are_the_large_model_s()
     large, refiner = toy(), small()
     end = generate(large, "code:refiner=x,steps=2", cfg=2.0, refiner=refiner)
     whole = generate(toy(), "sequential", cfg=2.0)
@@ -74,7 +75,7 @@ def test_the_first_scales_are_the_large_model_s_and_the_refiner_enters_once() ->
     assert set(end.seconds) == {"transformer", "refiner", "draw"}
 
 
-def test_without_steps_four_fifths_of_the_scales_are_the_large_model_s() -> None:
+def without_steps_four_fifths_of_the_scales_are_the_large_model_s() -> None:
     counted, fixed = (generate(toy(), f"code:refiner=x,steps={steps}", refiner=small()) for steps in (-1, 3))
     assert (counted.tokens == fixed.tokens).all()
     sampler = resolve("code:refiner=x", "scales")

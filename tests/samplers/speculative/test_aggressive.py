@@ -23,13 +23,13 @@ def ahead(output: list[int], most: int = 4) -> list[int]:
     return Alignment(np.array(SOURCE), most).ahead(np.array(output)).tolist()
 
 
-def test_the_rest_of_the_source_is_drafted_from_its_beginning() -> None:
+def the_rest_of_the_source_is_drafted_from_its_beginning() -> None:
     assert ahead([]) == SOURCE
     assert ahead([11, 12]) == SOURCE[2:]
     assert ahead(SOURCE) == []
 
 
-def test_behind_another_token_the_draft_goes_on_where_the_ending_stands_once() -> None:
+def behind_another_token_the_draft_goes_on_where_the_ending_stands_once() -> None:
     assert ahead([11, 12, 99]) == []  # 99 stands nowhere
     assert ahead([11, 12, 99, 14]) == [15, 16, 12, 13, 17]  # one replaced: 14 stands once
     assert ahead([11, 12, 99, 13]) == []  # 13 stands twice in the rest, 99 13 nowhere
@@ -40,7 +40,7 @@ def test_behind_another_token_the_draft_goes_on_where_the_ending_stands_once() -
     assert ahead([13, 17, 11]) == []  # what is after is never gone back to
 
 
-def test_behind_a_replaced_token_the_draft_goes_on_at_once() -> None:
+def behind_a_replaced_token_the_draft_goes_on_at_once() -> None:
     alignment = Alignment(np.array(SOURCE), 4, agree=2)
     assert alignment.ahead(np.array([11, 12])).tolist() == SOURCE[2:]
     assert alignment.ahead(np.array([11, 12, 99])).tolist() == SOURCE[3:]
@@ -55,7 +55,7 @@ def test_behind_a_replaced_token_the_draft_goes_on_at_once() -> None:
     assert Alignment(np.array(SOURCE), 4, agree=1).ahead(np.array([11, 14, 15])).tolist() == [16, 12, 13, 17]
 
 
-def test_drafts_are_those_of_an_alignment_made_anew() -> None:
+def drafts_are_those_of_an_alignment_made_anew() -> None:
     followed = 0
     for seed in range(80):
         drawn = random.Random(seed)
@@ -123,6 +123,10 @@ class Editor:
 @pytest.mark.seeds("arXiv:2205.10350")
 def test_an_edit_of_a_tenth_takes_fewer_than_three_forwards_for_ten_tokens() -> None:
     """Text of 11 distinct tokens, so few suffixes occur once; without guessing replacements it takes more forwards."""
+    the_rest_of_the_source_is_drafted_from_its_beginning()
+    behind_another_token_the_draft_goes_on_where_the_ending_stands_once()
+    behind_a_replaced_token_the_draft_goes_on_at_once()
+    drafts_are_those_of_an_alignment_made_anew()
     model, vocab = toy_ar(3, vocab=11), 11
     prompt = np.random.RandomState(0).randint(0, vocab, 100).tolist()
     edit: Any = Editor(prompt, vocab)

@@ -11,27 +11,29 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.accept.bild import BigLittle
+from pardec.samplers.speculative.shape.chain import Chain
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 from tests.samplers.handmade_drafts import Given, distributions, tree
 from tests.samplers.joint_distributions import drafting
+from tests.samplers.speculative import test_fallback as fallback
 
-P = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, 4, 3)
+P = torch.tensor([[[0.5, 0.1, 0.4], [0.1, 0.3, 0.6], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]], dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("rollback", "count"), [(0.69, 0), (0.70, 1), (1.20, 1), (1.21, 2), (1.61, 3)])
-def test_the_first_token_too_unlikely_and_all_behind_it_fall(rollback: float, count: int) -> None:
+def the_first_token_too_unlikely_and_all_behind_it_fall(rollback: float, count: int) -> None:
     """-log .5 = .693, -log .3 = 1.204, -log .2 = 1.609."""
     draft = tree(torch.tensor([[0, 0, 1, 2]]), None)
     made = BigLittle(rollback).accept(draft, distributions(P), Given(torch.zeros(1, 4)), None)
     assert int(made.count) == count
-    assert int(made.next) == 0
+    assert int(made.next) == (0, 2, 0, 0)[count]
     assert made.deviation is not None
     assert float(made.deviation) == pytest.approx(sum((0.5, 0.7, 0.8)[:count]))
 
 
-def test_the_first_sibling_within_the_bound_is_kept() -> None:
+def the_first_sibling_within_the_bound_is_kept() -> None:
     draft = tree(torch.tensor([[0, 2, 1, 0]]), [-1, 0, 0, 0])
-    made = BigLittle(1.3).accept(draft, distributions(P), Given(torch.zeros(1, 4)), None)
+    p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(1, 4, 3)
+    made = BigLittle(1.3).accept(draft, distributions(p), Given(torch.zeros(1, 4)), None)
     assert made.path[0, :2].tolist() == [0, 2]
 
 
@@ -74,6 +76,11 @@ def test_it_promises_nothing() -> None:
 @pytest.mark.seeds("arXiv:2302.07863")
 def test_the_strictest_thresholds_are_the_large_model_and_looser_ones_are_cheaper_and_agree_less() -> None:
     """Cost: forwards of the large model. Agreement: tokens up to the first that is not the large model's."""
+    for rollback, count in ((0.69, 0), (0.70, 1), (1.20, 1), (1.21, 2), (1.61, 3)):
+        the_first_token_too_unlikely_and_all_behind_it_fall(rollback, count)
+    the_first_sibling_within_the_bound_is_kept()
+    fallback.test_it_stops_below_the_bound_only()
+    fallback.test_its_drafts_are_one_level_shorter_than_those_that_keep_the_unsure_token(Chain(), 0.0)
     large, given = toy_ar(2, 9), [[at % 9, at // 3, at % 4] for at in range(24)]
     plain = [plain_greedy(large, prompt, 16) for prompt in given[:6]]
 

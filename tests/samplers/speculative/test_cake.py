@@ -65,7 +65,7 @@ def naive_kept(q: Tensor, k: Tensor, length: int, budget: int, window: int, gamm
     return kept
 
 
-def test_a_layers_preference_and_the_indicator_are_those_of_the_formulas() -> None:
+def a_layers_preference_and_the_indicator_are_those_of_the_formulas() -> None:
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(3, 4, 5, 9, generator=generator).softmax(-1)
     a[1, ..., 7:] = 0  # a shorter row
@@ -80,7 +80,7 @@ def test_a_layers_preference_and_the_indicator_are_those_of_the_formulas() -> No
     assert torch.allclose(indicator(a[:, :, :1], 2, 50.0), indicator(a[:, :, :1], 2, 0.0)), "one query has no variance"
 
 
-def test_budgets_are_the_published_ones_and_never_above_what_there_is() -> None:
+def budgets_are_the_published_ones_and_never_above_what_there_is() -> None:
     drawn = np.random.RandomState(0)
     same = 0
     for _ in range(200):
@@ -97,7 +97,7 @@ def test_budgets_are_the_published_ones_and_never_above_what_there_is() -> None:
     assert layer_budgets(np.zeros(3), 5, 9).tolist() == [5, 5, 5]
 
 
-def test_the_best_are_kept_in_order_and_candidates_grow_by_what_is_new() -> None:
+def the_best_are_kept_in_order_and_candidates_grow_by_what_is_new() -> None:
     state = Eviction.start(2, 1)
     rows_ = np.arange(2)
     assert state.candidates(0, rows_, np.array([3, 1]), 1, CPU)[0][..., 0].tolist() == [[0, 1, 2], [0, -1, -1]]
@@ -126,7 +126,7 @@ class Watch:
         self.patch = patch.object(Cake, "evict", watched)
 
 
-def test_a_prompt_keeps_what_the_plain_version_keeps_and_nothing_comes_back() -> None:
+def a_prompt_keeps_what_the_plain_version_keeps_and_nothing_comes_back() -> None:
     model, given = toy_ar(3, 8, 1.5, layers=3), prompts(LENGTHS, vocab=8)
     watch = Watch()
     with watch.patch:
@@ -200,6 +200,10 @@ def test_a_drafter_that_reads_what_is_kept_is_lossless(shape: str) -> None:
 @pytest.mark.seeds("arXiv:2503.12491")
 def test_what_the_end_of_a_prompt_attends_to_survives_eviction() -> None:
     """CAKE keeps 25 of 300 tokens per layer on average; a window of 25 has lost the fact that the prompt asks for."""
+    a_layers_preference_and_the_indicator_are_those_of_the_formulas()
+    budgets_are_the_published_ones_and_never_above_what_there_is()
+    the_best_are_kept_in_order_and_candidates_grow_by_what_is_new()
+    a_prompt_keeps_what_the_plain_version_keeps_and_nothing_comes_back()
     model, drawn, texts = induction(), np.random.RandomState(4), []
     for place in (20, 117, 201):
         text = drawn.permutation(model.vocab_size)[:300].tolist()

@@ -16,7 +16,7 @@ from pardec.samplers.speculative.length.unsure import Unsure
 from tests.samplers.fake_draft_model import best_fixed, context, outcome, speed, switching, written
 
 
-def test_it_stops_when_a_rejection_is_likely_enough() -> None:
+def it_stops_when_a_rejection_is_likely_enough() -> None:
     stage = context(written([[1], [2]]))
     controller = Calibrated(h=0.5, buckets=10)
     state = controller.start(stage)
@@ -29,7 +29,7 @@ def test_it_stops_when_a_rejection_is_likely_enough() -> None:
     assert controller.stop(torch.tensor([0.99, 0.81]), 0, stage, state).tolist() == [False, False]  # a new round
 
 
-def test_only_tokens_up_to_the_first_rejection_are_counted() -> None:
+def only_tokens_up_to_the_first_rejection_are_counted() -> None:
     stage = context(written([[1], [2], [3]]))
     controller = Calibrated(buckets=10, decay=1.0)
     state = controller.start(stage)
@@ -44,7 +44,7 @@ def test_only_tokens_up_to_the_first_rejection_are_counted() -> None:
     assert controller.acceptance(state, np.array([5, 5, 5])) == pytest.approx([1.1 / 3, 2.1 / 3, 2.1 / 3])
 
 
-def test_counts_fade() -> None:
+def counts_fade() -> None:
     stage = context(written([[1]]))
     controller = Calibrated(buckets=2, decay=0.5)
     state = controller.start(stage)
@@ -75,6 +75,10 @@ def test_it_is_not_far_from_the_best_fixed_length(c: float, least: float) -> Non
 @pytest.mark.seeds("arXiv:2405.19715")
 def test_the_threshold_of_a_cost_takes_fewer_units_a_token_than_any_fixed_length_where_difficulty_is_mixed() -> None:
     """Easy and hard tokens at random, in long runs, and with a hard end; then tiny-llama keeps its tokens."""
+    it_stops_when_a_rejection_is_likely_enough()
+    only_tokens_up_to_the_first_rejection_are_counted()
+    counts_fade()
+    a_draft_ends_where_one_more_token_promises_less_than_its_cost()
     random = np.random.RandomState(3)
     streams = {
         "random": np.where(random.rand(250, 10) < 0.7, 0.97, 0.3),
@@ -99,7 +103,7 @@ def test_the_threshold_of_a_cost_takes_fewer_units_a_token_than_any_fixed_length
     assert adaptive < 0.9 * min(cost("k=8"), cost("k=8+calibrated"))
 
 
-def test_a_draft_ends_where_one_more_token_promises_less_than_its_cost() -> None:
+def a_draft_ends_where_one_more_token_promises_less_than_its_cost() -> None:
     stage = context(written([[1]]))
     controller = Calibrated(cost="0.25", buckets=10, decay=1.0)
     state = controller.start(stage)

@@ -35,7 +35,7 @@ def naive(q: Tensor, k: Tensor) -> Tensor:
     return sums / len(q) / group
 
 
-def test_pairs_are_ranked_by_the_products_of_queries_and_keys() -> None:
+def pairs_are_ranked_by_the_products_of_queries_and_keys() -> None:
     assert channels.importance is importance
     generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(5, 6, 8, generator=generator), torch.randn(5, 2, 8, generator=generator)
@@ -64,7 +64,7 @@ def seen_by(q: Tensor, k: Tensor, pairs: list[int], heavy: int, visible: list[bo
     return [visible[s] and (near[s] or s in chosen) for s in range(len(k))]
 
 
-def test_a_query_sees_its_best_slots_and_attends_to_them_alone() -> None:
+def a_query_sees_its_best_slots_and_attends_to_them_alone() -> None:
     generator = torch.Generator().manual_seed(1)
     batch, queries, heads, kv, dim, slots = 2, 3, 4, 2, 8, 14
     q = torch.randn(batch, queries, heads, dim, dtype=torch.float64, generator=generator)
@@ -152,6 +152,8 @@ def test_a_few_channels_find_the_fact_that_others_lose(tmp_path: Path) -> None:
 
     The channels that calibration ranks last do not, nor does a window of as many slots.
     """
+    pairs_are_ranked_by_the_products_of_queries_and_keys()
+    a_query_sees_its_best_slots_and_attends_to_them_alone()
     model, drawn, texts = induction(), np.random.RandomState(3), []
     for place in (20, 117, 201):
         text = drawn.permutation(model.vocab_size)[:300].tolist()

@@ -15,7 +15,7 @@ from tests.samplers.ar_toys import is_greedy, rows, run
 from tests.samplers.drafter_checks import cyclic, forwards_a_token, gained, greedy_holds
 
 
-def test_drafts_are_those_of_a_search_of_the_whole_text() -> None:
+def drafts_are_those_of_a_search_of_the_whole_text() -> None:
     continued = 0
     for seed in range(80):
         drawn = random.Random(seed)
@@ -37,7 +37,7 @@ def test_drafts_are_those_of_a_search_of_the_whole_text() -> None:
     assert continued > 200
 
 
-def test_a_copy_goes_on_where_it_stood_though_its_ending_stands_later_too() -> None:
+def a_copy_goes_on_where_it_stood_though_its_ending_stands_later_too() -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 2, 3, 9, 9, 1, 2]
     copy = Copy(2)
     assert copy.position(np.array(text)) == 2  # after the first 1 2
@@ -46,7 +46,7 @@ def test_a_copy_goes_on_where_it_stood_though_its_ending_stands_later_too() -> N
     assert Copy(2).position(np.array([*text, 3])) == 10  # anew, the last 2 3 is taken
 
 
-def test_a_shorter_ending_is_no_match() -> None:
+def a_shorter_ending_is_no_match() -> None:
     assert Copy(3).position(np.array([5, 1, 2, 6, 1, 2])) is None
     assert Copy(2).position(np.array([5, 1, 2, 6, 1, 2])) == 3
 
@@ -80,6 +80,9 @@ def test_nothing_to_copy_is_refused(name: str) -> None:
 
 @pytest.mark.seeds("arXiv:2502.08923")
 def test_copies_are_greedy_in_half_the_forwards_and_found_at_one_look_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafts_are_those_of_a_search_of_the_whole_text()
+    a_copy_goes_on_where_it_stood_though_its_ending_stands_later_too()
+    a_shorter_ending_is_no_match()
     model, period = cyclic(), [*range(7), 0, 1]
     done = run(model, "copyspec", [period, period[2:] * 2], 60)
     assert all(is_greedy(model, text, size) for text, size in zip(rows(done), (9, 14), strict=True))

@@ -59,7 +59,7 @@ def toys() -> Iterator[None]:
 # --- tokens ---
 
 
-def test_the_longest_run_wins_and_what_may_still_grow_waits() -> None:
+def the_longest_run_wins_and_what_may_still_grow_waits() -> None:
     tokens = TokenMap(letters(), target())
     assert tokens.direct == {0: 1, 2: 0}
     assert tokens.first([2, 0]) == (0, 1)  # nothing is known but equal strings
@@ -168,6 +168,7 @@ def test_what_cannot_be_is_refused() -> None:
 @pytest.mark.seeds("arXiv:2507.02659")
 def test_acceptance_rises_over_a_stream_as_the_map_fills() -> None:
     """The drafter's tokens are bytes, the target's are words; equal strings alone reach a lower acceptance."""
+    the_longest_run_wins_and_what_may_still_grow_waits()
     model, spelling = pardec.load("tiny-llama", device="cpu"), load("tiny-llama-bytes", device="cpu")
     given = [each.prompt for each in pardec.task("arithmetic").problems(split="heldout", n=16, seed=7)]
     plain = model.generate(given, sampler="sequential", max_new_tokens=32).tokens

@@ -93,7 +93,7 @@ def test_no_layer_runs_twice_on_a_node(prompts: list[list[int]]) -> None:
 # --- the choice ---
 
 
-def test_tokens_per_layer_are_those_of_the_formula() -> None:
+def tokens_per_layer_are_those_of_the_formula() -> None:
     for acceptance, exit_, length in product((0.0, 0.3, 0.9, 1.0), (1, 5), (0, 1, 6)):
         whole = tokens_per_layer(np.array([[0.5, acceptance]]), np.array([2, exit_]), 8, 6)
         assert whole.shape == (1, 2, 7)
@@ -101,7 +101,7 @@ def test_tokens_per_layer_are_those_of_the_formula() -> None:
         assert whole[0, 1, length] == pytest.approx(tokens / (length * exit_ + 8))
 
 
-def test_counts_fade_and_the_choice_is_the_best_product() -> None:
+def counts_fade_and_the_choice_is_the_best_product() -> None:
     choice = Choice(2, (1, 2, 3), 4, k=3, decay=0.5)
     assert (choice.exit.tolist(), choice.most.tolist()) == ([2, 2], [3, 3])
     choice.count(np.array([1]), np.array([[0, 3, 3]]), np.array([3]))
@@ -121,7 +121,7 @@ def test_counts_fade_and_the_choice_is_the_best_product() -> None:
     assert choice.most[0] == 0, "nothing is drafted where nothing is accepted"
 
 
-def test_the_threshold_lies_between_the_means_of_accepted_and_rejected_tokens() -> None:
+def the_threshold_lies_between_the_means_of_accepted_and_rejected_tokens() -> None:
     choice = Choice(2, (1,), 2, k=3, decay=0.5)
     for sure in ((0.9, 0.5), (0.7, 0.6), (0.5, 0.9)):
         assert not choice.stop(torch.tensor(sure), 0, None, None).any()  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ def test_the_threshold_lies_between_the_means_of_accepted_and_rejected_tokens() 
     assert choice.threshold.tolist() == pytest.approx([(accepted[0] + 0.5) / 2, (accepted[1] + 0.01) / 2])
 
 
-def test_shadow_tokens_are_the_argmax_of_every_exit_behind_each_committed_token() -> None:
+def shadow_tokens_are_the_argmax_of_every_exit_behind_each_committed_token() -> None:
     """Compared with whole forwards of the first layers; positions are tested up to and including the first mismatch."""
     model, texts = target(), []
     count = Choice.count
@@ -170,6 +170,10 @@ def early_exits(layers: int = 6) -> LanguageModel:
 @pytest.mark.seeds("arXiv:2504.05598")
 def test_the_chosen_exit_and_length_are_within_a_twentieth_of_the_best() -> None:
     """Tokens per layer run: the final choice compared with the best of all fixed exits and lengths."""
+    tokens_per_layer_are_those_of_the_formula()
+    counts_fade_and_the_choice_is_the_best_product()
+    the_threshold_lies_between_the_means_of_accepted_and_rejected_tokens()
+    shadow_tokens_are_the_argmax_of_every_exit_behind_each_committed_token()
     model, prompt, new, choices = early_exits(), [1, 2, 3], 60, list[tuple[int, int]]()
     count = Choice.count
 

@@ -46,7 +46,7 @@ def test_at_temperature_0_it_is_the_search_that_asks_node_by_node(count: int) ->
     assert len(draft_model.calls) <= 5
 
 
-def test_no_tree_of_its_size_is_likelier() -> None:
+def no_tree_of_its_size_is_likelier() -> None:
     text = written([[row, 1] for row in range(5)])
     draft_model = Told(text, vocab=3)
     draft = grown(DySpec(3, children=3), draft_model, [2] * 5)
@@ -78,7 +78,7 @@ def places(draft_model: Told, draft: Draft, row: int, children: int, deep: int) 
     return taken, free
 
 
-def test_draws_fill_the_places_of_the_highest_value() -> None:
+def draws_fill_the_places_of_the_highest_value() -> None:
     text = written([[row, 1] for row in range(20)])
     draft_model = Told(text)
     draft = grown(DySpec(9, children=3), draft_model, [3] * 20, temperature=1.0)
@@ -125,6 +125,9 @@ def test_what_comes_out_has_the_targets_law(accept: str, top_k: int | None) -> N
 
 @pytest.mark.seeds("arXiv:2410.11744")
 def test_its_trees_are_the_likeliest_keep_the_distribution_and_gain_what_fixed_ones_do_at_least() -> None:
+    test_at_temperature_0_it_is_the_search_that_asks_node_by_node(12)
+    no_tree_of_its_size_is_likelier()
+    draws_fill_the_places_of_the_highest_value()
     draft_model = Told(written([[row, 1] for row in range(5)]), vocab=3)
     draft = grown(DySpec(4, children=3), draft_model, [2] * 5)
     for row in range(5):  # at temperature 0, against every tree of four nodes

@@ -49,12 +49,15 @@ def test_no_other_lengths_make_more_tokens_a_second(seed: int) -> None:
 
 @pytest.mark.seeds("arXiv:2406.14066")
 def test_one_row_alone_has_the_k_of_the_formula() -> None:
+    under_load_nothing_is_drafted()
+    rows_that_are_accepted_more_draft_more()
+    test_no_other_lengths_make_more_tokens_a_second(3)
     # (1 - .8^(k+1)) / (1 - .8) / (1 + .1 k): 1, 1.636, 2.033, 2.271, 2.401, 2.459, 2.470, 2.448
     assert lengths(np.array([0.8]), 10, Costs(1, 0.1, 0, 0), 0).tolist() == [6]
     assert lengths(np.array([0.8]), 4, Costs(1, 0.1, 0, 0), 0).tolist() == [4]
 
 
-def test_under_load_nothing_is_drafted() -> None:
+def under_load_nothing_is_drafted() -> None:
     costs = Costs(1, 0.1, 0.01, 0)
     drafted = [int(lengths(np.full(count, 0.6), 8, costs, 0).max()) for count in (1, 16, 64, 256, 1024)]
     assert drafted[0] >= 3
@@ -62,7 +65,7 @@ def test_under_load_nothing_is_drafted() -> None:
     assert drafted[-1] == 0
 
 
-def test_rows_that_are_accepted_more_draft_more() -> None:
+def rows_that_are_accepted_more_draft_more() -> None:
     found = lengths(np.array([0.95, 0.2, 0.6]), 8, Costs(1, 0.05, 0.1, 0), 0)
     assert found[0] > found[2] > found[1]
 

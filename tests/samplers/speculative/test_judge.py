@@ -85,6 +85,7 @@ def examples(count: int, seed: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.seeds("arXiv:2501.19309")
 def test_a_linear_head_accepts_what_is_as_good_and_rejects_injected_errors(tmp_path: Path) -> None:
     """AUC on held-out states and on injected wrong digits; thr=0 is lossless; a higher threshold accepts no less."""
+    test_random_trees_follow_the_plain_rule(False)
     head = fit(*examples(400, 0), penalty=1e-4)
     states, important = examples(200, 1)
     assert auc(head(states), important) > 0.9

@@ -29,6 +29,7 @@ from tests.reference import naive_kangaroo
 from tests.samplers.ar_toys import request, rows, run
 from tests.samplers.fake_draft_model import NEW, RAGGED, apart, greedy, keeps_greedy, path, target
 from tests.samplers.module_files import random_module, random_modules
+from tests.samplers.speculative import test_unsure as unsure
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 
@@ -88,7 +89,7 @@ def test_every_distribution_is_that_of_a_whole_forward(layers: int, shape: str, 
     assert max(map(max, done.trace.accepted)) >= 2
 
 
-def test_the_adapter_is_fed_a_token_once_and_two_behind_a_draft_that_stood() -> None:
+def the_adapter_is_fed_a_token_once_and_two_behind_a_draft_that_stood() -> None:
     """The last token of a fully accepted draft is fed together with the token after it."""
     model, fed, run_adapter = target(), list[list[int]](), Module.run
 
@@ -117,6 +118,9 @@ def test_the_adapter_is_fed_a_token_once_and_two_behind_a_draft_that_stood() -> 
 @pytest.mark.seeds("arXiv:2404.18911")
 def test_drafting_is_lossless_and_verifying_runs_the_remaining_layers_alone() -> None:
     """Every layer runs once per verified token; the first layers' states and K/V from drafting are reused."""
+    the_adapter_is_fed_a_token_once_and_two_behind_a_draft_that_stood()
+    test_every_distribution_is_that_of_a_whole_forward(1, "chain", 0.0)
+    unsure.test_it_stops_below_tau_only()
     queries, plans = Counter[int](), list[tuple[slice | None, int]]()
     forward, run_ = DecoderLayer.forward, LanguageModel.run
 

@@ -35,7 +35,7 @@ def test_what_comes_out_has_the_target_s_law_and_more_is_accepted_than_by_recurs
         assert float(kseq.division(p[None], q[None], torch.tensor([k]))) == pytest.approx(rho, abs=1e-6)
 
 
-def test_the_division_factor_by_hand() -> None:
+def the_division_factor_by_hand() -> None:
     """p uniform over {0, 1}, q all on 0, two drafts: b = min(.5 / rho, 1), and 1 - (1 - b)^2 = rho b = .5.
 
     So (1 - b)^2 = .5, b = 1 - 2^-.5 = .2929, rho = .5 / b = 1.7071.
@@ -103,6 +103,8 @@ def test_shapes_that_count_siblings_by_their_tokens_are_refused() -> None:
 
 @pytest.mark.seeds("arXiv:2310.15141")
 def test_samples_have_the_target_s_distribution_and_more_drafts_are_accepted_up_to_the_optimum() -> None:
+    the_division_factor_by_hand()
+    test_what_comes_out_has_the_target_s_law_and_more_is_accepted_than_by_recursion(3)
     for p, q in pairs(12):
         accepted = [emitted(KSeq(), p, q, k, replacement=True)[1] for k in (1, 2, 3)]
         assert accepted[0] == pytest.approx(naive.single(p.numpy(), q.numpy()))
@@ -133,4 +135,7 @@ def test_the_minimum_over_sets_is_the_linear_program_and_no_rule_is_above_it() -
         most = naive.optimum(p.numpy(), q.numpy(), k)
         assert most == pytest.approx(transported(p.numpy(), q.numpy(), k), abs=1e-9)
         for rule in (KSeq(), RecursiveRejection(True)):
-            assert emitted(rule, p, q, k, replacement=True)[1] < most + 1e-10
+            distribution, accepted = emitted(rule, p, q, k, replacement=True)
+            assert float((distribution - p).abs().max()) < 1e-10
+            assert accepted < most + 1e-10
+            assert accepted > (1 - 1 / np.e) * most or rule != KSeq()

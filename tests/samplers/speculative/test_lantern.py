@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -111,7 +112,7 @@ def test_what_comes_out_of_point_masses_has_the_moved_law_within_delta(siblings:
     assert max(moves) > 0.1
 
 
-def test_the_transport_by_hand() -> None:
+def the_transport_by_hand() -> None:
     """p = (.5, .3, .1, .1), q = (.1, .1, .4, .4): 2 and 3 lack .3; 0, a neighbour of 2, can give .4; 1, of both, .2.
 
     Token 1 halves its .2, so that 2 is offered .5 and 3 gets .1; 2 takes its .3 of the offers alike, .6 of each: .24 of
@@ -133,6 +134,37 @@ def test_the_transport_by_hand() -> None:
     distribution, off = move_probability(draft, zero.expand(1, 2, 4), near, 1.0, None)
     assert distribution[0, 0].tolist() == zero.tolist()  # what filters leave out borrows nothing
     assert float(off.abs().max()) == 0
+
+
+def the_published_rejection_by_hand() -> None:
+    """p = (.5, .3, .1, .1), q = (.1, .1, .4, .4): 2 borrows the .5 of 0, so that .6 of .4 is tested.
+
+    Rejected, q is cleared at its neighbours 0 and 1 (one more than it borrows from): .5 and .3 are left, of .8.
+    """
+    near = nearest(torch.tensor([[2.0], [4.0], [1.0], [9.0]]), 3)
+    assert near.tolist() == [[2, 1, 3], [0, 2, 3], [0, 1, 3], [1, 0, 2]]
+    p = torch.tensor([0.5, 0.3, 0.1, 0.1], dtype=torch.float64).expand(1, 2, 4)
+    q = torch.tensor([0.1, 0.1, 0.4, 0.4], dtype=torch.float64).expand(1, 2, 4)
+    for delta, ratio in ((0.6, 1.0), (0.4, 0.25)):
+        uniforms = Given(torch.full((1, 2), 9.0))
+        rule = Lantern(1, delta, mode="reference")
+        made = rule.accept(tree(torch.tensor([[0, 2]]), None, q), distributions(p), uniforms, CodeFeatures(near))
+        assert made.ratio is not None
+        assert float(made.ratio[0, 1]) == pytest.approx(ratio)
+        left = [0.5 / 0.8, 0.3 / 0.8, 0, 0] if delta == 0.6 else [0.4 / 0.6, 0.2 / 0.6, 0, 0]
+        assert uniforms.left[0].tolist() == pytest.approx(left)
+
+
+def equal_greedy_tokens_by_hand() -> None:
+    """.25 and a neighbour's .25 are as much as the .5 of token 1: the lower id wins."""
+    logits = torch.tensor([0.0, math.log(2), 0.0]).expand(1, 2, 3)
+    assert logits.softmax(-1)[0, 0].tolist() == [0.25, 0.5, 0.25]
+    near = CodeFeatures(torch.tensor([[2, 1], [0, 2], [0, 1]], dtype=torch.int32))
+    for token, accepted in ((0, 1), (2, 0)):
+        draft, target = tree(torch.tensor([[1, token]]), None), TargetDistributions(logits, logits, True)
+        for delta in (0.3, 0.2):  # enough for the neighbour, or not
+            made = Lantern(1, delta).accept(draft, target, Given(torch.zeros(1, 2)), near)
+            assert int(made.count) == (accepted if delta == 0.3 else 0)
 
 
 @pytest.mark.parametrize("points", [0, 1, 2])
@@ -292,6 +324,10 @@ def test_bad_parameters_are_refused() -> None:
 @pytest.mark.seeds("arXiv:2410.03355")
 def test_nothing_borrowed_is_exact_no_more_moves_than_delta_and_more_neighbours_accept_more() -> None:
     """The paper's k counts a token as its own neighbour: its k=1 is k=0 here."""
+    the_transport_by_hand()
+    the_published_rejection_by_hand()
+    equal_greedy_tokens_by_hand()
+    test_what_comes_out_of_draws_has_the_moved_law_within_delta(1, False)
     model, given = toy_ar(2, 20, 0.9), [[1, 2, 1, 2]] * 20
     exact, *same = (
         run(model, f"sjd:window=8+{rule}", given, 16, temperature=1.0)

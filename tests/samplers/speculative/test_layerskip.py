@@ -103,7 +103,7 @@ def test_what_is_skipped_does_not_run() -> None:
 # --- the search ---
 
 
-def test_the_search_finds_the_best_choice_and_scores_only_rise() -> None:
+def the_search_finds_the_best_choice_and_scores_only_rise() -> None:
     value = {block: i * i % 7 for i, block in enumerate(inner(6))}
 
     def worth(skip: Skip) -> float:
@@ -150,7 +150,7 @@ def test_a_good_match_or_many_vain_tries_end_it() -> None:
     assert tries == 301
 
 
-def test_the_match_is_the_share_that_the_skipping_stack_would_have_said() -> None:
+def the_match_is_the_share_that_the_skipping_stack_would_have_said() -> None:
     """Compared with a separate cache: the prompt by the whole stack, the rest token by token without the sub-blocks."""
     model, seen = target(), []
     match = Skipping._match
@@ -178,7 +178,7 @@ def test_the_match_is_the_share_that_the_skipping_stack_would_have_said() -> Non
     assert len({found for found, _ in seen}) > 2
 
 
-def test_a_choice_is_judged_once_its_texts_weigh_one_together() -> None:
+def a_choice_is_judged_once_its_texts_weigh_one_together() -> None:
     search = Search(8, 0.5)
     even = search.best
 
@@ -338,6 +338,9 @@ def uneven(seed: int = 5) -> LanguageModel:
 @pytest.mark.seeds("arXiv:2410.06916")
 def test_swift_finds_better_layers_than_evenly_spread_ones() -> None:
     """Lossless; the match of the best set only rises; at the same ratio it accepts more than the uniform choice."""
+    the_search_finds_the_best_choice_and_scores_only_rise()
+    a_choice_is_judged_once_its_texts_weigh_one_together()
+    the_match_is_the_share_that_the_skipping_stack_would_have_said()
     model, text = uneven(), [[1, 2, 3]]
     matches, record = [], Search.record
 
@@ -361,6 +364,8 @@ def test_swift_finds_better_layers_than_evenly_spread_ones() -> None:
 @pytest.mark.seeds("arXiv:2404.06954")
 def test_unified_layer_skipping_runs_as_few_layers_as_the_target_speed_up_says() -> None:
     """For a speed-up of 2, 6 of 12 layers run, evenly spread; as a drafter it is lossless."""
+    for layers, ratio, count in ((4, 0.45, 1), (32, 0.45, 27), (6, 1.0, 8), (6, 0.0, 0)):
+        test_a_share_of_the_inner_sub_blocks_is_skipped(layers, ratio, count)
     model, prompt = uneven(), [1, 2, 3]
     with counted_blocks() as count:
         done = run(model, "layerskip:ratio=0.6,k=3", [prompt], 24)

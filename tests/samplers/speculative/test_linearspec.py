@@ -67,7 +67,7 @@ class Counting:
         return getattr(self.inner, name)
 
 
-def test_by_hand() -> None:
+def by_hand() -> None:
     """Five masks after [1, 2]: 3, given by the prompt's forward, then drafts 4 5 6 0 0; three are accepted."""
     toy = toy_ar(0, 20)
     model = replace(toy, decoder=Counting(toy.decoder))  # type: ignore[arg-type]
@@ -306,6 +306,8 @@ def test_one_checkpoint_drafts_and_verifies_its_own_text_in_a_quarter_of_the_for
     """Both forwards of a round are counted, on word problems of six to fourteen steps. The text is that of
     `sequential`.
     """
+    by_hand()
+    test_every_draft_is_of_one_forward_over_the_whole_text("chain", 0)
     model = pardec.load("tiny-nemotron", device="cpu", attention="causal")
     problems = task("chains").problems(split="heldout", n=12, seed=7)
     prompts = [problem.prompt for problem in problems]

@@ -27,6 +27,7 @@ from tests.samplers.head_drafts import (
 )
 from tests.samplers.heldout_answers import answered
 from tests.samplers.joint_distributions import WORLDS, measure, small
+from tests.samplers.speculative import test_typical as typical
 
 
 def counted(text: list[int], prompt: int, k: int) -> tuple[int, int]:
@@ -89,6 +90,9 @@ def test_it_has_to_be_named() -> None:
 
 @pytest.mark.seeds("arXiv:2401.10774")
 def test_trained_heads_keep_greedy_text_and_typical_acceptance_takes_the_likeliest_and_more_under_entropy() -> None:
+    typical.test_the_bar_by_hand()
+    typical.test_the_longest_path_stands_and_ties_go_to_the_likelier()
+    typical.test_random_trees_follow_the_naive_rule(False)
     _, plain = answered("tiny-llama", "arithmetic", "sequential", 8)
     _, done = answered("tiny-llama", "arithmetic", "medusa:name=tiny-llama-medusa", 8)
     assert done.tokens == plain.tokens

@@ -59,6 +59,8 @@ def repeats(text: Sequence[int], size: int = 4) -> float:
 
 @pytest.mark.seeds("arXiv:2212.02175")
 def test_it_leaves_loops_at_one_forward_a_token_and_is_greedy_where_there_are_none() -> None:
+    test_every_drafter_gives_the_tokens_of_the_plain_rule_in_a_ragged_batch("recycling")
+    what_is_left_to_sample_from_is_the_positive_part_of_the_margin()
     straight = cyclic(16)  # says x + 1: no circuit within 12 tokens
     assert rows(run(straight, "momentum", [[3], [0, 1]], 12)) == [list(range(3, 16)), list(range(14))]
     model, given, new = toy_ar(3, vocab=11, sharp=0.7), RAGGED, 60
@@ -80,7 +82,7 @@ def test_every_drafter_gives_the_tokens_of_the_plain_rule_in_a_ragged_batch(draf
     assert (rows(alone)[0], alone.nfe[0]) == (rows(done)[1], done.nfe[1])
 
 
-def test_what_is_left_to_sample_from_is_the_positive_part_of_the_margin() -> None:
+def what_is_left_to_sample_from_is_the_positive_part_of_the_margin() -> None:
     drawn = np.random.RandomState(0)
     kinds = set()
     for vocab, k, f in ((4, 2, (9.0,)), (9, 5, (0.0, 0.2)), (6, 20, (1.0, 3.0, 4.0, 5.0, 6.0))):

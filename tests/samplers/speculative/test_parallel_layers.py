@@ -14,6 +14,8 @@ from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.speculative.draft_model import DraftModelState
 from pardec.simulation import Machine, simulate
+from tests.models import test_layer_groups as groups
+from tests.pardec.simulation import test_schedules as schedules
 from tests.samplers.ar_toys import rows, run, toy_ar
 from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, named, target
 
@@ -49,6 +51,9 @@ def test_a_group_of_one_layer_is_the_drafter_itself() -> None:
 @pytest.mark.seeds("arXiv:2502.02493")
 def test_layers_in_parallel_draft_faster_and_lose_little_acceptance() -> None:
     """With as many devices as layers per group, the target drafting for itself is exact and faster."""
+    groups.test_layers_fall_into_groups_behind_the_first()
+    groups.test_a_group_adds_what_each_part_adds_to_its_input(2)
+    schedules.test_easyspec_takes_stages_in_place_of_layers_but_for_the_first_forward(5, 2)
     model = pardec.load("tiny-llama", device="cpu")
     prompts = [problem.prompt for problem in pardec.task("records").problems(split="heldout", n=4, seed=7)]
     names = ("gpu1", "gpu2", "gpu3")

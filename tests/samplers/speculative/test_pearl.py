@@ -11,6 +11,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.simulation import Machine, simulate
+from tests.pardec.simulation import test_schedules as schedules
 from tests.reference.naive_pearl import pearl
 from tests.samplers.ar_toys import logits, plain_greedy, rows, run
 from tests.samplers.fake_draft_model import RAGGED, named, near, target
@@ -44,7 +45,7 @@ def test_rounds_are_those_of_a_plain_version_of_the_two_modes(k: int) -> None:
     assert modes == {False, True}
 
 
-def test_a_drafter_that_is_always_right_gains_k_tokens_a_round() -> None:
+def a_drafter_that_is_always_right_gains_k_tokens_a_round() -> None:
     with named(same=target()):
         done = run(target(), "pearl:name=same,k=4", RAGGED, 2 + 3 * 4)
     assert [gained[:4] for gained in done.trace.gained] == [[1, 1, 4, 4]] * len(RAGGED)  # then the row is nearly full
@@ -63,6 +64,9 @@ def test_trees_and_lengths_are_refused_when_the_spec_is_read() -> None:
 @pytest.mark.seeds("arXiv:2408.11850")
 def test_tokens_are_greedy_ones_and_rounds_take_less_time_than_drafting_first() -> None:
     """rounds * max(draft, verify) < rounds of the same drafter without overlap * (draft + verify)."""
+    schedules.test_pearl_takes_the_longer_of_the_two(0.2)
+    test_rounds_are_those_of_a_plain_version_of_the_two_modes(4)
+    a_drafter_that_is_always_right_gains_k_tokens_a_round()
     model = pardec.load("tiny-llama", device="cpu")
     prompts = [problem.prompt for problem in pardec.task("records").problems(split="heldout", n=4, seed=7)]
     k, c = 4, 0.25  # a forward of the drafter takes c of one of the target

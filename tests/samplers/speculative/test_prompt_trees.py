@@ -29,7 +29,7 @@ RATES = [[0.6, 0.2], [0.5, 0.1]]
 CHAIN = ((0,), (0, 0))
 
 
-def test_the_steady_state_is_that_of_the_equations() -> None:
+def the_steady_state_is_that_of_the_equations() -> None:
     """Of the chain of two, node 0 is the last in 0.4 of the rounds, and the others in 0.3 each; f = 1, 1.6, 1.9."""
     assert steady(RATES, CHAIN, (2, 2, 2))[0] == pytest.approx(1.9)
     # (2, 1, 2): state 2 is kept by nodes 0 and 2, 0.7; state 1 is left by node 0, 0.4. So 4/7 and 3/7 of the rounds.
@@ -43,7 +43,7 @@ def test_the_steady_state_is_that_of_the_equations() -> None:
     assert steady(RATES, CHAIN, (0, 0, 0))[0] == pytest.approx(1)
 
 
-def test_the_prompt_token_that_is_missed_least_is_dropped() -> None:
+def the_prompt_token_that_is_missed_least_is_dropped() -> None:
     """Eight inputs: the chain of two with five prompt tokens, or trees of one or three nodes with other numbers."""
     tree = prompt_tree(RATES, 8)
     assert tree.inputs <= 8
@@ -82,7 +82,7 @@ def test_rates_that_cannot_be_are_refused(rates: list[list[float]]) -> None:
         prompt_tree(rates, 8)
 
 
-def test_a_draft_carries_the_prompt_tokens_of_each_node() -> None:
+def a_draft_carries_the_prompt_tokens_of_each_node() -> None:
     tokens = torch.zeros(1, 4, dtype=torch.int64)
     parents, depths = torch.tensor([-1, 0, 0, 1]), torch.tensor([0, 1, 1, 2])
     draft = Draft(tokens, np.array([4]), np.array([5]), parents, depths, 2)
@@ -114,6 +114,10 @@ def test_the_spec_keeps_greedy_decoding_and_the_script_prints_it(capsys: pytest.
 @pytest.mark.seeds("arXiv:2405.18628")
 def test_trained_prompts_keep_greedy_text_and_gain_and_trees_are_expected_to_gain_more_than_chains() -> None:
     """tiny-llama's own prompt tokens, 576 values; an optimized tree and a chain with as many inputs."""
+    the_steady_state_is_that_of_the_equations()
+    the_prompt_token_that_is_missed_least_is_dropped()
+    assert best_paths([[0.6, 0.2], [0.5, 0.1]], 5) == ((0,), (0, 0), (1,), (1, 0), (0, 1))  # .6 .3 .2 .1 .06
+    a_draft_carries_the_prompt_tokens_of_each_node()
     _, plain = answered("tiny-llama", "arithmetic", "sequential", 8)
     _, done = answered("tiny-llama", "arithmetic", "prompts:name=tiny-llama-prompts+paths", 8)
     assert done.tokens == plain.tokens

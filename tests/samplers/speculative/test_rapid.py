@@ -17,6 +17,7 @@ from tests.samplers.ar_toys import plain_greedy, rows, run
 from tests.samplers.copying_model import induction
 from tests.samplers.fake_draft_model import NEW, RAGGED, distribution, greedy, heard, near, target
 from tests.samplers.fake_draft_model import named as drafting
+from tests.samplers.speculative import test_enrich as enrich
 
 SHORT = "rapid:name=near,k=3,chunk=2,chunks=1,query=2,begin=1"
 
@@ -36,7 +37,7 @@ def naive(chunks: Sequence[Sequence[int]], query: Sequence[int]) -> list[float]:
     return scores
 
 
-def test_scores_are_those_of_the_plain_version() -> None:
+def scores_are_those_of_the_plain_version() -> None:
     drawn = np.random.RandomState(0)
     chunks = [drawn.randint(0, 9, size) for size in (6, 6, 6, 2)]
     query = np.array([1, 1, 4, 8, 30])
@@ -44,15 +45,15 @@ def test_scores_are_those_of_the_plain_version() -> None:
     assert np.allclose(bm25(chunks, query), naive(chunks, query))  # type: ignore[arg-type]
 
 
-def test_the_best_chunks_are_kept_in_their_order_between_beginning_and_query() -> None:
+def the_best_chunks_are_kept_in_their_order_between_beginning_and_query() -> None:
     method = Rapid(chunk=3, chunks=2, query=2, begin=1)
-    prompt = np.array([50, 1, 2, 3, 7, 7, 8, 4, 5, 6, 8, 9, 9, 2, 7, 8])
-    # chunks [1 2 3] [7 7 8] [4 5 6] [8 9 9] [2]: the query 7 8 asks for the second and the fourth
-    assert method.short_context(prompt).tolist() == [50, 7, 7, 8, 8, 9, 9, 7, 8]
+    prompt = np.array([50, 1, 2, 3, 8, 9, 9, 4, 5, 6, 7, 7, 8, 2, 7, 8])
+    # chunks [1 2 3] [8 9 9] [4 5 6] [7 7 8] [2]: the query 7 8 asks for the fourth most, and then for the second
+    assert method.short_context(prompt).tolist() == [50, 8, 9, 9, 7, 7, 8, 7, 8]
     assert method.short_context(prompt[:9]).tolist() == prompt[:9].tolist(), "no longer than what would be kept"
 
 
-def test_chunks_of_equal_scores_are_taken_from_the_beginning() -> None:
+def chunks_of_equal_scores_are_taken_from_the_beginning() -> None:
     method = Rapid(chunk=1, chunks=2, query=1, begin=0)
     assert method.short_context(np.array([1, 2, 3, 4, 9])).tolist() == [1, 2, 9]
 
@@ -98,6 +99,10 @@ def test_what_cannot_be_is_refused() -> None:
 @pytest.mark.seeds("arXiv:2502.20330")
 def test_the_chunk_with_the_fact_drafts_better_than_any_other() -> None:
     """RAPID is lossless without enrichment; a fact is planted in 300 tokens, and the end of the prompt asks for it."""
+    scores_are_those_of_the_plain_version()
+    the_best_chunks_are_kept_in_their_order_between_beginning_and_query()
+    chunks_of_equal_scores_are_taken_from_the_beginning()
+    enrich.test_the_shifted_distribution_and_the_residual_are_those_of_the_formula(5.0, 0.1)
     model, drawn, texts = induction(), np.random.RandomState(2), []
     for place in (36, 130, 201):  # within a chunk each
         text = drawn.permutation(model.vocab_size)[:300].tolist()

@@ -42,7 +42,7 @@ def naive_continuations(text: list[int], texts: list[list[int]], longest: int, c
     return []
 
 
-def test_the_longest_suffix_is_searched_as_a_plain_version_does() -> None:
+def the_longest_suffix_is_searched_as_a_plain_version_does() -> None:
     assert rasd.Retrieval is Retrieval
     random = np.random.RandomState(0)
     sizes = set()
@@ -68,7 +68,7 @@ def test_without_a_store_the_text_alone_is_searched() -> None:
     assert retrieval.continuations(4, 9) == [[3, 1, 2]]
 
 
-def test_what_more_continuations_share_comes_first() -> None:
+def what_more_continuations_share_comes_first() -> None:
     assert retrieved_tree([[4], [5, 6], [5, 7]], 2) == [(5, 0, 1), (4, 0, 1)]
     assert retrieved_tree([[5, 6, 7]], 2) == [(5, 0, 1), (6, 1, 2)]
 
@@ -121,7 +121,7 @@ def test_the_fused_tree_has_the_paths_of_both_each_of_them_once() -> None:
     assert shared > 10
 
 
-def test_the_budget_cuts_what_was_retrieved_and_never_the_model_s_nodes() -> None:
+def the_budget_cuts_what_was_retrieved_and_never_the_model_s_nodes() -> None:
     random = np.random.RandomState(2)
     for most in range(8):
         draft = random_draft(random, 4)
@@ -148,7 +148,7 @@ def test_added_nodes_are_point_masses_behind_sampled_siblings() -> None:
     assert result.ignores_length_controller.tolist() == [True, True]
 
 
-def test_branches_that_the_model_rules_out_are_pruned() -> None:
+def branches_that_the_model_rules_out_are_pruned() -> None:
     drafts: list[tuple[Draft, list[int]]] = []
     verify = VerifyForward.verify
 
@@ -203,6 +203,10 @@ def test_specs_that_cannot_be(spec: str, message: str) -> None:
 @pytest.mark.seeds("arXiv:2503.03434")
 def test_questions_about_documents_are_accepted_longer_than_by_either_source(tmp_path: Path) -> None:
     """Lists, which the prompt contains, and records, of which the store has others; a high cost disables the model."""
+    the_longest_suffix_is_searched_as_a_plain_version_does()
+    what_more_continuations_share_comes_first()
+    the_budget_cuts_what_was_retrieved_and_never_the_model_s_nodes()
+    branches_that_the_model_rules_out_are_pruned()
     model = pardec.load("tiny-llama", device="cpu")
     lists = pardec.task("lists").problems(split="heldout", n=30, seed=7)
     records = pardec.task("records")

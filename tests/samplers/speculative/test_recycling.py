@@ -49,7 +49,7 @@ def test_a_node_comes_with_its_ancestors_and_with_all_of_lower_rank() -> None:
         assert all(lower in nodes for lower in itertools.product(*(range(rank + 1) for rank in path)))
 
 
-def test_the_tree_by_hand() -> None:
+def the_tree_by_hand() -> None:
     # Products of rank + 1 at depth 2: 00 is 1; 01 and 10 are 2; 02 is 3; 11 is 4.
     assert paths(ranked((2, 3, 1), 3)) == [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 
@@ -260,6 +260,9 @@ def test_a_tree_that_cannot_be_is_refused(spec: str, said: str) -> None:
 
 @pytest.mark.seeds("arXiv:2408.08696")
 def test_fifty_greedy_rows_are_kept_and_loops_are_taken_in_long_steps_with_a_small_matrix() -> None:
+    the_tree_by_hand()
+    test_the_matrix_is_a_dictionary_of_what_each_token_was_last_followed_by(False)
+    test_drafts_are_the_trees_of_what_was_fed_before("false")
     model, made = toy_ar(3, vocab=11, sharp=2.0), registry.resolve("recycling:keep=true", "ar")
     given = prompts([1 + at % 9 for at in range(50)], vocab=11)
     done = run(model, made, given, 24)

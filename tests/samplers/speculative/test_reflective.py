@@ -115,6 +115,8 @@ def again(each: Pass, row: int) -> Tensor:
 @pytest.mark.seeds("arXiv:2505.18629")
 def test_a_second_opinion_of_the_same_pass_lets_more_of_a_draft_stand() -> None:
     """alpha=0 equals the base rule bit for bit; second predictions equal two passes'; alpha raises acceptance."""
+    which_node_predicts_which_drafted_token_again_by_hand()
+    test_every_verdict_is_that_of_the_naive_rule("logits", 0.8)
     with named(near=copying(None)):
         for temperature, base in ((0.0, "greedy"), (1.0, "speculative")):
             exact, zero = (
@@ -145,7 +147,7 @@ def test_a_second_opinion_of_the_same_pass_lets_more_of_a_draft_stand() -> None:
     assert counts[0] < counts[1] < counts[-1], "the target thinks better of what it reads twice"
 
 
-def test_which_node_predicts_which_drafted_token_again_by_hand() -> None:
+def which_node_predicts_which_drafted_token_again_by_hand() -> None:
     """Text of 4 tokens, draft x y z, probe p q: x y z p q x y is fed after the last token; the second row drafts 1."""
     context: Any = SimpleNamespace(text=SimpleNamespace(limit=np.array([40, 40])))
     state = Reflection(torch.tensor(PROBE), context)

@@ -33,7 +33,7 @@ def test_what_comes_out_has_the_target_s_law_to_ten_digits(k: int, replacement: 
             assert accepted == pytest.approx(least, abs=1e-12)
 
 
-def test_a_worked_example() -> None:
+def a_worked_example() -> None:
     """p = (.5, .3, .2), q = (.2, .2, .6); siblings 2 then 0, without replacement: q_2 = (.5, .5, 0).
 
     Sibling 2 is accepted with .2/.6 = 1/3; else r = norm(.3, .1, 0) = (.75, .25, 0), and sibling 0 with .75/.5 -> 1.
@@ -50,7 +50,7 @@ def test_a_worked_example() -> None:
     assert made.ratio[0, 2].item() == 1
 
 
-def test_without_replacement_accepts_more_than_with() -> None:
+def without_replacement_accepts_more_than_with() -> None:
     gain = [
         emitted(RecursiveRejection(), p, q, 2, replacement=False)[1]
         - emitted(RecursiveRejection(True), p, q, 2, replacement=True)[1]
@@ -59,7 +59,7 @@ def test_without_replacement_accepts_more_than_with() -> None:
     assert np.mean(gain) > 0.05
 
 
-def test_the_law_without_earlier_siblings_is_needed() -> None:
+def the_law_without_earlier_siblings_is_needed() -> None:
     """Siblings drawn without replacement and tested against the unrestricted q come out wrong."""
 
     class Unrestricted(RecursiveRejection):
@@ -127,6 +127,9 @@ def test_it_says_how_siblings_are_drawn() -> None:
 
 @pytest.mark.seeds("arXiv:2402.14160")
 def test_every_depth_has_the_target_s_distribution_and_trees_without_replacement_accept_more() -> None:
+    a_worked_example()
+    without_replacement_accepts_more_than_with()
+    the_law_without_earlier_siblings_is_needed()
     draws, accepted = 1500, {}
     target, prompt = toy_ar(3, 5), [1, 3]
     with drafting(5):

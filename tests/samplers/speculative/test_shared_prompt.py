@@ -50,7 +50,7 @@ def test_greedy_rows_behind_a_common_beginning_are_those_of_a_whole_forward_each
     assert len(shared.trace.fed[1][0]) == len(texts[1]) - (len(PROMPT) - 1)
 
 
-def test_exact_in_float64() -> None:
+def exact_in_float64() -> None:
     model = toy_ar(3, VOCAB, dtype=torch.float64)
     new = [40, 7, 23, 31, 40]
     shared, plain = (
@@ -65,6 +65,8 @@ def test_exact_in_float64() -> None:
 @pytest.mark.seeds("arXiv:2402.05099")
 def test_samples_of_a_shared_prompt_are_the_same_in_a_share_of_the_memory() -> None:
     """Hydragen: attention in two parts is exact, the prompt is fed once, and K/V take P + n s slots, not n (P + s)."""
+    exact_in_float64()
+    test_greedy_rows_behind_a_common_beginning_are_those_of_a_whole_forward_each("sequential")
     model, new = toy_ar(5, VOCAB, dtype=torch.float64), 12
     for count in (2, 8):
         asked = [request([PROMPT] * count, new, temperature=1.0, share_prompt=share) for share in (True, False)]

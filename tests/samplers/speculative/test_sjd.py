@@ -142,7 +142,7 @@ def _kept(made: Scripted) -> tuple[float, float]:
 # --- the kernels ---
 
 
-def test_a_coupled_draw_by_hand() -> None:
+def a_coupled_draw_by_hand() -> None:
     p = torch.tensor([[0.5, 0.2, 0.3]] * 6)
     q = torch.tensor([[0.1, 0.5, 0.4]] * 6)
     old = torch.tensor([1, 1, 2, 2, 1, 1])
@@ -232,6 +232,8 @@ def test_mutation_a_stale_label_is_told_by_the_script(monkeypatch: pytest.Monkey
 
 @pytest.mark.seeds("arXiv:2410.01699")
 def test_samples_have_the_joint_distribution_greedy_is_greedy_and_smooth_images_take_few_forwards() -> None:
+    a_coupled_draw_by_hand()
+    test_after_two_refreshes_tokens_are_from_the_law_they_are_labelled_with("coupled", "random")
     model, draws = toy_ar(3, 5), 1500
     done = run(model, "sjd:window=4", [[1, 3]] * draws, 3, temperature=1.0, seeds=range(draws))
     for place in range(3):

@@ -16,7 +16,7 @@ from tests.samplers.joint_distributions import WORLDS, World, measure, worst
 from tests.samplers.speculative.test_sjd import LONG, scripted
 
 
-def test_what_stays_by_hand() -> None:
+def what_stays_by_hand() -> None:
     p = torch.tensor([[0.5, 0.2, 0.3]] * 5)
     q = torch.tensor([[0.1, 0.5, 0.4]] * 5)
     old, point = torch.tensor([0, 1, 2, 1, 2]), torch.tensor([False, False, False, True, True])
@@ -62,6 +62,8 @@ def own_labels(*arguments: Any) -> Any:
 
 @pytest.mark.seeds("arXiv:2512.07503")
 def test_mutation_the_published_labels_break_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    what_stays_by_hand()
+    assert scripted("coupled", "random", 0.3).worst() < 4.5
     world, drafter = World(toy_ar(0, 3, 1.2), ((2, 0),), 6), Sjd(6, "independent", "repeat", reuse=0.5)
     assert worst(measure(speculation(drafter), world, 4000)) < 3.5
     monkeypatch.setattr(sjd, "reuse", own_labels)

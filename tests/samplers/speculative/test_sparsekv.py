@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from unittest.mock import patch
+
 import pytest
+import torch
+from torch import Tensor
 
 from pardec.models.errors import SpecError
 from pardec.models.load import load
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
+from pardec.samplers.speculative.cache import retrieval as reading
 from pardec.tasks import task
 from tests.samplers.ar_toys import run
 from tests.samplers.reading_drafts import accepts_all_with_room, survives_garbage
+from tests.samplers.speculative import test_retrieval as retrieval
+from tests.samplers.speculative import test_triforce as triforce
 
 test_with_room_for_the_whole_text_every_draft_is_accepted = accepts_all_with_room(
     'sparsekv:k=3,read="{read}"+speculative'
@@ -28,6 +36,8 @@ def accepted(done: Finished) -> float:
 
 @pytest.mark.seeds("arXiv:2404.11912")
 def test_retrieval_drafts_better_than_a_window_of_its_size() -> None:
+    retrieval.test_retrieval_chooses_the_chunks_of_the_plain_version()
+    triforce.test_both_levels_are_exact()
     model = load("tiny-llama", device="cpu")
     problems = task("records").problems("heldout", 60)
     assert model.tokenizer is not None
@@ -41,6 +51,21 @@ def test_retrieval_drafts_better_than_a_window_of_its_size() -> None:
     assert min(map(len, texts)) > 64
     shares = [accepted(run(model, spec, texts, 16, temperature=1.0)) for spec in budgets.values()]
     assert shares[0] > shares[1]
+    scores, random = reading.chunk_scores, torch.Generator().manual_seed(0)
+
+    def other(order: Callable[[Tensor], Tensor]) -> float:
+        """The share with chunks by another score; those after a text's end have -1."""
+
+        def changed(*given: Tensor) -> Tensor:
+            own = scores(*given)
+            return torch.where(own < 0, own, order(own))
+
+        with patch.object(reading, "chunk_scores", changed):
+            return accepted(run(model, next(iter(budgets.values())), texts, 16, temperature=1.0))
+
+    assert other(lambda own: own) == shares[0]
+    assert shares[0] > other(lambda own: 1 - own)
+    assert shares[0] > other(lambda own: torch.rand(own.shape, generator=random))
 
 
 @pytest.mark.parametrize("read", ["lminfinite", "lookup"])

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 import pardec
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.plan import Plan, Visible
 from pardec.samplers import registry
+from pardec.samplers.speculative.cache.streaming import Streaming
+from pardec.samplers.speculative.sparse_kv import CommittedSlots
 from tests.samplers.reading_drafts import same_window_for_every_drafter
 
 test_every_drafter_gives_what_sequential_gives_through_the_same_window = same_window_for_every_drafter(
@@ -19,6 +22,15 @@ test_every_drafter_gives_what_sequential_gives_through_the_same_window = same_wi
 @pytest.mark.seeds("arXiv:2309.17453")
 def test_a_query_reads_the_first_tokens_and_its_window_in_memory_of_constant_size() -> None:
     """Equal to a mask over all K/V, on a trained model; plain attention while the text fits."""
+    slots = CommittedSlots(
+        KVCache(layers=1, batch=3, capacity=8, kv_heads=1, head_dim=2, dtype=torch.float32),
+        np.arange(3),
+        np.array([7, 4, 1]),
+        (),
+    )
+    choice = Streaming(sink=2, window=3).choose(slots)
+    assert choice.first.tolist() == [4, 2, 1]  # the last three, or all after the first two
+    assert choice.chosen[0][..., 0].tolist() == [[0, 1], [0, 1], [0, -1]]
     network = pardec.load("tiny-llama", device="cpu").language_model
     stage = registry.resolve("sequential@streaming:sink=4,window=20", "ar").cache
     assert stage is not None

@@ -20,6 +20,7 @@ from pardec.samplers import registry
 from pardec.samplers.request import Allowed
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.forward import VerifyForward
+from tests.models import test_trimmed as heads
 from tests.samplers.ar_toys import rows, run
 from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, named, near, target
 from tests.samplers.joint_distributions import WORLDS, measure
@@ -97,6 +98,8 @@ def test_where_only_other_tokens_are_allowed_the_law_is_kept(rest: str, ids: str
 @pytest.mark.seeds("arXiv:2506.22694")
 def test_a_quarter_of_the_rows_drafts_nearly_as_well(tmp_path: Path) -> None:
     """tiny-llama's drafter with the ids that are commonest in the target's own texts on other problems."""
+    heads.test_the_ids_that_are_left_have_the_logits_of_the_whole_head_and_no_others_have_any()
+    heads.test_the_commonest_ids_of_texts()
     model = pardec.load("tiny-llama", dtype="float32", device="cpu")
     task = pardec.task("arithmetic")
     texts = model.generate([p.prompt for p in task.problems(split="train", n=30, seed=3)], max_new_tokens=64).tokens
