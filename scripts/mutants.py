@@ -3,9 +3,9 @@
 A mutant is one line of tests/mutants/*.jsonl: in `file`, `old` (which stands there once) becomes `new`. It breaks the
 rule of `paper` in the way that `kind` says. The mutant is applied in a copy of the checkout, build/mutants/tree. There
 the test named for the paper runs (`@pytest.mark.seeds`), then, if that passes, the method's own test files, up to the
-first failure: `tests` of the line, or else test_NAME*.py of the mutated file NAME.py, or else the file of the named test.
-Failures and errors of a test count. Running out of time does not, nor a file that cannot be collected, nor a test that
-fails without the mutant: the tests that noticed a mutant run once more without any.
+first failure. These are `tests` of the line, or else test_NAME*.py of the mutated file NAME.py, or else the file of the
+named test. Failures and errors of a test count. Running out of time does not, nor a file that cannot be collected, nor
+a test that fails without the mutant: the tests that noticed a mutant run once more without any.
 
 Results are kept in build/mutants/results.json, each until its line, its source file or one of its test files changes.
 """
@@ -305,8 +305,8 @@ def markdown(mutants: Sequence[Mutant], results: Mapping[str, Outcome], titles: 
         "",
         "`scripts/mutate --markdown`",
         "",
-        "A mutant breaks one rule of a paper in one place of the code (tests/mutants). A test notices it if it then fails.",
-        'The named test is the one that docs/papers.md has under "shown by"; own files are the method\'s test files.',
+        "A mutant breaks one rule of a paper in one place of the code (tests/mutants). A test notices it if it fails.",
+        'The named test is that of the column "shown by" in docs/papers.md; own files are the method\'s test files.',
         "Timeouts do not count.",
         "",
         f"{total['mutants']} mutants of {len(rows)} papers. {total['named']} are noticed by the named test, and",
@@ -316,7 +316,7 @@ def markdown(mutants: Sequence[Mutant], results: Mapping[str, Outcome], titles: 
         "|---|---|---|---|",
     ]
     lines += [
-        f"| [{titles.get(paper, paper)}](https://arxiv.org/abs/{paper}) | {row['mutants']} | {row['named']} | {row['own']} |"
+        f"| [{titles.get(paper, paper)}](https://arxiv.org/abs/{paper}) | " + " | ".join(map(str, row.values())) + " |"
         for paper, row in rows.items()
     ]
     lines += ["", "| mutant | paper | kind | file | named test | own files |", "|---|---|---|---|---|---|"]
