@@ -6,6 +6,7 @@ import json
 import sys
 import tomllib
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,14 +20,15 @@ from pages.papers import seeds  # noqa: E402
 del sys.path[:2]  # their other modules have everyday names
 
 ALL = mutants.read(sorted(mutants.LISTS.glob("*.jsonl")))
+named = cache(lambda: seeds(ROOT / "tests"))
 
 
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
 def test_the_text_of_every_mutant_stands_once_in_its_file_and_its_tests_exist(mutant: mutants.Mutant) -> None:
     changed = mutant.applied(ROOT)
     compile(changed, mutant.file, "exec")  # a file that cannot be read is no mutant
-    named = seeds(ROOT / "tests").get(mutant.paper, "")
-    files = mutants.own_tests(mutant, named)
+    assert mutant.paper in named()
+    files = mutants.own_tests(mutant, named()[mutant.paper])
     assert files
     assert all((ROOT / file).is_file() for file in files)
 
@@ -39,10 +41,7 @@ def test_every_paper_that_is_shown_has_mutants() -> None:
     assert {mutant.kind for mutant in ALL} == set(mutants.KINDS)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"kind": "other"}, {"new": "a"}, {"old": None}, {"more": 1}],
-)
+@pytest.mark.parametrize("change", [{"kind": "other"}, {"new": "a"}, {"old": None}, {"more": 1}])
 def test_lines_that_are_no_mutants_are_refused(change: dict[str, object], tmp_path: Path) -> None:
     line = {"name": "x", "paper": "1", "kind": "order", "file": "f.py", "old": "a", "new": "b"} | change
     if line["old"] is None:

@@ -138,7 +138,7 @@ def test_a_new_text_has_the_best_choice_scored_again() -> None:
     assert (search.best, search.score) == (better, 0.2)
 
 
-def test_a_good_match_or_many_vain_tries_end_it() -> None:
+def a_good_match_or_many_vain_tries_end_it() -> None:
     search = Search(40, 0.5)
     search.record(search.next((0,)) or search.best, 0.96)
     assert search.next((0,)) is None
@@ -338,6 +338,7 @@ def uneven(seed: int = 5) -> LanguageModel:
 @pytest.mark.seeds("arXiv:2410.06916")
 def test_swift_finds_better_layers_than_evenly_spread_ones() -> None:
     """Lossless; the match of the best set only rises; at the same ratio it accepts more than the uniform choice."""
+    a_good_match_or_many_vain_tries_end_it()
     the_search_finds_the_best_choice_and_scores_only_rise()
     a_choice_is_judged_once_its_texts_weigh_one_together()
     the_match_is_the_share_that_the_skipping_stack_would_have_said()
