@@ -48,16 +48,22 @@ def published(shares: list[float], total: int, most: int) -> list[int]:
     return budgets.tolist()  # type: ignore[no-any-return]
 
 
-def naive_kept(q: Tensor, k: Tensor, length: int, budget: int, window: int, gamma: float) -> list[list[int]]:
-    """By key head: the slots that one row keeps in a layer, from queries [n, H, D] and keys [S, K, D]."""
-    count, heads, kv = len(q), q.shape[1], k.shape[1]
-    old, kept = length - window, []
-    scores = torch.zeros(heads, old, dtype=torch.float64)
+def naive_attention(q: Tensor, k: Tensor, length: int, window: int) -> Tensor:
+    """[H, n, length - window] float64: attention of one row's last queries over the slots before the window."""
+    count, heads, kv, found = len(q), q.shape[1], k.shape[1], []
     for h in range(heads):
         raw = q[:, h].double() @ k[:length, h // (heads // kv)].double().T / q.shape[-1] ** 0.5
         for i in range(count):
             raw[i, length - count + i + 1 :] = -torch.inf
-        a = raw.softmax(-1)[:, :old]
+        found.append(raw.softmax(-1)[:, : length - window])
+    return torch.stack(found)
+
+
+def naive_kept(q: Tensor, k: Tensor, length: int, budget: int, window: int, gamma: float) -> list[list[int]]:
+    """By key head: the slots that one row keeps in a layer, from queries [n, H, D] and keys [S, K, D]."""
+    heads, kv, kept = q.shape[1], k.shape[1], []
+    scores = torch.zeros(heads, length - window, dtype=torch.float64)
+    for h, a in enumerate(naive_attention(q, k, length, window)):
         scores[h] = F.avg_pool1d((a.mean(0) + gamma * a.var(0))[None], 5, stride=1, padding=2)[0]
     for head in range(kv):
         group = heads // kv
@@ -135,6 +141,9 @@ def a_prompt_keeps_what_the_plain_version_keeps_and_nothing_comes_back() -> None
     assert slots.length.tolist() == list(LENGTHS)
     for row in (0, 1, 2):
         assert budgets[row].sum() == 6 * 3, "six a layer, on average, beside the window"
+        each = [naive_attention(slots.queries[at][row], keys[at][row], LENGTHS[row], 4) for at in range(3)]
+        liked = [naive_preference(attention, 1.0, 1.0) for attention in each]
+        assert budgets[row].tolist() == published([one / sum(liked) for one in liked], 6 * 3, LENGTHS[row] - 4)
         for layer in range(3):
             q, k = slots.queries[layer][row], keys[layer][row]
             expected = naive_kept(q, k, LENGTHS[row], int(budgets[row, layer]), 4, 200.0)

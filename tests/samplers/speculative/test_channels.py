@@ -40,6 +40,8 @@ def pairs_are_ranked_by_the_products_of_queries_and_keys() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(5, 6, 8, generator=generator), torch.randn(5, 2, 8, generator=generator)
     assert torch.allclose(importance(q, k).double(), naive(q, k), atol=1e-6)
+    ranked = channels.Channels()._ranked(q[None], k[None], np.array([5]))
+    assert ranked[0].tolist() == naive(q, k).argsort(-1, True).tolist()
     model = toy_ar(3, 8, layers=2)
     texts = prompts((9, 4), vocab=8)
     sums = [torch.zeros(1, 4, dtype=torch.float64) for _ in range(2)]
