@@ -251,6 +251,7 @@ def test_one_transition_is_speculative_sampling_of_numbers() -> None:
 def test_accepted_and_redrawn_vectors_pass_a_kolmogorov_test_and_a_smaller_mar_drafts_for_a_larger() -> None:
     published.test_the_ratio_by_hand()
     published.test_tries_for_the_rejected(0.2)
+    published.test_rounds_go_as_the_authors_runner_goes(2, 0.3, 7, False, None)
     test_drafts_stand_as_often_as_the_divergence_of_paths_says(10)
     for size, steps, last in ((1, 1, "noise"), (2, 2, "x1")):
         check_density(size, steps, last, 5000)  # type: ignore[arg-type]
