@@ -259,7 +259,7 @@ def meet(tree: Path, mutant: Mutant, named: str, limit: float) -> Outcome:
     own = own_tests(mutant, named)
     with mutated(tree, mutant):
         if named:
-            outcome.named, failed = run_tests(tree, [named], limit)
+            outcome.named, failed = run_tests(tree, [named, "-m", "seeds"], limit)
             outcome.by = failed[0] if failed else ""
         if outcome.named == "killed" and named.partition("::")[0] in own:
             outcome.own = "killed"

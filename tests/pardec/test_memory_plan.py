@@ -67,6 +67,7 @@ def test_the_plan_is_within_a_tenth_of_the_measured_peak(monkeypatch: pytest.Mon
         ("model:name=toy,k=5+beam:nodes=30,beams=6", 4, 50, 8),
     ):
         expected = plan(given, spec, batch=batch, prompt=prompt, new=new)
+        assert expected.logits == batch * expected.nodes * VOCAB * 4, "float32, after every node"
         sampler = registry.resolve(spec, "ar")
         asked = request(prompts([prompt] * batch, vocab=VOCAB), new, share_prompt=False)
         asked = replace(asked, draft_model=draft_models.for_text(sampler, model))

@@ -62,6 +62,8 @@ def test_tvd_plus_rewards_tokens_that_the_target_finds_likelier() -> None:
     (slope,) = torch.autograd.grad(loss("tvd++")(draft, P.log().expand(4000, 3), LABEL.expand(4000)).mean(), draft)
     # r = 1 for the ids 0 and 1, which q gives half the mass: A = +1 and -1, and -E[A grad log q] = q_i (E[A] - A_i).
     assert torch.allclose(slope.sum(0), torch.tensor([-0.25, -0.25, 0.5]), atol=0.03)
+    even = torch.full((4000, 3), 1 / 3).log()  # every token has the same log q, and rewards less their mean add up to 0
+    assert abs(loss("tvd++")(even, P.log().expand(4000, 3), LABEL.expand(4000)).mean().item()) < 1e-3
 
 
 @pytest.mark.parametrize("name", ["ce", "fkl"])
