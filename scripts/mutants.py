@@ -299,7 +299,7 @@ def markdown(mutants: Sequence[Mutant], results: Mapping[str, Outcome], titles: 
     total = Counter[str]()
     for row in rows.values():
         total.update(row)
-    kinds = Counter(mutant.kind for mutant in mutants)
+    kinds = Counter(mutant.kind for mutant in mutants if mutant.name in results)
     lines = [
         "# Mutants",
         "",
@@ -309,8 +309,9 @@ def markdown(mutants: Sequence[Mutant], results: Mapping[str, Outcome], titles: 
         'The named test is that of the column "shown by" in docs/papers.md; own files are the method\'s test files.',
         "Timeouts do not count.",
         "",
-        f"{total['mutants']} mutants of {len(rows)} papers. {total['named']} are noticed by the named test, and",
-        f"{total['own']} by the method's own files. Kinds: {', '.join(f'{kind} {kinds[kind]}' for kind in KINDS)}.",
+        f"{total['mutants']} of {len(mutants)} mutants have run, of {len(rows)} papers. The named test notices",
+        f"{total['named']}, and the method's own files {total['own']}. Kinds:",
+        ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS) + ".",
         "",
         "| paper | mutants | named test | own files |",
         "|---|---|---|---|",
