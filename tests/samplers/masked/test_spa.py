@@ -99,6 +99,7 @@ def test_it_is_its_naive_version_layer_by_layer(
     assert got.trace.commit_step[0].tolist() == when
     assert [step[1:] for step in watched.steps] == [step[1:] for step in computed]
     assert [list(positions) for positions in got.trace.fed[0]] == [step[0] for step in computed]
+    test_the_first_layer_computes_the_answer_and_others_their_share(monkeypatch)
 
 
 def test_the_first_layer_computes_the_answer_and_others_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
