@@ -320,12 +320,12 @@ class StoredSlots(Slots):
     def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         cache = self.cache
         dense, device = cache.dense(layer), k.device
-        if self.chunks:
-            self._decode(layer, dense)
         if device not in self._devices:  # once for the layers of a device
             indices = (self.exact_from, self.exact_to, self.dense_slots, self.exact_slots, self.rows)
             self._devices[device] = tuple(upload(index, device) for index in indices)
-        sources, targets, dense_slots, exact_slots, _ = self._devices[device]
+        sources, targets, dense_slots, exact_slots, rows = self._devices[device]
+        if self.chunks:
+            self._decode(layer, dense, rows)
         for whole, part, new in zip(dense, (cache.k[layer], cache.v[layer]), (k, v), strict=True):
             if len(sources):
                 _flat(whole).index_copy_(0, targets, _flat(part).index_select(0, sources))
@@ -337,10 +337,9 @@ class StoredSlots(Slots):
                 cache.encode(layer, row, 0, tuple(whole[row : row + 1, :end] for whole in dense))
         return dense
 
-    def _decode(self, layer: int, dense: tuple[Tensor, Tensor]) -> None:
+    def _decode(self, layer: int, dense: tuple[Tensor, Tensor], some: Tensor) -> None:
         cache, sinks = self.cache, self.cache.store.sinks
-        every = len(self.rows) == cache.batch
-        rows = slice(None) if every else self._devices[dense[0].device][4]
+        rows = slice(None) if len(some) == cache.batch else some
         stop = sinks + self.chunks * cache.store.chunk
         for whole, sink, part in zip(dense, cache.sinks[layer], cache.decode(layer, rows, self.chunks), strict=True):
             whole[rows, sinks:stop] = part.to(whole.dtype)

@@ -285,11 +285,9 @@ def _plain(card: Card | ModelCard | DrafterCard | Preset) -> dict[str, Any]:
     return values
 
 
-def _describe_capture(stage: Any) -> str:
-    """Whether a stage, with its default parameters, can be part of a step that is captured whole."""
-    from pardec.samplers.traits import Trait
-
-    if Trait.NEEDS_NO_HOST in stage.provides:
+def _describe_capture(file: str) -> str:
+    """Whether the stage in a file can be part of a step that is captured whole; read without importing torch."""
+    if "Trait.NEEDS_NO_HOST" in Path(file).read_text(encoding="utf-8"):
         return "part of a captured step, if all stages that decide are"
     return "needs the host: of its steps only the forward is captured"
 
@@ -309,7 +307,7 @@ def _describe_sampler(entry: dict[str, Any]) -> str:
     if entry["paper"]:
         lines.append(f"paper: {entry['paper']}")
     if entry["family"] == "masked" and entry["stage"] in ("propose", "select", "widen", "logits"):
-        lines.append(f"CUDA graphs: {_describe_capture(find(entry['name'], 'masked').make())}")
+        lines.append(f"CUDA graphs: {_describe_capture(entry['file'])}")
     if entry["stage"] == "draft" and (published := _drafting_presets(entry["name"])):
         lines += ["", "presets, with the trees of their papers", columns(published), ""]
     if entry["stage"] == "draft" and (layouts := _layouts(entry["name"])):

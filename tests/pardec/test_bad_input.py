@@ -42,7 +42,7 @@ TABLE: list[tuple[str, dict[str, Any], str]] = [
     ("top_p above one", {"prompt": "a", "top_p": 1.5}, "top_p"),
     ("top_k of nothing", {"prompt": "a", "top_k": 0}, "top_k is a whole number of at least 1"),
     ("negative guidance", {"prompt": "a", "cfg": -1}, "cfg must be at least 0"),
-    ("a misspelt keyword", {"prompt": "a", "max_tokens": 5}, "no argument 'max_tokens' (did you mean 'max_new_tokens'"),
+    ("a misspelt keyword", {"prompt": "a", "max_new_token": 5}, "no argument 'max_new_token' (did you mean"),
     ("too many positions", {"prompt": "a", "max_new_tokens": 128}, "positions and random-dream has 128"),
     ("two seeds for three rows", {"prompt": ["a", "b", "a"], "seed": [1, 2]}, "2 seeds for 3 rows"),
     ("a seed in words", {"prompt": "a", "seed": "x"}, "seed is a whole number"),

@@ -17,6 +17,8 @@ import pytest
 
 import pardec
 from pardec.cli.listing import table
+from pardec.samplers import registry
+from pardec.samplers.traits import Trait
 
 Cli = Callable[..., tuple[int, str, str]]
 TEXT = "Tom has 3 cups."
@@ -319,8 +321,12 @@ def test_lists_in_text_and_json(cli: Cli) -> None:
 
 
 def test_show_says_whether_a_stage_can_be_in_a_captured_step(cli: Cli) -> None:
-    for name, said in (("threshold", "part of a captured step"), ("credit", "part of"), ("dapd", "needs the host")):
-        assert f"CUDA graphs: {said}" in cli("show", name)[1]
+    for card in registry.cards():
+        if card.family != "masked" or card.stage not in ("propose", "select", "widen", "logits"):
+            continue
+        if all("default" in parameter for parameter in card.parameters):
+            said = "part of a captured step" if Trait.NEEDS_NO_HOST in card.make().provides else "needs the host"
+            assert f"CUDA graphs: {said}" in cli("show", f"{card.name}")[1], card.name
     assert "CUDA graphs" not in cli("show", "dual")[1]
 
 

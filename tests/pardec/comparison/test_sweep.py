@@ -76,7 +76,9 @@ def test_every_quality_parameter_belongs_to_its_method_and_resolves() -> None:
     for card in swept:
         if card.name == "denoise":  # goes with renoise, which has the same parameters
             continue
-        spec = {"judge": "lookup+judge:head=tiny-llama", "reflective": "lookup+reflective"}.get(card.name, card.name)
+        spec = {"judge": "lookup+judge:head=tiny-llama", "reflective": "lookup+reflective", "fly": "lookup+fly"}.get(
+            card.name, card.name
+        )
         (curve,) = [curve for curve in curves([spec], card.family) if curve.name == spec]
         assert (curve.parameter or "").startswith(f"{card.name}.")
         assert len(curve.samplers) >= 4, card.name

@@ -99,6 +99,7 @@ class Text:
     prompt = np.array([3, 2])
     tokens = torch.tensor([[4, 2, 7, 4, 2], [9, 5, 0, 0, 0]])
     last = torch.tensor([2, 5])
+    device = tokens.device
 
     def row(self, at: int) -> np.ndarray:
         return self.tokens[at, : self.length[at]].numpy()
