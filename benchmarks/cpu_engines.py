@@ -78,6 +78,7 @@ EAGLE = "eagle:name=smollm2-eagle"
 DRAFTERS = {
     PLAIN: "sequential",
     "lookup": "lookup:k=7",
+    "suffix": "suffix:k=3,least=0.5",
     "eagle": EAGLE,
     "auto(eagle, lookup)": f'auto:model="{EAGLE}",copy="lookup:k=7"',
 }
