@@ -46,7 +46,8 @@ def by_llama_cpp(python: Path, model: str, texts: list[tuple[list[int], int]]) -
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "logits.npy"
         worker = Path(__file__).parent / "cpu_workers" / "llama_cpp_logits.py"
-        subprocess.run([python, worker, model, out], input=json.dumps(texts), text=True, check=True)
+        # -P: modules beside the worker have names of packages.
+        subprocess.run([python, "-P", worker, model, out], input=json.dumps(texts), text=True, check=True)
         return torch.from_numpy(numpy.load(out)).double().log_softmax(-1)
 
 
