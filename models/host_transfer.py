@@ -46,7 +46,7 @@ def counted() -> Iterator[Transfers]:
 
 
 class DeviceColumn:
-    """In a step that is captured, it replaces an array [R] of the host: `upload` returns what is on the device."""
+    """Stands in for a host array [R] while a step is captured: `upload` returns its `values` on the device."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values

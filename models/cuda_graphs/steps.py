@@ -27,7 +27,7 @@ class Step(Protocol):
 
     @property
     def reads(self) -> Sequence[int]:
-        """What it has read of the table beside what every step reads."""
+        """The columns of the table that this step reads in addition to those that every step reads."""
         ...
 
     def __call__(self, table: Tensor) -> Tensor: ...

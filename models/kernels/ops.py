@@ -219,7 +219,7 @@ def triton_ops(*, all_of_them: bool, fused: bool = False) -> Ops:
         return compiled.swiglu(gate_up) if compiling() else swiglu_triton(gate_up)
 
     def norm_first(x: Tensor) -> bool:
-        """Whether a kernel of its own norms x: for many rows, and in float16, where x * gain could overflow."""
+        """Whether a separate kernel norms x: it has many rows, or is float16, where x * gain may overflow."""
         return len(x) > FEW or x.dtype != torch.bfloat16
 
     def norm_matmul(x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -349,7 +349,7 @@ class Canvas(RowState):
             delattr(self, name)
 
     def __getattr__(self, name: str) -> Any:
-        """Reads the end of active blocks where a stage needs it, or what it decides, before the coming commit."""
+        """An attribute of `_OF_BLOCK` that waits for the next transfer is read from the device now."""
         if name not in _OF_BLOCK or not vars(self).get("_later"):
             raise AttributeError(f"a canvas has no {name!r}")
         self._transfer({})
@@ -445,7 +445,7 @@ class Canvas(RowState):
         self.stale = True
 
     def renew_eligible(self) -> None:
-        """Makes `eligible` what it should be, before a step that is not captured."""
+        """Uploads `eligible` again if captured steps left it out of date."""
         if self.stale:
             self.eligible, self.stale = upload(self.eligible_host, self.tokens.device), False
 

@@ -309,7 +309,7 @@ class _Table:
 
 
 class _Captured:
-    """The step as it is captured: a function of the table, over memory."""
+    """The function that is captured: it reads the table, changes the step's memory and returns the result."""
 
     def __init__(
         self,

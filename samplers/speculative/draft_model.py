@@ -345,7 +345,7 @@ class DraftModelState(RowState, DraftModel):
 
 
 def _all_on_host(values: Tensor) -> bool:
-    """Whether all `values` are True; False for those of a device, which the host does not wait for."""
+    """Whether all `values` are on the host and True; values on a device are not read, since the host would wait."""
     return values.device.type == "cpu" and bool(values.all())
 
 

@@ -122,7 +122,7 @@ class CallGrammar:
         return None
 
     def _beginning(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The tokens that complete the trigger after the bytes `data` of an answer, each with what it writes after."""
+        """Tokens that complete the trigger in an answer that ends with `data`; each has its bytes after it."""
         if self.at_start:
             return [] if data.strip() else self._of_suffix(0)
         sizes = [size for size in range(len(self.trigger)) if data.endswith(self.trigger[:size])]
