@@ -274,6 +274,28 @@ class TextAnswer:
         return [number(value) for value in values.candidates[at].tolist()]
 
 
+class DeltaAnswer(TextAnswer):
+    """Writes the answer of one row, whose text goes out piece by piece; forms say what `delta` is."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.sent = ""  # the text so far
+
+    def delta(self, text: str) -> bytes:
+        """The event of a piece of text."""
+        raise NotImplementedError
+
+    def advanced(self, update: Advanced) -> list[bytes]:
+        return self._next(update.text)
+
+    def ended(self, index: int, result: Result) -> list[bytes]:
+        return self._next(text_of(result)[len(self.sent) :])
+
+    def _next(self, text: str) -> list[bytes]:
+        self.sent += text
+        return [self.delta(text)] if text else []
+
+
 @dataclass(frozen=True, slots=True)
 class Echo:
     """A prompt repeated before its answer; the first token has no log-probability."""

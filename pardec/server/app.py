@@ -177,7 +177,7 @@ class Server:
             with renamed(messages.RENAMED):
                 return await self._text(request, await self._body(request, MessagesBody), MessagesAnswer)
         except RequestError as error:
-            return JSON(messages.error_body(error), error.status, error.headers)
+            return JSON(messages.error_body(error.body), error.status, error.headers)
 
     async def embeddings(self) -> Response:
         """Refuses: no model here embeds texts."""

@@ -10,11 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 
 from ..requests.argument import Takes
 from ..result import Result
-from .answers import TextAnswer, text_of
-from .errors import RequestError
+from .answers import DeltaAnswer, text_of
 from .events import typed
-from .listening import Advanced
-from .schemas import ChatBody, Part, Sampled, Stop, numbers
+from .schemas import ChatBody, Part, Sampled, Stop, joined, numbers
 
 RENAMED = {"stop": "stop_sequences"}
 
@@ -39,21 +37,20 @@ class MessagesBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
     n: Literal[1] | None = None
 
     def as_text(self) -> ChatBody:
-        messages = [{"role": turn.role, "content": _joined(turn.content)} for turn in self.messages]
+        messages = [{"role": turn.role, "content": joined(turn.content)} for turn in self.messages]
         if self.system is not None:
-            messages.insert(0, {"role": "system", "content": _joined(self.system)})
+            messages.insert(0, {"role": "system", "content": joined(self.system)})
         own = {"messages", "system", "stop_sequences"}
         shared = {name: value for name, value in self.model_dump(exclude_none=True).items() if name not in own}
         return ChatBody.model_validate({**shared, "messages": messages, "stop": self.stop_sequences or None})
 
 
-class MessagesAnswer(TextAnswer):
+class MessagesAnswer(DeltaAnswer):
     """Writes one message."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.identifier = f"msg_{secrets.token_hex(12)}"
-        self._text = ""
 
     def whole(self, results: Sequence[Result], echoes: Any = None) -> dict[str, Any]:
         """The answer to a request without a stream."""
@@ -69,14 +66,6 @@ class MessagesAnswer(TextAnswer):
             typed({"type": "content_block_start", "index": 0, "content_block": block}),
         ]
 
-    def advanced(self, update: Advanced) -> list[bytes]:
-        """The events of new text."""
-        return self._delta(update.text)
-
-    def ended(self, index: int, result: Result) -> list[bytes]:
-        """The events of the rest of the text."""
-        return self._delta(text_of(result)[len(self._text) :])
-
     def closed(self, results: Sequence[Result]) -> list[bytes]:
         """The events after the text."""
         return [
@@ -87,12 +76,11 @@ class MessagesAnswer(TextAnswer):
 
     def failed(self, error: dict[str, Any]) -> list[bytes]:
         """The event of an error."""
-        return [typed({"type": "error", "error": {name: error["error"][name] for name in ("type", "message")}})]
+        return [typed(error_body(error))]
 
-    def _delta(self, text: str) -> list[bytes]:
-        self._text += text
-        delta = {"type": "text_delta", "text": text}
-        return [typed({"type": "content_block_delta", "index": 0, "delta": delta})] if text else []
+    def delta(self, text: str) -> bytes:
+        """The event of a piece of text."""
+        return typed({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}})
 
     def _message(self, content: list[Any], usage: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -131,11 +119,6 @@ class MessagesAnswer(TextAnswer):
         return {"stop_reason": "end_turn" if found is None else "stop_sequence", "stop_sequence": found}
 
 
-def error_body(error: RequestError) -> dict[str, Any]:
-    """The JSON body of an error."""
-    inner = error.body["error"]
-    return {"type": "error", "error": {"type": inner["type"], "message": inner["message"]}}
-
-
-def _joined(content: str | list[Part]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def error_body(error: dict[str, Any]) -> dict[str, Any]:
+    """The JSON body of an error in this form, from that of OpenAI's form."""
+    return {"type": "error", "error": {name: error["error"][name] for name in ("type", "message")}}

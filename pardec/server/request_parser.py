@@ -78,11 +78,12 @@ class RequestParser:
             raise RequestError(
                 HTTPStatus.BAD_REQUEST, f"{self.model.name} draws images: post to /v1/images/generations", param="model"
             )
-        arguments = {**self.defaults, **self._sampling(body), **self._prompt(parsed), **self._lengths(body)}
+        lengths = self._lengths(body)
+        arguments = {**self.defaults, **self._sampling(body), **self._prompt(parsed), **lengths}
         arguments |= tool_arguments(body)
         if parsed.ids is not None:
             mark_tools(arguments.get("tools", ()))
-        if "max_new_tokens" not in self._lengths(body) and self.model.family == "ar":
+        if "max_new_tokens" not in lengths and self.model.family == "ar":
             arguments |= self._to_the_end(arguments)
         arguments |= self._endings(body)
         if isinstance(body, CompletionBody) and body.echo:

@@ -10,10 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 
 from ..requests.argument import Takes
 from ..result import Result
-from .answers import TextAnswer, text_of
+from .answers import DeltaAnswer, text_of
 from .events import typed
-from .listening import Advanced
-from .schemas import ChatBody, Sampled, numbers
+from .schemas import ChatBody, Sampled, joined, numbers
 
 RENAMED = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
 
@@ -60,8 +59,8 @@ class ResponseBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
     def as_text(self) -> ChatBody:
         messages = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         for item in [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input:
-            content = item.content if isinstance(item.content, str) else "".join(part.text for part in item.content)
-            messages.append({"role": "system" if item.role == "developer" else item.role, "content": content})
+            role = "system" if item.role == "developer" else item.role
+            messages.append({"role": role, "content": joined(item.content)})
         own = {"input", "instructions", "max_output_tokens", "text", "store"}
         shared = {name: value for name, value in self.model_dump(exclude_none=True).items() if name not in own}
         form = None if self.text is None else self.text.format
@@ -72,14 +71,13 @@ class ResponseBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
         return ChatBody.model_validate({**document, "max_completion_tokens": self.max_output_tokens})
 
 
-class ResponseAnswer(TextAnswer):
+class ResponseAnswer(DeltaAnswer):
     """Writes one response."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.identifier, self._item = f"resp_{secrets.token_hex(16)}", f"msg_{secrets.token_hex(16)}"
         self._count = 0  # events so far
-        self._text = ""
 
     def whole(self, results: Sequence[Result], echoes: Any = None) -> dict[str, Any]:
         """The answer to a request without a stream."""
@@ -100,23 +98,14 @@ class ResponseAnswer(TextAnswer):
             self._event("response.content_part.added", **part),
         ]
 
-    def advanced(self, update: Advanced) -> list[bytes]:
-        """The events of new text."""
-        return self._delta(update.text)
-
-    def ended(self, index: int, result: Result) -> list[bytes]:
-        """The events of the rest of the text."""
-        text = text_of(result)
-        return self._delta(text[len(self._text) :])
-
     def closed(self, results: Sequence[Result]) -> list[bytes]:
         """The events after the text."""
         response = self.whole(results)
         at = {"item_id": self._item, "output_index": 0, "content_index": 0}
         item = response["output"][0]
         return [
-            self._event("response.output_text.done", **at, text=self._text, logprobs=[]),
-            self._event("response.content_part.done", **at, part=_part(self._text)),
+            self._event("response.output_text.done", **at, text=self.sent, logprobs=[]),
+            self._event("response.content_part.done", **at, part=_part(self.sent)),
             self._event("response.output_item.done", output_index=0, item=item),
             self._event(f"response.{response['status']}", response=response),
         ]
@@ -127,10 +116,10 @@ class ResponseAnswer(TextAnswer):
         named = {name: inner[name] for name in ("message", "param", "code")}
         return [self._event("error", **named)]
 
-    def _delta(self, text: str) -> list[bytes]:
-        self._text += text
+    def delta(self, text: str) -> bytes:
+        """The event of a piece of text."""
         at = {"item_id": self._item, "output_index": 0, "content_index": 0}
-        return [self._event("response.output_text.delta", **at, delta=text, logprobs=[])] if text else []
+        return self._event("response.output_text.delta", **at, delta=text, logprobs=[])
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._count += 1

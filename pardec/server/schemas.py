@@ -6,8 +6,8 @@ definition, such as `user` and `metadata`, are ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import (
     BaseModel,
@@ -160,6 +160,15 @@ class Part(BaseModel):
     text: StrictStr
 
 
+class _HasText(Protocol):
+    text: str
+
+
+def joined(content: str | Sequence[_HasText]) -> str:
+    """The text of a message's content: one text, or parts of it."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
 class CalledFunction(BaseModel):
     """The name of a called function, and its arguments as JSON."""
 
@@ -210,7 +219,7 @@ class Message(BaseModel):
     @property
     def text(self) -> str:
         """The text of its parts."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        return joined(self.content or "")
 
     @property
     def document(self) -> dict[str, Any]:
