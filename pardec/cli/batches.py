@@ -137,10 +137,9 @@ class Batches:
         if self.file is not None and not self.in_order:
             self.file.append([self.file_row(index, row)])
         self.add(index, {"id": self.items[index].id, "prompt": self.items[index].prompt, **row})
-
         while self.file is not None and self._unwritten and self._unwritten[0] in self.rows:
             first = self._unwritten.popleft()
-            self.file.append([{"key": self.keys[first], **self.rows[first]}])
+            self.file.append([self.file_row(first, self.rows[first])])
 
     def file_row(self, index: int, row: dict[str, Any]) -> dict[str, Any]:
         """The finished row of prompt `index` in the form of the file."""

@@ -27,7 +27,7 @@ from ..requests.settings import ARGUMENTS, Settings, repeat_each
 from ..requests.stop_strings import StopStrings
 from ..requests.stop_strings import read as read_stops
 from ..requests.structured.request import structure
-from ..requests.tools import Tools, tools_of
+from ..requests.tools import Tools, shown, tools_of
 from ..serving.running import Loops, TokenBatch
 from .base import Driver, seeds_of
 
@@ -166,7 +166,7 @@ class TextDriver(Driver, Loops):
                 settings.template,
                 settings.max_new_tokens,
                 beyond=beyond,
-                tools=settings.tools if prompt is not None and settings.tool_choice != "none" else None,
+                tools=shown(prompt, settings.tools, settings.tool_choice),
             )
             rows = repeat_each(prompts, settings.num_return_sequences)
             samples = tuple(range(settings.num_return_sequences)) * len(prompts)

@@ -210,6 +210,11 @@ def tools_of(model: Any, settings: Any) -> Tools | None:
 # --- prompts ---
 
 
+def shown(prompt: Any, tools: Any, choice: Any) -> Any:
+    """The tools that a conversation shows; none where the prompt is given as ids, or no call is to be made."""
+    return tools if prompt is not None and choice != "none" else None
+
+
 def conversation(model: Any, messages: Sequence[Mapping[str, Any]], tools: Any) -> tuple[list[Any], Any]:
     """A conversation as the chat template takes it, and the tools that are passed to the template.
 

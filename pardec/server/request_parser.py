@@ -18,6 +18,7 @@ from ..requests.images import size_and_scale, with_defaults
 from ..requests.prompts import encode, encode_plain
 from ..requests.settings import MAX_NEW_TOKENS, Settings
 from ..requests.structured.request import mark_tools, remember
+from ..requests.tools import shown
 from ..serving.queue import queued_rows
 from ..serving.rows import QueuedRow
 from .body_parser import DEFAULT_ANSWER, ParsedBody, check_rows, rows_of, tool_arguments
@@ -155,9 +156,9 @@ class RequestParser:
     def _to_the_end(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The prompt as ids, and as many new tokens as the context and the server have room for after it."""
         model, bound = self.model.language_model, int(self.defaults.get("max_new_tokens", DEFAULT_ANSWER))
-        given = {name: arguments[name] for name in ("prompt", "input_ids") if name in arguments}
-        tools = arguments.get("tools") if "prompt" in given and arguments.get("tool_choice") != "none" else None
-        rows = encode(model, given.get("prompt"), given.get("input_ids"), None, 1, tools=tools)
+        prompt, ids = arguments.get("prompt"), arguments.get("input_ids")
+        tools = shown(prompt, arguments.get("tools"), arguments.get("tool_choice"))
+        rows = encode(model, prompt, ids, None, 1, tools=tools)
         longest = max(len(row.prompt) for row in rows)
         context = min(filter(None, (model.max_positions, model.limit, self.limits.length)), default=longest + bound)
         new = max(1, min(bound, context - longest))

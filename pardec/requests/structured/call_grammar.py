@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from pardec.models.errors import SpecError
 
 from ..tools import CallForm, Tools
 from .grammar import Grammar, Symbol
-from .json_grammar import CompiledGrammar, JsonGrammar
+from .json_grammar import CompiledGrammar, JsonGrammar, check_budget
 from .schema import read
 from .values import Schema
 from .vocabulary import Vocabulary
@@ -56,7 +55,7 @@ def _compiled(form: CallForm, parameters: str, parallel: bool, vocabulary: Vocab
 class CallGrammar:
     """The grammar of one row that may call tools; it also ends the row after its calls.
 
-    Both depend on the ids that are passed alone.
+    Both depend on the ids that are passed alone. A copy, for another row, shares what is known of the vocabulary.
     """
 
     def __init__(self, tools: Tools, vocabulary: Vocabulary, budget: int, stop_ids: Sequence[int]) -> None:
@@ -70,11 +69,8 @@ class CallGrammar:
         known = special.get(self.trigger)
         self.forced = ([known] if known is not None else vocabulary.encode(self.trigger)) if tools.required else []
         least = self.compiled.prefixes.cost(0) + len(self.forced)
-        if tools.required and least > budget:
-            raise SpecError(
-                f"max_new_tokens={budget} is too few for a call of the tools: the shortest takes {least:.0f}",
-                hint=f"max_new_tokens={4 * least:.0f} leaves room for more than that",
-            )
+        if tools.required:
+            check_budget(least, budget, "a call of the tools: the shortest")
         self._completing: dict[int, list[tuple[int, bytes]]] = {}
         self._inner: tuple[tuple[int, ...], JsonGrammar] | None = None
 
@@ -149,7 +145,7 @@ class CallGrammar:
         return self._inner[1]
 
 
-def _texts(vocabulary: Any) -> list[bytes]:
+def _texts(vocabulary: Vocabulary) -> list[bytes]:
     """The bytes of every token; a special token has the bytes of its name, such as [TOOL_CALLS]."""
     texts = list(vocabulary.tokens)
     for token in vocabulary.special:

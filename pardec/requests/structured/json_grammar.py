@@ -68,12 +68,11 @@ def compiled(schema_text: str, vocabulary: Vocabulary) -> CompiledGrammar:
     return _compiled(schema_text, vocabulary)
 
 
-def check_budget(compiled: CompiledGrammar, budget: int) -> None:
-    """Raises SpecError where no answer has at most `budget` tokens."""
-    least = compiled.prefixes.cost(0)
+def check_budget(least: float, budget: int, what: str) -> None:
+    """Raises SpecError where `what`, which takes at least so many tokens, does not fit in `budget`."""
     if least > budget:
         raise SpecError(
-            f"max_new_tokens={budget} is too few for response_format: its shortest answer takes {least:.0f}",
+            f"max_new_tokens={budget} is too few for {what} takes {least:.0f}",
             hint=f"max_new_tokens={4 * least:.0f} leaves room for more than that",
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -75,8 +76,8 @@ def _calls(
     if model.decoding_config.masked:
         return None
     vocabulary = Vocabulary.of(model.tokenizer, model.vocab_size)
-    budget = settings.max_new_tokens
-    return Structure(grammars=tuple(CallGrammar(tools, vocabulary, budget, stop_ids) for _ in range(rows)))
+    first = CallGrammar(tools, vocabulary, settings.max_new_tokens, stop_ids)
+    return Structure(grammars=(first, *(copy(first) for _ in range(rows - 1))))
 
 
 def _structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Sequence[int]) -> Structure | None:
@@ -99,7 +100,7 @@ def _structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Se
     text = _text(form)
     if not model.decoding_config.masked:
         grammar = compiled(text, vocabulary)
-        check_budget(grammar, budget)
+        check_budget(grammar.prefixes.cost(0), budget, "response_format: its shortest answer")
         return Structure(grammars=tuple(JsonGrammar(grammar, budget, stop_ids) for _ in range(rows)))
     if settings.stop_ids is not None:
         raise SpecError(
