@@ -31,7 +31,7 @@ from ..endings import Endings
 from ..events import Event, Finished, RowFinished
 from ..host_transfer import upload
 from ..logprobs import LogprobRecorder
-from ..ops.rank import best
+from ..ops.rank import best, suits_numpy
 from ..registry import resolve
 from ..rng import assign_rows
 from ..trace import UNCOMMITTED
@@ -617,8 +617,7 @@ def at_least_one(chosen: Tensor, proposal: Proposal, progress: np.ndarray | None
     """
     eligible = proposal.evidence.eligible
     chosen = chosen & eligible
-    # For so few values numpy's lower overhead wins, unless a mode records PyTorch's operations.
-    if progress is None and chosen.device.type == "cpu" and not torch._C._len_torch_dispatch_stack():
+    if progress is None and suits_numpy(chosen):
         host, may = chosen.numpy(), eligible.numpy()
         if (none := ~host.any(1)).any():
             likeliest = np.where(may, np.maximum(proposal.score.numpy(), _LEAST_SCORE), -np.inf).argmax(1)[none]

@@ -248,7 +248,8 @@ class Layout:
                 own[outside | (own < 0) | (own >= (stop - start)[:, None])] = -1
                 attending = on_device(own)
             plan = replace(plan, attention=self.attention.layers, attending=attending)
-        plan = replace(plan, known=tuple(known))
+        if device.type != "cpu":  # there the tensors themselves are read
+            plan = replace(plan, known=tuple(known))
         if self.leave_one_out:
             size = canvas.length + self.leave_one_out
             visible = Visible.mask(on_device(self._leave_one_out(positions, own, block < block_end[:, None], end)))

@@ -22,11 +22,8 @@ def independent_set(score: Tensor, nodes: Tensor, conflict: Tensor) -> Tensor:
     rank = descending(score.masked_fill(~nodes, -torch.inf))[1]
     ahead = conflict & (rank[:, None, :] < rank[:, :, None])  # [B, W, W]: higher-scored nodes in conflict with each
     left, taken = nodes, torch.zeros_like(nodes)
-    on_host = left.device.type == "cpu"
-    for _ in range(
-        left.shape[1]
-    ):  # a round takes at least one; on a GPU, reading whether any is left would synchronize
-        if on_host and not left.any():
+    for _ in range(left.shape[1]):  # each round takes at least one
+        if left.device.type == "cpu" and not left.any():  # on a GPU, reading this would synchronize
             break
         leads = left & ~(ahead & left[:, None, :]).any(2)
         taken = taken | leads

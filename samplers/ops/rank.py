@@ -6,13 +6,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pardec.models.kernels.cpu.library import is_traced
+
 from ..host_transfer import upload
+
+
+def suits_numpy(values: Tensor) -> bool:
+    """Whether numpy may compute with a few values: its overhead is lower, but modes that record do not see it."""
+    return values.device.type == "cpu" and not is_traced()
 
 
 def best(score: Tensor) -> Tensor:
     """[B, W] bool: the highest score of each row."""
-    # For so few values numpy's lower overhead wins, unless a mode records PyTorch's operations.
-    if score.device.type == "cpu" and not torch._C._len_torch_dispatch_stack():
+    if suits_numpy(score):
         mask = np.zeros(score.shape, dtype=bool)
         mask[np.arange(len(mask)), score.numpy().argmax(1)] = True
         return torch.from_numpy(mask)

@@ -14,7 +14,6 @@ commits the first token. What a request or a stage adds to this round stands in 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -172,12 +171,12 @@ class VerifyLoop:
         text.nfe += 1
         before = text.length.copy()
         parts = _summary(draft, verdict)
-        outcome = RoundResult(draft, verdict, distributions, before, np.zeros_like(before), states)
         if not self.on_host:  # else a second transfer would follow, of the committed tokens' scores alone
             parts |= self._scores_of_path(distributions, verdict, parts.get("path_tokens"))
             if isinstance(depths := self.forward.fed[-1].depths, Tensor):
                 parts["depths"] = depths
             drafter = self.sampler.draft
+            outcome = RoundResult(draft, verdict, distributions, before, np.zeros_like(before), states)
             parts |= drafter.to_observe(outcome, self.memory.get(id(drafter)))
         self.summary = self.to_host(parts)
         if "depths" in parts:
@@ -185,7 +184,7 @@ class VerifyLoop:
         if draft.highest is not None and not np.isfinite(self.summary["highest"]):
             raise self.state(self.sampler.draft).failure()
         gained = self._commit(draft, distributions, verdict)
-        return replace(outcome, gained=gained, on_host=self.summary)
+        return RoundResult(draft, verdict, distributions, before, gained, states, self.summary)
 
     def _commit(self, draft: Draft, distributions: TargetDistributions, verdict: Verdict) -> np.ndarray:
         """Appends the accepted path and the next token, cut at an end token and at the length limit; [B] counts."""

@@ -113,7 +113,7 @@ def mix_drafted(draft: Draft, p: Tensor, share: float, tv: float | None = None) 
         if draft.is_point_mass is not None:
             q = torch.where(draft.is_point_mass.gather(1, child)[..., None], point, q)
     q = q.to(p.dtype)
-    weight = torch.full_like(p[..., :1], share)
+    weight: Tensor | float = share
     if tv is not None:
         weight = (tv / ((q - p).abs().sum(-1, keepdim=True) / 2).clamp(min=_NOTHING)).clamp(max=1)
     mixed = torch.where(has[..., None], torch.lerp(p, q, weight), p)

@@ -228,7 +228,7 @@ class Auto(Nesting):
         return {**own, **self._model.to_observe(outcome, state.model)}
 
     def finish(self, rows: np.ndarray, context: DecodeContext, state: BanditState) -> None:
-        self._model.finish(rows, context, state.model)
+        super().finish(rows, context, state)
         self._copy.finish(rows, context, state.copy)
 
     def _price(self, sizes: np.ndarray, state: BanditState) -> np.ndarray:

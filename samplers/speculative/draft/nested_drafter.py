@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
+
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
@@ -13,7 +15,7 @@ from ...request import Request
 from ...spec import parse
 from ...spec_values import build_method
 from ...traits import NONE, Trait
-from ..contracts import Drafter, SpeculativeSampler
+from ..contracts import DecodeContext, Drafter, SpeculativeSampler
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,9 @@ class Nesting(Drafter):
 
     def target_states(self, request: Request) -> Any:
         return self._model.target_states(request)
+
+    def finish(self, rows: np.ndarray, context: DecodeContext, state: Any) -> None:
+        self._model.finish(rows, context, state.model)
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> Any:
         return self._model.cost_ratio(target, draft_model)

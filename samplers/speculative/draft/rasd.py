@@ -337,6 +337,3 @@ class Rasd(Nesting):
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: _Sources) -> None:
         self._model.observe(outcome, context, state.model)
-
-    def finish(self, rows: np.ndarray, context: DecodeContext, state: _Sources) -> None:
-        self._model.finish(rows, context, state.model)
