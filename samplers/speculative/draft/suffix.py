@@ -32,12 +32,11 @@ import numpy as np
 
 from pardec.models.model import LanguageModel
 
-from ...host_transfer import upload
 from ...limits import check_nodes
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, Uniforms
-from .text_history import PerRow
+from .text_history import PerRow, chain
 from .tries import Node, tree_draft
 
 _END = -1  # after each text of a store
@@ -179,14 +178,18 @@ class Suffix(Drafter):
 
     def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: _Texts) -> Draft:
         text = context.text
-        rows = [self.guess(text.row(at), own, state.store, int(remaining[at])) for at, own in enumerate(state.rows)]
+
+        def guess(at: int, budget: int) -> list[Node]:
+            return self.guess(text.row(at), state.rows[at], state.store, budget)
+
         if self.tree:
-            return tree_draft(text, rows)
-        counts = np.array([len(nodes) for nodes in rows], dtype=np.int64)
-        drafted = np.zeros((len(rows), int(counts.max(initial=0))), dtype=np.int64)
-        for at, nodes in enumerate(rows):
-            drafted[at, : len(nodes)] = [token for token, _, _ in nodes]
-        return Draft.chain(text, upload(drafted, text.device), counts)
+            return tree_draft(text, [guess(at, int(remaining[at])) for at in range(len(text))])
+        return chain(
+            text,
+            self.k,
+            remaining,
+            lambda at, budget: np.array([token for token, _, _ in guess(at, budget)], dtype=int),
+        )
 
     def guess(self, text: np.ndarray, own: Places, store: Store | None, remaining: int) -> list[Node]:
         """The nodes of one row's draft after `text` [L], to which its `own` places are extended."""
