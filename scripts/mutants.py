@@ -98,7 +98,7 @@ def read(paths: Iterable[Path]) -> list[Mutant]:
     return list(found.values())
 
 
-def own_tests(mutant: Mutant, named: str, root: Path = ROOT) -> list[str]:
+def own_tests(mutant: Mutant, named: str) -> list[str]:
     """The method's own test files, from the root."""
     files = [str(file.relative_to(ROOT)) for file in quick_tests.files(Path(mutant.file).stem)[1]]
     return list(mutant.tests) or files or [named.partition("::")[0]]

@@ -180,12 +180,13 @@ def _measure(
     for pair in range(pairs + 1):
         order = list(runs) if pair % 2 else list(runs)[::-1]
         for name in order:
-            if name == "pardec" and not pair:
+            if name == "pardec" and not pair:  # this run is not timed
                 crossings = _crossings(model, call)
+                continue
             result, seconds = timed(runs[name], device)
             if pair:
                 times[name].append(seconds)
-            elif name != "pardec":
+            else:
                 same[name] = _same(name, result, finished, call, model.network.dtype)
         splits.append(split(model.network, call))
         if _cached(call) and _whole_layers(model, call):

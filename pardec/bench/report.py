@@ -86,7 +86,7 @@ DECODE: tuple[Column, ...] = (
     ("time / predicted", lambda row: "" if row["over_predicted"] is None else f"{row['over_predicted']:.2f}x"),
     ("positions", lambda row: str(row["tokens_fed"])),
     ("peak MiB", lambda row: _mb(row["peak_bytes"])),
-    ("CUDA graphs", lambda row: _replayed(row)),
+    ("CUDA graphs", _replayed),
     ("per step", _per_step),
     ("other loops / pardec", _beside),
 )
