@@ -17,7 +17,7 @@ from .decoder_config import AttentionConfig
 from .decoder_config import DecoderConfig as DecoderConfig
 from .errors import CacheError, ModelError
 from .hidden import Hidden
-from .kernels import matmul
+from .kernels import layout, matmul
 from .kernels.attention import AttentionPattern, attention_pattern
 from .kernels.attention_parts import pattern_parts
 from .kernels.matmul import Linear
@@ -195,7 +195,7 @@ class Decoder(nn.Module):
                     "pass the states of the earlier layers as Plan.soft",
                 )
             return plan.soft
-        h = self.embed.forward(plan.tokens if plan.soft is None else plan.tokens.clamp(min=0))
+        h = layout.rows_of(self.embed.weight, plan.tokens if plan.soft is None else plan.tokens.clamp(min=0))
         if self.config.embedding_scale != 1:  # rounded as the embeddings are
             h = h * float(torch.tensor(self.config.embedding_scale, dtype=h.dtype, device="cpu"))
         if self.conditioning is not None:

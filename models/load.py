@@ -26,6 +26,7 @@ from .files.tokenizers import load_tokenizer
 from .files.weights import Published
 from .hf.adapt import load_adapter
 from .images.contracts import CodeImaging, ImagingParts
+from .kernels.cpu.memory import return_free_memory
 from .layers.quantize import Quantizer, in_blocks, quantizer
 from .loading import assemble
 from .loading.decoding_config import Overrides, build_decoding_config, check_autoregressive, check_tokenizer
@@ -257,6 +258,7 @@ def load_any(
         whole=None if shares is None else shares.parameters,
         embedding_scale=shape.embedding_scale,
     )
+    return_free_memory()
     return _described(model, lora)
 
 

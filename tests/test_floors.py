@@ -197,6 +197,20 @@ print([name for name in {heavy!r} if name in sys.modules])
     assert min(spent) < 1.0  # torch alone takes more than twice that; processors differ by half of the rest
 
 
+@pytest.mark.parametrize("name", ["tiny-dream", "tiny-llama"])
+def test_decoding_imports_no_compiler(name: str) -> None:
+    """PyTorch's compiler, Triton and distributed tensors are 150 MB of memory, and more than a second."""
+    heavy = ("torch._dynamo", "torch.distributed.tensor", "triton", "sympy")
+    packed = ", quantize='int8'" if name == "tiny-llama" else ""
+    code = f"""
+import sys
+import pardec
+pardec.load({name!r}{packed}).generate("Hugo has 55 apples.", max_new_tokens=8)
+print([name for name in {heavy!r} if name in sys.modules])
+"""
+    assert python(code) == "[]"
+
+
 def test_public_names_are_sorted_and_there() -> None:
     import pardec
 

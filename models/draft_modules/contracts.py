@@ -16,6 +16,7 @@ from ..errors import ModelError, listed
 from ..files.weights import Published, read
 from ..finite import damaged
 from ..hidden import IdSubset, TargetStates
+from ..kernels import layout
 from ..model import LanguageModel
 
 
@@ -129,7 +130,7 @@ class DraftModule(nn.Module):
 def looked_up(table: Tensor, tokens: Tensor, scale: float = 1.0) -> Tensor:
     """[..., E] the rows `tokens` [...] of `table` [V, E], times `scale`; 0 where the id is -1."""
     every = tokens.device.type == "cpu" and bool((tokens.numpy() >= 0).all())  # on a GPU this would synchronize
-    rows = nn.functional.embedding(tokens if every else tokens.clamp(min=0), table)
+    rows = layout.rows_of(table, tokens if every else tokens.clamp(min=0))
     if scale != 1:
         rows = rows * scale
     return rows if every else rows.masked_fill((tokens < 0)[..., None], 0)

@@ -30,6 +30,7 @@ from ..hidden import TargetStates
 from ..kernels.attention import attend, attention_pattern
 from ..kernels.matmul import matmul
 from ..kernels.ops import choose_ops
+from ..layers.empty_weights import empty_weights
 from ..layers.layer import DecoderLayer, LayerPass
 from ..layers.rope import Rope
 from ..model import LanguageModel
@@ -240,7 +241,7 @@ def load(files: DraftFiles, target: LanguageModel, *, taps: str | None = None) -
     layout = read_layout(files, target.layers, taps)
     check_target(files, target, layout)
     vocabulary = find_vocabulary(files, target, layout.vocabulary, of=target.vocab_size)
-    with torch.device("meta"):
+    with empty_weights():
         module = DFlashModule(files, target, layout)
     module.vocabulary = vocabulary
     fill(

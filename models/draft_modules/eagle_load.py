@@ -6,6 +6,7 @@ import torch
 
 from ..errors import ModelError, listed
 from ..hidden import TargetStates
+from ..layers.empty_weights import empty_weights
 from ..layers.rope import Rope
 from ..model import LanguageModel
 from .contracts import DraftFiles, DraftKind, register
@@ -32,7 +33,7 @@ def load(
             f"{files.name} lacks lm_head.weight", "to use the target's head, its config needs tie_word_embeddings: true"
         )
     ids = find_vocabulary(files, target, form.vocabulary, of=form.config.vocab)
-    with torch.device("meta"):
+    with empty_weights():
         module = make(files, target, form, own_embedding=own_embedding)
     names = form.names(published) | make.more_names
     harmless = [*HARMLESS, "d2t", "t2d"]

@@ -26,6 +26,7 @@ from ..files.weights import Published, count_parts
 from ..hidden import Hidden, TargetStates
 from ..kernels.attention import attention_pattern
 from ..kernels.ops import choose_ops
+from ..layers.empty_weights import empty_weights
 from ..layers.layer import DecoderLayer, LayerPass
 from ..layers.rope import Rope
 from ..model import LanguageModel
@@ -124,7 +125,7 @@ def _load(files: DraftFiles, target: LanguageModel, *, layers: int | None = None
             f" {target.layers} layers",
             "set the number of layers: kangaroo:name=...,layers=2",
         )
-    with torch.device("meta"):
+    with empty_weights():
         module = Kangaroo(files, target, config, exit_layers)
     names: dict[str, str | tuple[str, ...]] = {"norm": "norm.weight"}
     for index in range(config.layers):

@@ -33,6 +33,7 @@ from ..kernels.attention import AttentionPattern, attend, attention_pattern
 from ..kernels.choice import backend
 from ..kernels.matmul import add_matmul, matmul
 from ..kernels.ops import apply_rotary, choose_ops
+from ..layers.empty_weights import empty_weights
 from ..layers.layer import DecoderLayer, LayerPass
 from ..layers.rope import Rope
 from ..model import LanguageModel
@@ -164,7 +165,7 @@ def _load(files: DraftFiles, target: LanguageModel) -> LongSpecModule:
         raise ModelError(
             f"{files.name} has {config.heads} heads, no multiple of {target.name}'s {last.kv_heads} KV heads"
         )
-    with torch.device("meta"):
+    with empty_weights():
         module = LongSpecModule(files, target, config, query_bias=f"{prefix}cross_attn.q_proj.bias" in published)
     names = {f"layer.{name}": tuple(prefix + stem for stem in stems) for name, stems in _NAMES.items()}
     fill(

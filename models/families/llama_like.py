@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from ..decoder_config import Activation, AttentionConfig, DecoderConfig
@@ -56,8 +58,62 @@ def both_ways(keys: ConfigKeys) -> ConfigKeys:
     return keys.without("is_causal").also(partial_rotary_factor=(None, 1))
 
 
+def _size(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def _nothing(value: Any) -> bool:
+    return value is None
+
+
+_PLAIN: dict[str, Callable[[Any], bool]] = {  # what a config must state to be complete, and the values that are so
+    **dict.fromkeys((*_SIZES, "num_key_value_heads", "max_position_embeddings"), _size),
+    "rms_norm_eps": lambda value: type(value) is float,
+    "tie_word_embeddings": lambda value: type(value) is bool,
+    "hidden_act": lambda value: isinstance(value, str) and value in ACTIVATIONS,
+    "rope_parameters": lambda value: (
+        isinstance(value, dict) and value == {"rope_type": "default", "rope_theta": value.get("rope_theta")}
+    ),
+    "rope_theta": lambda value: type(value) in (int, float),
+}
+_PLAIN_TOO: dict[str, Callable[[Any], bool]] = {  # what it may state in addition
+    **dict.fromkeys(("attention_bias", "mlp_bias"), lambda value: type(value) is bool),  # False where it does not
+    **dict.fromkeys(("rope_scaling", "layer_types", "sliding_window"), _nothing),
+    "head_dim": lambda value: value is None or _size(value),
+    "use_sliding_window": lambda value: value is False,
+    "max_window_layers": _size,  # without windows, of no effect
+}
+
+
+def _complete_as_it_is(config: Config, kind: str) -> Any | None:
+    """What `complete` returns, for a config that leaves nothing to a class's defaults; None for another.
+
+    The first config class of transformers (5.23.0) that a process imports brings PyTorch's compiler and Triton along:
+    150 MB, and most of the time that a small model takes to load
+    (`findings/transformers_config_imports_the_compiler.sh`).
+    """
+    if kind not in ("llama", "qwen2", "qwen3") or (kind == "qwen3" and config.get("head_dim") is None):
+        return None
+    values = dict(config)
+    if isinstance(rope := values.setdefault("rope_parameters", None), dict):
+        values.setdefault("rope_theta", rope.get("rope_theta"))
+    elif rope is None:
+        values["rope_parameters"] = {"rope_type": "default", "rope_theta": values.get("rope_theta")}
+    fits = all(test(values.get(key)) for key, test in _PLAIN.items()) and all(
+        key in _PLAIN or (key in _PLAIN_TOO and _PLAIN_TOO[key](value)) for key, value in values.items()
+    )
+    if not fits or values["rope_parameters"]["rope_theta"] != values["rope_theta"]:
+        return None
+    heads = values["num_attention_heads"]
+    if values["hidden_size"] % heads or (values.get("head_dim") or values["hidden_size"] // heads) % 2:
+        return None
+    return SimpleNamespace(**values)
+
+
 def complete(config: Config, kind: str) -> Any:
     """The config as the transformers class `kind` ("llama", ...) completes it. Raises ModelError if that fails."""
+    if (stated := _complete_as_it_is(config, kind)) is not None:
+        return stated
     from transformers import CONFIG_MAPPING
 
     settings = {

@@ -32,7 +32,9 @@ def _load(folder: Path) -> Any | None:
     if "auto_map" not in settings:
         try:
             with silence():
-                return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+                return AutoTokenizer.from_pretrained(
+                    folder, trust_remote_code=False, local_files_only=True, config=_named(folder, settings)
+                )
         except Exception as error:  # any of the tokenizer classes may fail in its own way
             reasons.append(f"AutoTokenizer: {one_line(error)}")
     else:
@@ -49,6 +51,27 @@ def _load(folder: Path) -> Any | None:
         f"the tokenizer in {folder} cannot be used: {'; '.join(reasons)}",
         "add a tokenizer.json (fast tokenizer), or vocab.json with merges.txt, to the folder",
     )
+
+
+def _named(folder: Path, settings: dict[str, Any]) -> Any | None:
+    """What AutoTokenizer reads in config.json where tokenizer_config.json names the class: the model's type and name.
+
+    None, so that it reads the file itself, in other cases. Left to itself it makes the config of the model, whose class
+    imports far more than a tokenizer needs (`findings/transformers_config_imports_the_compiler.sh`).
+    """
+    file = folder / "config.json"
+    if not settings.get("tokenizer_class") or not file.is_file():
+        return None
+    from transformers import PreTrainedConfig
+
+    config = parse(file.read_bytes())
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        return None
+    named = PreTrainedConfig(name_or_path=str(folder))
+    named.model_type = config["model_type"]
+    if "model_name" in config:
+        named.model_name = config["model_name"]
+    return named
 
 
 def _from_json(folder: Path, settings: dict[str, Any]) -> Any | None:

@@ -29,6 +29,7 @@ from ..errors import ModelError
 from ..files.configs import reading
 from ..files.sources import read_json
 from ..files.weights import count_parts
+from ..layers.empty_weights import empty_weights
 from . import autoencoder_names as names
 from .level_shape import GROUPS, LevelShape, multiples
 from .weight_files import arguments_file, find_file, read_tensors, write_tensors
@@ -186,7 +187,7 @@ def load_kl(
     try:
         with reading(str(file)):
             shape = KLShape.of(tensors)
-        with torch.device("meta"):
+        with empty_weights():
             model = KL(shape, scale=_scale(file) if scale is None else scale)
     except ModelError as error:
         raise ModelError(f"{file}: {error}", error.hint) from error

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..errors import ModelError
 from ..files.weights import count_parts
+from ..layers.empty_weights import empty_weights
 from .autoencoder_names import Names, fill, latent_diffusion
 from .level_shape import GROUPS
 from .weight_files import check_codes, find_file, read_tensors
@@ -110,7 +111,7 @@ def load_magvit(file: Path, *, device: torch.device | str = "cpu") -> MAGVIT:
     tensors = {name: value for name, value in read_tensors(file).items() if not re.match(r"(encoder|quantize)\.", name)}
     try:
         shape = MAGVITShape.of(tensors)
-        with torch.device("meta"):
+        with empty_weights():
             model = MAGVIT(shape)
     except ModelError as error:
         raise ModelError(f"{file}: {error}", error.hint) from error

@@ -30,6 +30,7 @@ from ..errors import ModelError
 from ..files.configs import reading
 from ..files.sources import read_json
 from ..files.weights import count_parts
+from ..layers.empty_weights import empty_weights
 from . import autoencoder_names as names
 from .level_shape import GROUPS, LevelShape, multiples
 from .weight_files import arguments_file, check_codes, find_file, read_tensors, write_tensors
@@ -197,7 +198,7 @@ def load_vq(source: str | os.PathLike[str], *, device: str = "cpu", dtype: torch
             shape = VQShape.of(tensors, read_json(arguments_file(file)))
     except ModelError as error:
         raise ModelError(f"{file}: {error}", error.hint) from error
-    with torch.device("meta"):
+    with empty_weights():
         model = VQ(shape)
     names.fill(model, file, tensors, names.llamagen, device, dtype)
     return model

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..errors import ModelError
 from ..files.weights import count_parts
+from ..layers.empty_weights import empty_weights
 from . import autoencoder_names as names
 from .level_shape import GROUPS, LevelShape, multiples
 from .weight_files import check_codes, find_file, read_tensors
@@ -106,7 +107,7 @@ def load_vqgan(source: str | os.PathLike[str], *, device: torch.device | str = "
     tensors = {name.removeprefix(_PREFIX): value for name, value in read_tensors(file).items()}
     try:
         shape = VQGANShape.of(tensors)
-        with torch.device("meta"):
+        with empty_weights():
             model = VQGAN(shape)
     except ModelError as error:
         raise ModelError(f"{file}: {error}", error.hint) from error

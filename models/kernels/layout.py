@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .cpu import panels
@@ -55,8 +56,8 @@ def dense(weight: Tensor) -> Tensor:
 
 
 def rows_of(weight: Tensor, index: Tensor) -> Tensor:
-    """[N, K] the rows `index` [N] of `weight`, one after the other."""
-    return weight.rows(index) if isinstance(weight, PackedWeight) else weight.index_select(0, index)
+    """[..., K] the rows `index` [...] of `weight`. A packed weight is asked without PyTorch's dispatch."""
+    return weight.rows(index) if isinstance(weight, PackedWeight) else F.embedding(index, weight)
 
 
 def stored(weight: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import cast
 
 import torch
-from accelerate import init_empty_weights
 from torch import Tensor, nn
 
 from ..decoder import Decoder
@@ -20,6 +19,8 @@ from ..families import FamilySpec
 from ..files.weights import Published, read
 from ..kernels import layout
 from ..kernels.cpu.blocks import BlockWeight
+from ..kernels.cpu.packed import as_parameter
+from ..layers.empty_weights import empty_weights
 from .unread import check_unread, has_own_head
 
 ROUTER = (
@@ -46,11 +47,8 @@ class Target:
 
 def empty(config: DecoderConfig) -> Decoder:
     """A decoder on the meta device."""
-    with init_empty_weights(), torch.device("meta"):  # the first one alone would allocate memory for a moment
-        decoder = Decoder(config)
-    if config.tied:  # making parameters empty unties them
-        decoder.head.weight = decoder.embed.weight
-    return decoder.eval()
+    with empty_weights():
+        return Decoder(config).eval()
 
 
 def targets(spec: FamilySpec, decoder: Decoder, published: Container[str] = ()) -> dict[str, Target]:
@@ -309,8 +307,8 @@ def _restacked(experts: list[Tensor]) -> Weight:
 
 def _parameter(weight: Weight) -> nn.Parameter | nn.ParameterList:
     if isinstance(weight, list):
-        return nn.ParameterList([nn.Parameter(one, requires_grad=False) for one in weight])
-    return nn.Parameter(weight, requires_grad=False)
+        return nn.ParameterList([as_parameter(one) for one in weight])
+    return as_parameter(weight)
 
 
 def _has_layout(names: Mapping[str, str | tuple[str, ...]], layers: int, published: Container[str]) -> bool:

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 from ..decoder import Decoder
 from ..decoder_config import DecoderConfig
@@ -27,17 +25,20 @@ from ..files.arguments import check_torchrun
 from ..layers.layer import DecoderLayer
 from .processes import destroy_group_at_exit, find_interface
 
-_PLAN: dict[str, Placement] = {  # by the last component of a parameter's name; all others are in every process
-    "qkv_weight": Shard(0),
-    "qkv_bias": Shard(0),
-    "out_weight": Shard(1),
-    "gate_up_weight": Shard(0),
-    "gate_up_bias": Shard(0),
-    "down_weight": Shard(1),
-    "experts_gate_up_weight": Shard(0),
-    "experts_down_weight": Shard(1),
-    "shared_gate_up_weight": Shard(0),
-    "shared_down_weight": Shard(1),
+if TYPE_CHECKING:  # its module, and that of distributed tensors, import 40 MB that one process has no use for
+    from torch.distributed.device_mesh import DeviceMesh
+
+_AXES: dict[str, int] = {  # what is split, by the last component of a parameter's name; all others are in every process
+    "qkv_weight": 0,
+    "qkv_bias": 0,
+    "out_weight": 1,
+    "gate_up_weight": 0,
+    "gate_up_bias": 0,
+    "down_weight": 1,
+    "experts_gate_up_weight": 0,
+    "experts_down_weight": 1,
+    "shared_gate_up_weight": 0,
+    "shared_down_weight": 1,
 }
 
 
@@ -61,13 +62,15 @@ class Shares:
     def __call__(self, name: str, weight: Tensor) -> Tensor:
         """This process's share of the whole parameter `name`, in separate memory."""
         self.parameters += weight.numel()
-        placement = _PLAN.get(name.rpartition(".")[2], Replicate())
-        if isinstance(placement, Replicate):
+        axis = _AXES.get(name.rpartition(".")[2])
+        if axis is None:
             return weight
+        from torch.distributed.tensor import Shard, distribute_tensor
+
         # Fused tensors are split one by one, so that a process has whole heads, and gates with their ups.
         tensors = torch.split(weight, list(self.config.fused_rows(name)) or [weight.shape[0]])
         # No source: every process has read the weight, and takes its share without a message from the others.
-        parts = [distribute_tensor(tensor, self.mesh, [placement], src_data_rank=None).to_local() for tensor in tensors]
+        parts = [distribute_tensor(each, self.mesh, [Shard(axis)], src_data_rank=None).to_local() for each in tensors]
         return torch.cat(parts)  # one part, too, is copied, so that the whole can go
 
     def divide(self, decoder: Decoder) -> None:
@@ -109,6 +112,8 @@ def own_device(requested: str | torch.device) -> str | torch.device:
 
 def shares(device: torch.device, config: DecoderConfig) -> Shares:
     """The shares of the processes that torchrun started, this one on `device`; gloo on a CPU, nccl on GPUs."""
+    from torch.distributed.device_mesh import init_device_mesh
+
     if not dist.is_initialized():
         find_interface()
         if device.type == "cuda":

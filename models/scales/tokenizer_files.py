@@ -16,6 +16,7 @@ from ..files.configs import reading
 from ..files.sources import read_json
 from ..images.autoencoder_names import from_published, latent_diffusion, to_published
 from ..images.weight_files import arguments_file, check_names, find_file, read_tensors, write_tensors
+from ..layers.empty_weights import empty_weights
 from .contracts import Scales
 from .shape import TokenizerShape
 from .tokenizer import MultiScaleVQ
@@ -64,7 +65,7 @@ def load_tokenizer(
                 f"{file} comes without the sides of its token maps",
                 f'write {{"patch_nums": [...]}} into {arguments_file(file).name}',
             )
-        with torch.device("meta"):
+        with empty_weights():
             model = MultiScaleVQ(shape, scales or Scales.read(arguments["patch_nums"]))
     except ModelError as error:
         raise ModelError(f"{file}: {error}", error.hint) from error

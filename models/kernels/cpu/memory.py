@@ -1,4 +1,4 @@
-"""Memory for packed weights, in huge pages where the system has them.
+"""Memory for packed weights, in huge pages where the system has them; and memory that is given back.
 
 A matmul of one row reads all weights once. With pages of 4 KiB, looking up their addresses slows that by a third.
 """
@@ -6,6 +6,7 @@ A matmul of one row reads all weights once. With pages of 4 KiB, looking up thei
 from __future__ import annotations
 
 import ctypes
+import sys
 import threading
 from functools import cache
 from typing import Any
@@ -53,3 +54,13 @@ def _madvise() -> Any:
     if run is not None:
         run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
     return run
+
+
+def return_free_memory() -> None:
+    """Gives the system what the C heap holds and nothing uses, where the C library can (glibc).
+
+    Reading a tokenizer of 49,000 tokens leaves 25 MB there, a quarter of what a small packed model takes.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(ctypes.c_size_t(0))

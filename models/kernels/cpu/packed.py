@@ -68,4 +68,14 @@ def _alone(part: Any) -> Any:
 
 def _rebuild(kind: type[PackedWeight], parts: tuple[Any, ...], parameter: bool) -> PackedWeight:
     weight = kind(*parts)
-    return nn.Parameter(weight, requires_grad=False) if parameter else weight  # type: ignore[return-value]
+    return as_parameter(weight) if parameter else weight  # type: ignore[return-value]
+
+
+def as_parameter(weight: Tensor) -> nn.Parameter:
+    """`weight` as a parameter without gradients."""
+    if not isinstance(weight, PackedWeight):
+        return nn.Parameter(weight, requires_grad=False)
+    # What nn.Parameter marks after it has called `detach`: for a subclass, PyTorch 2.13.0 then imports its distributed
+    # tensors, 40 MB.
+    weight._is_param = True  # type: ignore[attr-defined]
+    return weight  # type: ignore[return-value]

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, ChameleonForConditionalGeneration
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.diffusion_gemma import DiffusionGemmaForBlockDiffusion
 
-from pardec.models.errors import CapacityError, PardecError
-from pardec.models.families import FAMILIES
+from pardec.models.errors import CapacityError, ModelError, PardecError
+from pardec.models.families import FAMILIES, llama_like
 from pardec.models.families.base import ConfigKeys
 from pardec.models.load import load
 from pardec.models.plan import Plan
@@ -234,3 +234,72 @@ def test_config_keys_that_a_family_follows_are_tried_or_its_own(family: str) -> 
     assert not keys.followed & set(keys.refused)
     if family in transformers_families():
         assert keys.followed - set(VALUES) - STRUCTURE - NO_LOGITS == set()
+
+
+STATED = {
+    "vocab_size": 40,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 24,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512,
+    "rope_theta": 5000.0,
+    "tie_word_embeddings": True,
+}
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"head_dim": None},
+    {"rope_theta": 7},
+    {"rope_theta": None},
+    {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}},
+    {"rope_parameters": {"rope_type": "linear", "rope_theta": 300.0, "factor": 2.0}},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5}},
+    {"rope_scaling": {"type": "linear", "factor": 4.0}},
+    {"rope_scaling": None},
+    {"partial_rotary_factor": 0.5},
+    {"attention_bias": True},
+    {"attention_bias": None},
+    {"mlp_bias": True},
+    {"hidden_act": "gelu"},
+    {"hidden_act": "relu"},
+    {"tie_word_embeddings": False},
+    {"sliding_window": 16},
+    {"sliding_window": 16, "use_sliding_window": False, "max_window_layers": 2},
+    {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 2},
+    {"sliding_window": None, "use_sliding_window": True},
+    {"layer_types": ["full_attention"] * 3},
+    {"layer_types": None},
+    {"hidden_size": 65},
+    {"num_key_value_heads": None},
+    {"rms_norm_eps": 1},
+    {"vocab_size": 40.0},
+    {"tie_word_embeddings": None},
+    *({key: "absent"} for key in STATED),
+]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_a_config_that_states_everything_is_read_as_its_class_reads_it(kind, monkeypatch):
+    """A config that is complete as it is asks no class of transformers; the shape is the one that the class gives."""
+
+    def shape(config):
+        try:
+            return llama_like.shape(config, kind, qk_norm=kind == "qwen3")
+        except ModelError as error:
+            return str(error)
+
+    own = []
+    for change in CHANGES:
+        config = {key: value for key, value in {**STATED, **change}.items() if value != "absent"}
+        own.append(llama_like._complete_as_it_is(config, kind) is not None)
+        found = shape(config)
+        with monkeypatch.context() as asked:
+            asked.setattr(llama_like, "_complete_as_it_is", lambda config, kind: None)
+            assert found == shape(config), change
+    assert own[0]
+    assert 8 <= sum(own) <= 14

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer
 
 from pardec.models.errors import ModelError
 from pardec.models.files.tokenizers import load_tokenizer
@@ -88,3 +89,26 @@ def test_a_tokenizer_that_cannot_be_used_says_why(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ModelError, match="not valid JSON"):
         load_tokenizer(tmp_path)
+
+
+def described(tokenizer):
+    settings = {key: str(value) for key, value in tokenizer.init_kwargs.items() if key != "config"}
+    text = "Nora has 12 cups. <mask> é <|im_end|>"
+    return type(tokenizer), settings, tokenizer(text).input_ids, tokenizer.chat_template
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "mistral", "gemma", "LLaDA", "gpt2", ""])
+@pytest.mark.parametrize(
+    "name", ["PreTrainedTokenizerFast", "LlamaTokenizer", "Qwen2TokenizerFast", "GemmaTokenizer", None]
+)
+def test_the_model_s_type_is_all_that_a_tokenizer_reads_of_its_config(tmp_path, model_type, name):
+    folder = tmp_path / "model"
+    settings = {"eos_token": "<eos>", "mask_token": "<mask>"} | ({"tokenizer_class": name} if name else {})
+    fast(folder, **settings)
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type, "vocab_size": 5}))
+    try:
+        theirs = described(AutoTokenizer.from_pretrained(folder, local_files_only=True))
+    except Exception:  # what they cannot load, tokenizer.json gives
+        theirs = None
+    ours = described(load_tokenizer(folder))
+    assert theirs is None or ours == theirs
