@@ -14,19 +14,17 @@ if TYPE_CHECKING:
     from .decoder_config import DecoderConfig
     from .errors import CacheError, CapacityError, ModelError, PardecError, SpecError, UnknownNameError
     from .files.catalog import embedded_names
-    from .hidden import Hidden
     from .model import DecodingConfig, LanguageModel
-    from .plan import Plan, Visible
+    from .plan import Hidden, Plan, Visible
 
 _HOMES = {
     "decoder": ("Decoder",),
     "decoder_config": ("DecoderConfig",),
     "errors": ("CacheError", "CapacityError", "ModelError", "PardecError", "SpecError", "UnknownNameError"),
-    "hidden": ("Hidden",),
     "caches.kv_cache": ("KVCache",),
     "files.catalog": ("embedded_names",),
     "model": ("DecodingConfig", "LanguageModel"),
-    "plan": ("Plan", "Visible"),
+    "plan": ("Hidden", "Plan", "Visible"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

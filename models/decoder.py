@@ -16,7 +16,6 @@ from .caches.reuse_cache import ReuseCache
 from .decoder_config import AttentionConfig
 from .decoder_config import DecoderConfig as DecoderConfig
 from .errors import CacheError, ModelError
-from .hidden import Hidden
 from .kernels import layout, matmul
 from .kernels.attention import AttentionPattern, attention_pattern
 from .kernels.attention_parts import pattern_parts
@@ -31,7 +30,7 @@ from .layers.layer_groups import LayerGroups
 from .layers.layer_hooks import Kept, LayerHooks
 from .layers.rope import GridRope, Rope
 from .layers.sparse_layer import SparseLayer
-from .plan import Plan, plan_on
+from .plan import Hidden, Plan, plan_on
 
 _KNOWN = 8  # plans whose patterns and rotations are kept
 _NARROW = 0.8  # above this share of wanted queries, the last layer computes all of them

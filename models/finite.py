@@ -18,11 +18,10 @@ from torch import Tensor
 
 from .caches.kv_cache import KVCache
 from .errors import ModelError, PardecError, SpecError
-from .hidden import Hidden
 from .kernels.cpu import blocks
 from .kernels.cpu.blocks import BlockWeight
 from .kernels.layout import dense, stored
-from .plan import Plan
+from .plan import Hidden, Plan
 
 if TYPE_CHECKING:
     from .model import LanguageModel

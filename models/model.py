@@ -16,12 +16,11 @@ from .caches.prefix_cache import PrefixCache
 from .caches.reuse_cache import LayerReuse, ReuseCache
 from .cuda_graphs.runner import native, plain_decoder
 from .errors import CacheError, CapacityError, ModelError, SpecError
-from .hidden import Hidden, IdSubset
 from .kernels.cpu.blocks import BlockWeight
 from .kv_stores.cache import StoredCache
 from .kv_stores.contracts import Store
 from .layers.quantize import weight_bytes
-from .plan import Plan, Visible
+from .plan import Hidden, IdSubset, Plan, Visible
 from .stack import Stack
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ import torch
 
 from .caches.kv_cache import KVCache
 from .errors import ModelError
-from .hidden import Hidden
 from .model import LanguageModel
-from .plan import Plan, plan_on
+from .plan import Hidden, Plan, plan_on
 from .stack import Stack, WrapperStack
 
 

@@ -8,8 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from .caches.kv_cache import KVCache
-from .hidden import Hidden
-from .plan import Plan
+from .plan import Hidden, Plan
 
 
 class Stack(Protocol):

@@ -25,13 +25,12 @@ from .caches.kv_cache import KVCache
 from .cuda_graphs.runner import GraphRunner, plain_decoder, runner
 from .decoder import Decoder
 from .errors import ModelError, listed, one_line
-from .hidden import Hidden, IdSubset
 from .kernels import layout
 from .kernels.cpu.packed import PackedWeight
 from .kernels.matmul import Linear
 from .layers.quantize import weight_bytes
 from .model import LanguageModel
-from .plan import Plan
+from .plan import Hidden, IdSubset, Plan
 from .stack import WrapperStack
 
 ORDER = "frequent_ids.json"  # in a checkpoint's folder: ids as a JSON list, the commonest first

@@ -14,7 +14,7 @@ import torch
 from pardec.models.cuda_graphs.runner import runner
 from pardec.models.errors import ModelError
 from pardec.models.kernels.choice import prepare
-from pardec.models.parallel.threads import stepping, threads_for
+from pardec.models.parallel.threads import threads_for
 from pardec.models.printable import plain
 from pardec.samplers import ops as sampler_ops
 from pardec.samplers.events import Event, Finished, RowFinished
@@ -233,3 +233,21 @@ class Engine:
             grid=None if layout is None else layout.grid,
             stride=None if layout is None else layout.stride,
         )
+
+
+def stepping(events: Iterator[Event], threads: int | None) -> Iterator[Event]:
+    """The same events, each computed with `threads` threads; the consumer keeps the previous number."""
+    return events if threads is None else _stepping(events, threads)
+
+
+def _stepping(events: Iterator[Event], threads: int) -> Iterator[Event]:
+    while True:
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            event = next(events)
+        except StopIteration:
+            return
+        finally:
+            torch.set_num_threads(before)
+        yield event

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.caches.prefix_cache import Lease
-from pardec.models.hidden import TargetStates
 from pardec.models.model import LanguageModel
+from pardec.models.plan import TargetStates
 
 from .batching import RowState
 

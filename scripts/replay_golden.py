@@ -30,8 +30,7 @@ import pardec
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import PardecError
 from pardec.models.families import match
-from pardec.models.hidden import Hidden
-from pardec.models.plan import Plan
+from pardec.models.plan import Hidden, Plan
 from pardec.samplers.masked.ops.schedule import even_share
 from pardec.samplers.ops.distribution import DenseDistribution, filter_logits
 

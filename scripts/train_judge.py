@@ -36,9 +36,8 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 import pardec  # noqa: E402
-from pardec.models.hidden import Hidden  # noqa: E402
 from pardec.models.model import LanguageModel  # noqa: E402
-from pardec.models.plan import Plan  # noqa: E402
+from pardec.models.plan import Hidden, Plan  # noqa: E402
 from pardec.samplers.ops.judge_heads import JudgeHead  # noqa: E402
 
 NEW = 64  # tokens of an answer

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..hidden import TargetStates
+from ..plan import TargetStates
 from .kv_cache import KVCache
 
 

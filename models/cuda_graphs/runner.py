@@ -29,8 +29,7 @@ from torch import Tensor
 
 from ..caches.kv_cache import KVCache
 from ..decoder import Decoder
-from ..hidden import Hidden
-from ..plan import Plan, Visible
+from ..plan import Hidden, Plan, Visible
 from .capture import Capturer
 from .functions import WIDEST
 from .kept_graphs import KeptGraphs, Key

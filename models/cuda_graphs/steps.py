@@ -13,8 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from ..hidden import Hidden
-from ..plan import Plan, Visible
+from ..plan import Hidden, Plan, Visible
 
 _IDLE = 2  # limit of idle memories
 _numbers = count(1)

@@ -22,10 +22,9 @@ from ..decoder import Decoder
 from ..errors import ModelError, listed
 from ..files.lora import Adapter, read_adapter
 from ..files.sources import DRAFT_ADAPTER
-from ..hidden import Hidden
 from ..kernels import layout
 from ..model import LanguageModel
-from ..plan import Plan
+from ..plan import Hidden, Plan
 
 _OUTPUT = re.compile(r"(?:.*\.)?layers\.(\d+)\.self_attn\.o_proj\.weight")
 

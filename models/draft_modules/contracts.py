@@ -15,9 +15,9 @@ from ..decoder_config import DecoderConfig
 from ..errors import ModelError, listed
 from ..files.weights import Published, read
 from ..finite import damaged
-from ..hidden import IdSubset, TargetStates
 from ..kernels import layout
 from ..model import LanguageModel
+from ..plan import IdSubset, TargetStates
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from ..caches.kv_cache import KVCache
 from ..decoder_config import DecoderConfig
 from ..errors import listed
-from ..hidden import TargetStates
 from ..kernels.attention import attend, attention_pattern
 from ..kernels.matmul import matmul
 from ..kernels.ops import choose_ops
@@ -34,7 +33,7 @@ from ..layers.empty_weights import empty_weights
 from ..layers.layer import DecoderLayer, LayerPass
 from ..layers.rope import Rope
 from ..model import LanguageModel
-from ..plan import Plan, Visible
+from ..plan import Plan, TargetStates, Visible
 from .contracts import DraftFiles, DraftKind, DraftModule, register
 from .dflash_conv import BlockConvolution
 from .dflash_files import DFlashLayout, check_target, is_dflash, read_layout

@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from ..caches.kv_cache import KVCache
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
-from ..hidden import Hidden
 from ..kernels.attention import attention_pattern
 from ..kernels.cpu.int8 import Int8Weight
 from ..kernels.cpu.layers import LayersInC
@@ -41,7 +40,7 @@ from ..kernels.ops import Ops, choose_ops
 from ..layers.layer import DecoderLayer, LayerPass
 from ..layers.rope import Rope
 from ..model import LanguageModel
-from ..plan import Plan
+from ..plan import Hidden, Plan
 from .contracts import DraftFiles, DraftModule, looked_up
 from .eagle_files import EagleLayout
 from .eagle_taps import Taps

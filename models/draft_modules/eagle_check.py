@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..hidden import TargetStates
-from ..plan import Plan, Visible
+from ..plan import Plan, TargetStates, Visible
 from .eagle import EagleModule
 
 _MARGIN = 0.05  # minimum gain in agreement for the other convention to be named

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from ..errors import ModelError, listed
-from ..hidden import TargetStates
 from ..layers.empty_weights import empty_weights
 from ..layers.rope import Rope
 from ..model import LanguageModel
+from ..plan import TargetStates
 from .contracts import DraftFiles, DraftKind, register
 from .eagle import EagleModule
 from .eagle_files import HARMLESS, EagleLayout, is_eagle, read_layout

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ..caches.kv_cache import KVCache
 from ..kernels.attention import mask_of_the_last
-from ..kernels.cpu.layer import usable
-from ..kernels.cpu.layers import LayersInC
+from ..kernels.cpu.layers import LayersInC, usable
 from ..layers.rope import Rope
 from ..plan import Plan
 

@@ -26,9 +26,9 @@ from ..decoder_config import DecoderConfig
 from ..errors import ModelError, listed
 from ..families.llama_like import NAMES, shape
 from ..files.weights import Published
-from ..hidden import TargetStates
 from ..loading import assemble
 from ..model import LanguageModel
+from ..plan import TargetStates
 from .contracts import DraftFiles, DraftKind, DraftModule, register
 from .parameters import left_out
 from .token_heads import Head, HeadNames, matrix, read_heads

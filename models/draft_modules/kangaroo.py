@@ -23,14 +23,13 @@ from ..decoder_config import DecoderConfig
 from ..errors import ModelError
 from ..families.llama_like import shape
 from ..files.weights import Published, count_parts
-from ..hidden import Hidden, TargetStates
 from ..kernels.attention import attention_pattern
 from ..kernels.ops import choose_ops
 from ..layers.empty_weights import empty_weights
 from ..layers.layer import DecoderLayer, LayerPass
 from ..layers.rope import Rope
 from ..model import LanguageModel
-from ..plan import Plan
+from ..plan import Hidden, Plan, TargetStates
 from .contracts import DraftFiles, DraftKind, DraftModule, register
 from .parameters import fill, left_out, parameter
 

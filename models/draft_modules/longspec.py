@@ -28,7 +28,6 @@ from ..cuda_graphs.runner import plain_decoder
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
 from ..files.weights import Published
-from ..hidden import Hidden
 from ..kernels.attention import AttentionPattern, attend, attention_pattern
 from ..kernels.choice import backend
 from ..kernels.matmul import add_matmul, matmul
@@ -37,7 +36,7 @@ from ..layers.empty_weights import empty_weights
 from ..layers.layer import DecoderLayer, LayerPass
 from ..layers.rope import Rope
 from ..model import LanguageModel
-from ..plan import Plan
+from ..plan import Hidden, Plan
 from .contracts import DraftFiles, DraftKind, DraftModule, register
 from .parameters import fill, left_out, parameter
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from ..errors import ModelError
 from ..files.weights import Published
-from ..hidden import TargetStates
 from ..model import LanguageModel
+from ..plan import TargetStates
 from .contracts import DraftFiles, DraftKind, DraftModule, register
 
 _VECTORS = "prompt_embeddings"

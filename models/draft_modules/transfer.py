@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from ..errors import ModelError
 from ..files.weights import Published, count_parts
-from ..hidden import TargetStates
 from ..kernels.matmul import matmul
 from ..model import LanguageModel
+from ..plan import TargetStates
 from .contracts import DraftFiles, DraftKind, DraftModule, register
 
 _NAME = "transfer.{}.weight"

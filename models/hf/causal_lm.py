@@ -20,9 +20,8 @@ from transformers.cache_utils import DynamicCache
 from ..caches.kv_cache import KVCache
 from ..errors import ModelError, one_line
 from ..finite import damaged
-from ..hidden import Hidden
 from ..parallel.placement import out_of_memory
-from ..plan import Plan, Visible
+from ..plan import Hidden, Plan, Visible
 from .attention import ATTENTION, Running, running_forward
 from .past import Past
 

@@ -21,8 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..caches.kv_cache import KVCache
 from ..errors import CacheError, ModelError
-from ..hidden import Hidden
-from ..plan import Plan, Visible
+from ..plan import Hidden, Plan, Visible
 from ..stack import Stack, WrapperStack
 
 

@@ -12,7 +12,7 @@ import torch
 
 from ..errors import ModelError
 from .cpu import library
-from .cpu.layer import usable as runs_in_c
+from .cpu.layers import usable as runs_in_c
 from .variable import VARIABLE
 
 __all__ = ["VARIABLE", "Backend", "backend", "interpreted", "prepare", "runs_in_c"]

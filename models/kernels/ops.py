@@ -31,7 +31,7 @@ from torch import Tensor
 from ..decoder_config import Activation
 from .choice import Backend, backend
 from .cpu import library
-from .cpu.layer import apply_rotary_c, norm_c, swiglu_c
+from .cpu.layers import apply_rotary_c, norm_c, swiglu_c
 from .variable import VARIABLE
 
 if TYPE_CHECKING:

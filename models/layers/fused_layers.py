@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels.cpu.layers import LayersInC, usable
+from ..kernels.cpu.layers import LayersInC, compiled
 from ..kernels.ops import C
 from .layer import DecoderLayer, LayerPass
 
@@ -53,5 +53,5 @@ class FusedLayers:
         if self._known is None or self._known[0] != key:
             own = [layer.weights_in_c() if type(layer) is DecoderLayer else None for layer in layers]
             fit = [each for each in own if each is not None and each.fit(dtype, plain=plain)]
-            self._known = key, LayersInC(fit) if len(fit) == len(own) and usable() else None
+            self._known = key, LayersInC(fit) if len(fit) == len(own) and compiled() else None
         return self._known[1]

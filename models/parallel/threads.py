@@ -9,11 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 import torch
-
-T = TypeVar("T")
 
 SMALL = 4_000_000  # with fewer parameters, one thread decodes
 _UNCHOSEN = torch.get_num_threads()
@@ -40,21 +37,3 @@ def using(threads: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def stepping(events: Iterator[T], threads: int | None) -> Iterator[T]:
-    """The same events, each computed with `threads` threads; the consumer keeps the previous number."""
-    return events if threads is None else _stepping(events, threads)
-
-
-def _stepping(events: Iterator[T], threads: int) -> Iterator[T]:
-    while True:
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            event = next(events)
-        except StopIteration:
-            return
-        finally:
-            torch.set_num_threads(before)
-        yield event

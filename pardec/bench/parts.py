@@ -24,9 +24,8 @@ from torch import Tensor
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.continuous.contracts import Backbone, ContinuousModel, Gaussian, Head, States
 from pardec.models.errors import SpecError
-from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
-from pardec.models.plan import Plan
+from pardec.models.plan import Hidden, Plan
 from pardec.models.stack import Stack
 from pardec.samplers.continuous.loop import ContinuousLoop
 from pardec.samplers.masked.cache.none import NoCache

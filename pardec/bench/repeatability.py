@@ -20,10 +20,9 @@ from torch import Tensor
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.cuda_graphs.runner import native
 from pardec.models.cuda_graphs.static_cache import StaticCache
-from pardec.models.hidden import Hidden
 from pardec.models.kernels.variable import VARIABLE
 from pardec.models.model import LanguageModel
-from pardec.models.plan import Plan
+from pardec.models.plan import Hidden, Plan
 from pardec.models.stack import Stack
 
 from ..drivers import driver_of

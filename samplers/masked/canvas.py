@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import or_
-from typing import Any, NoReturn, Self, TypeVar
+from typing import NoReturn, Self, TypeVar
 
 import numpy as np
 import torch
@@ -135,7 +135,6 @@ _ROWS = (
     "rows", "prompt", "total", "planned", "origin", "block_start", "block_end", "end", "step", "entry_step", "nfe",
     "block_started", "block_remaining", "first_open",
 )  # fmt: skip
-_OF_BLOCK = ("block_end", "end", "active_host", "compete_host", "eligible_host", "block_remaining")
 _TENSORS = ("tokens", "open", "commit_step", "commit_score", "serial", "window", "eligible")
 _HOST = (
     *_ROWS, "num_masked", "total_steps", "hold_block", "_clocks", "given_host", "window_host", "active_host",
@@ -144,6 +143,20 @@ _HOST = (
 
 
 CONTENTS = ("tokens", "open", "commit_step", "commit_score")  # the tensors that a commit writes
+
+
+class _OfBlock:
+    """An array of the active block; where its values are still on the device, reading it gets them from there.
+
+    Python asks this object only while the canvas has no attribute of the name: `Canvas._shorten` removes it, and the
+    next transfer sets it.
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, canvas: Canvas, owner: type) -> np.ndarray:
+        return canvas._read_of_block(self.name)
 
 
 class Canvas(RowState):
@@ -174,8 +187,8 @@ class Canvas(RowState):
     per_row = (*_TENSORS, *_HOST)
     per_slot = ("rows", "_clocks")
     block_start: np.ndarray
-    block_end: np.ndarray
-    end: np.ndarray
+    block_end, end, block_remaining = _OfBlock(), _OfBlock(), _OfBlock()
+    active_host, compete_host, eligible_host = _OfBlock(), _OfBlock(), _OfBlock()
 
     def __init__(
         self,
@@ -230,10 +243,10 @@ class Canvas(RowState):
         self.max_logits: Callable[[], np.ndarray] | None = None  # [B, L]: see `REUSES_PREDICTIONS` of `Cache.provides`
         self._later: list[tuple[Mapping[str, Tensor], Callable[[Mapping[str, np.ndarray]], None]]] = []  # to be read
         self.block_start = self.block_end = np.full(len(rows), -1)
+        self.bind()
         if moving:
             self.block_start, self.block_end, self.end = self.prompt.copy(), total, total
             self._lay_window(self.prompt[:, None] + np.arange(max(int((total - self.prompt).max()), 1)))
-        self.bind()
         self.given_host = ~download(self.open)
         self.num_masked = (~self.given_host).sum(1)
         self._update()
@@ -249,6 +262,10 @@ class Canvas(RowState):
         if self.on_host:
             self.tokens_host, self.open_host = self.tokens.numpy(), self.open.numpy()
             self._step_host, self._score_host = self.commit_step.numpy(), self.commit_score.numpy()
+
+    def _on_device(self, values: np.ndarray) -> Tensor:
+        """`values` on the device of the tokens; on a CPU they share memory."""
+        return torch.from_numpy(values) if self.on_host else upload(values, self.tokens.device)
 
     def read_later(self, parts: Mapping[str, Tensor], then: Callable[[Mapping[str, np.ndarray]], None]) -> None:
         """Calls `then` with these tensors as arrays: at once on a CPU, else with the transfer of the coming commit."""
@@ -300,7 +317,7 @@ class Canvas(RowState):
         if self.moving:
             self.eligible_host &= self.compete_host
         if not read:
-            self.eligible = upload(self.eligible_host, self.tokens.device)
+            self.eligible = self._on_device(self.eligible_host)
         self.block_remaining = self.eligible_host.sum(1)
         return value
 
@@ -319,7 +336,7 @@ class Canvas(RowState):
     def _lay_window(self, positions: np.ndarray) -> None:
         """Sets the window to `positions` [B, W], without the positions at or after the end of the active block."""
         self.window_host = np.where(positions >= self.block_end[:, None], self.length, positions)
-        self.window = upload(self.window_host, self.tokens.device)
+        self.window = self._on_device(self.window_host)
         self.active_host = self.compete_host = self.window_host < self.length
 
     def move(self, span: Span) -> None:
@@ -341,19 +358,19 @@ class Canvas(RowState):
 
     def _shorten(self, span: Span, end: Tensor) -> None:
         """Moves the ends of active blocks forward; the transfer of the coming commit tells the host where to."""
-        device, start = self.tokens.device, np.where(self.hold_block, self.block_start, span.block_start)
-        end = torch.where(upload(self.hold_block, device), upload(self.block_end, device), end)
+        start = np.where(self.hold_block, self.block_start, span.block_start)
+        end = torch.where(self._on_device(self.hold_block), self._on_device(self.block_end), end)
         self.eligible = self.eligible & (self.window < end[:, None])
         self.read_later({"end": end}, lambda read: self._place(start, read["end"], span.eligible))
-        for name in _OF_BLOCK:  # see `__getattr__`
-            delattr(self, name)
+        for name, value in vars(Canvas).items():
+            if isinstance(value, _OfBlock):
+                delattr(self, name)
 
-    def __getattr__(self, name: str) -> Any:
-        """An attribute of `_OF_BLOCK` that waits for the next transfer is read from the device now."""
-        if name not in _OF_BLOCK or not vars(self).get("_later"):
-            raise AttributeError(f"a canvas has no {name!r}")
+    def _read_of_block(self, name: str) -> np.ndarray:
+        """An array of the active block, by a transfer of its own."""
         self._transfer({})
-        return getattr(self, name)
+        value: np.ndarray = vars(self)[name]
+        return value
 
     def _place(self, start: np.ndarray, end: np.ndarray, eligible: np.ndarray | None) -> None:
         self.block_start, self.block_end = start, end
@@ -361,7 +378,7 @@ class Canvas(RowState):
         self.active_host = (self.window_host >= start[:, None]) & (self.window_host < end[:, None])
         self.compete_host = self.active_host if eligible is None else self.active_host & eligible
         self.eligible_host = self.compete_host & np.take_along_axis(self.open_host, self.window_host, 1)
-        self.eligible = upload(self.eligible_host, self.tokens.device)
+        self.eligible = self._on_device(self.eligible_host)
         self.block_remaining = self.eligible_host.sum(1)
 
     @property
@@ -447,7 +464,7 @@ class Canvas(RowState):
     def renew_eligible(self) -> None:
         """Uploads `eligible` again if captured steps left it out of date."""
         if self.stale:
-            self.eligible, self.stale = upload(self.eligible_host, self.tokens.device), False
+            self.eligible, self.stale = self._on_device(self.eligible_host), False
 
     def _advance(self, beside: Tensor | None, *, read: bool = False) -> float:
         """Counts the forward and updates each row's block; with `read` the arrays have the rows' contents already."""
@@ -493,7 +510,7 @@ class Canvas(RowState):
 
     def _forward(self) -> Tensor:
         """[B, 1]: the index of the current forward, as recorded in `commit_step`."""
-        return upload(self.nfe.astype(np.int32), self.tokens.device)[:, None]
+        return self._on_device(self.nfe.astype(np.int32))[:, None]
 
     def _put(
         self, which: Tensor, tokens: Tensor | int, forward: Tensor | int, scores: Tensor | float, *, hold_block: bool
@@ -544,7 +561,7 @@ class Canvas(RowState):
     def committed(self) -> Tensor:
         """[B, W] bool: the positions of the active block that a forward committed, without prompt tokens."""
         committed = self.commit_step.gather(1, self.window) >= 0
-        return committed & upload(self.active_host, committed.device) if self.moving else committed
+        return committed & self._on_device(self.active_host) if self.moving else committed
 
     def close(self, rows: np.ndarray) -> None:
         """Ends these rows ([B] bool): their open positions become padding and stay uncommitted."""
@@ -559,7 +576,7 @@ class Canvas(RowState):
 
     def _pad(self, which: np.ndarray) -> None:
         """Open positions `which` [B, L + 1] become padding and stay uncommitted."""
-        on_device = upload(which, self.open.device)
+        on_device = self._on_device(which)
         self.given_host = self.given_host | which
         self.tokens.masked_fill_(on_device, self.pad_id)
         self.open &= ~on_device
@@ -577,7 +594,7 @@ class Canvas(RowState):
     def keep(self, rows: np.ndarray) -> None:
         if not self.on_host:
             self.tokens_host, self.open_host = self.tokens_host[rows], self.open_host[rows]
-            where = upload(rows, self.tokens.device)
+            where = self._on_device(rows)
             self._later = [({name: each[where] for name, each in parts.items()}, then) for parts, then in self._later]
         super().keep(rows)
 
@@ -601,7 +618,7 @@ class Canvas(RowState):
                 setattr(self, name, widened(getattr(self, name), more, blank))
             self.given_host = np.pad(self.given_host, ((0, 0), (0, more)), constant_values=True)
             self.window_host = np.where(self.window_host == self.length, other.length, self.window_host)
-            self.window, self.length = upload(self.window_host, self.tokens.device), other.length
+            self.window, self.length = self._on_device(self.window_host), other.length
         past = self._forwards - int(np.delete(self.nfe, where).max(initial=0))  # forwards of no other live row
         self._clocks = np.roll(self._clocks, -past, axis=1)
         self._forwards -= past
@@ -624,6 +641,9 @@ class DeviceCanvas(Canvas):
 
     def __getattr__(self, name: str) -> NoReturn:
         raise CaptureError(f"a stage reads {name} of the canvas, which the host has")
+
+    def _read_of_block(self, name: str) -> NoReturn:
+        self.__getattr__(name)
 
     def write(self, chosen: Update) -> None:
         """Commits `chosen` where positions are eligible."""

@@ -31,7 +31,8 @@ from ..endings import Endings
 from ..events import Event, Finished, RowFinished
 from ..host_transfer import upload
 from ..logprobs import LogprobRecorder
-from ..ops.rank import best, suits_numpy
+from ..ops.confidence import suits_numpy
+from ..ops.rank import best
 from ..registry import resolve
 from ..rng import assign_rows
 from ..trace import UNCOMMITTED

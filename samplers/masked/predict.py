@@ -19,10 +19,9 @@ from pardec.models import finite
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.errors import PardecError
-from pardec.models.hidden import Hidden, IdSubset
 from pardec.models.images.conditioned import Shifted, copy_cache_rows
 from pardec.models.model import LanguageModel
-from pardec.models.plan import Plan
+from pardec.models.plan import Hidden, IdSubset, Plan
 
 from ..batching import RowState
 from ..host_transfer import download, upload

@@ -41,13 +41,17 @@ class Confidence(NamedTuple):
         return self.mass.reciprocal()
 
 
+def suits_numpy(values: Tensor) -> bool:
+    """Whether numpy may compute with a few values: its overhead is lower, but modes that record do not see it."""
+    return values.device.type == "cpu" and torch._C._len_torch_dispatch_stack() == 0
+
+
 def argmax(values: Tensor) -> Tensor:
     """The index of the highest of `values` [..., N], the lowest on ties; [...] int64.
 
     On a CPU it is numpy's, which takes a fifth of the time of torch's.
     """
-    followed = torch._C._len_torch_dispatch_stack() > 0  # by a mode that records operations
-    if values.device.type != "cpu" or values.dtype == torch.bfloat16 or values.requires_grad or followed:
+    if values.dtype == torch.bfloat16 or values.requires_grad or not suits_numpy(values):
         return values.argmax(-1)
     return torch.from_numpy(np.asarray(values.numpy().argmax(-1)))
 

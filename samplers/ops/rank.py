@@ -6,14 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.kernels.cpu.library import is_traced
-
 from ..host_transfer import upload
-
-
-def suits_numpy(values: Tensor) -> bool:
-    """Whether numpy may compute with a few values: its overhead is lower, but modes that record do not see it."""
-    return values.device.type == "cpu" and not is_traced()
+from .confidence import suits_numpy
 
 
 def best(score: Tensor) -> Tensor:

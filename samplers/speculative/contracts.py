@@ -38,8 +38,8 @@ from ..traits import NONE, Reasons, Trait, Why
 if TYPE_CHECKING:
     from pardec.models.caches.kv_cache import KVCache
     from pardec.models.draft_modules.contracts import DraftModule, ModuleName
-    from pardec.models.hidden import Hidden, TargetStates
     from pardec.models.model import LanguageModel
+    from pardec.models.plan import Hidden, TargetStates
 
     from ..request import Request
     from .sequences import Sequences

@@ -13,9 +13,8 @@ from torch.nn.functional import pad
 from pardec.models import finite
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import ModelError, PardecError
-from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
-from pardec.models.plan import Plan, Visible
+from pardec.models.plan import Hidden, Plan, Visible
 
 from ..batching import RowState
 from ..host_transfer import download, upload

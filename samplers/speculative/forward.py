@@ -13,10 +13,9 @@ from torch.nn.functional import pad
 
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.finite import Run
-from pardec.models.hidden import Hidden, TargetStates
 from pardec.models.images.conditioned import copy_cache_rows
 from pardec.models.model import LanguageModel
-from pardec.models.plan import Plan, Visible
+from pardec.models.plan import Hidden, Plan, TargetStates, Visible
 
 from ..batching import RowState
 from ..host_transfer import upload

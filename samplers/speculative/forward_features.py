@@ -19,9 +19,8 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from pardec.models.caches.kv_cache import KVCache
-from pardec.models.hidden import Hidden, TargetStates
 from pardec.models.model import LanguageModel
-from pardec.models.plan import Plan
+from pardec.models.plan import Hidden, Plan, TargetStates
 
 from ..prefix_reuse import PrefixReuse
 from ..request import Request

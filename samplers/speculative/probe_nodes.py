@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pardec.models.hidden import Hidden
+from pardec.models.plan import Hidden
 
 from ..host_transfer import download, upload
 from .contracts import Draft, ProbeLayout, ProbeNodes, Verdict

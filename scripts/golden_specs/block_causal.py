@@ -21,8 +21,7 @@ from torch import Tensor
 import pardec
 from golden_specs import TOLERANCE, Call, Case, Replay, load, relative
 from pardec.models.caches.kv_cache import KVCache
-from pardec.models.hidden import Hidden
-from pardec.models.plan import Plan
+from pardec.models.plan import Hidden, Plan
 from pardec.samplers.rng import Keyed
 
 Rows = list[tuple[list[int], Tensor]]  # of each forward: the positions it was fed, and their logits

@@ -17,8 +17,7 @@ from torch import Tensor
 from golden_specs import TOLERANCE, Case, Reader, Replay, load, relative
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.draft_modules.load import load_draft_module
-from pardec.models.hidden import Hidden
-from pardec.models.plan import Plan, Visible
+from pardec.models.plan import Hidden, Plan, Visible
 from pardec.samplers.spec import parse
 from pardec.samplers.speculative.accept.greedy import Greedy
 from pardec.samplers.speculative.contracts import (

@@ -13,6 +13,7 @@ from torch import Tensor
 from golden_specs import Case, Reader, Replay
 from golden_specs.llamagen import LOOSE, apart, arguments, model_of
 from pardec.samplers.spec import parse
+from pardec.samplers.speculative.accept.greedy import follow
 from pardec.samplers.speculative.accept.speculative import Speculative
 from pardec.samplers.speculative.contracts import (
     Acceptance,
@@ -28,7 +29,6 @@ from pardec.samplers.speculative.contracts import (
 from pardec.samplers.speculative.draft.jacobi import Jacobi
 from pardec.samplers.speculative.draft.jacobi_window import Iterate
 from pardec.samplers.speculative.draft.sjd import Sjd, WindowState
-from pardec.samplers.speculative.ops.verification import follow
 
 
 class _Differs(Exception):

@@ -12,7 +12,7 @@ import torch
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.caches.prefix_cache import Block, Lease, PrefixCache
 from pardec.models.errors import SpecError
-from pardec.models.hidden import TargetStates
+from pardec.models.plan import TargetStates
 from tests.samplers.ar_toys import toy_ar
 from tests.samplers.toys import toy
 

@@ -11,9 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from pardec.models.errors import ModelError
-from pardec.models.hidden import Hidden
 from pardec.models.load import load
-from pardec.models.plan import Plan, Visible
+from pardec.models.plan import Hidden, Plan, Visible
 from pardec.models.trimmed import ORDER, frequent_ids, parameters_read, read_ids, trimmed
 from tests.samplers.ar_toys import toy_ar
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
-from pardec.models.plan import Plan
+from pardec.models.plan import Hidden, Plan
 from tests.reference import naive_dependence as naive
 from tests.samplers.parity import recorded
 from tests.samplers.toys import prompts, request, run, table, toy

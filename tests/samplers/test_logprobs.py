@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from pardec.models.caches.kv_cache import KVCache
-from pardec.models.hidden import Hidden
 from pardec.models.load import load
 from pardec.models.model import LanguageModel
-from pardec.models.plan import Plan
+from pardec.models.plan import Hidden, Plan
 from pardec.samplers import logprobs as recording
 from pardec.samplers import registry
 from pardec.samplers.events import Finished, RowFinished, Started, Step

@@ -14,9 +14,8 @@ from pardec.models.caches.kv_cache import KVCache
 from pardec.models.decoder import Decoder, DecoderConfig
 from pardec.models.decoder_config import ExpertsConfig
 from pardec.models.errors import SpecError
-from pardec.models.hidden import Hidden
 from pardec.models.model import Attention, DecodingConfig, LanguageModel
-from pardec.models.plan import Plan
+from pardec.models.plan import Hidden, Plan
 from pardec.samplers import registry
 from pardec.samplers.events import Event, Finished
 from pardec.samplers.masked.loop import decode

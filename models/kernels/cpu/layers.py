@@ -1,6 +1,8 @@
-"""Successive layers of a decoder as one call of the kernels in C; see layers.c.
+"""The layers of a decoder by kernels in C, of float32 or bfloat16.
 
-It gives the bits that the layers give operation by operation.
+Norm, rotation and gate (layer.c) are one pass each where PyTorch takes several. What is computed is float32 in either
+case, and rounded where the definitions round it. Successive layers (layers.c) are one call of these kernels and of
+those of attention and matmuls; it gives the bits that the layers give operation by operation.
 """
 
 from __future__ import annotations
@@ -15,15 +17,87 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import attention, blocks, int8, layer, library, panels
+from . import attention, blocks, int8, library, panels
 from .blocks import BlockWeight
 from .int8 import Int8Weight
-from .library import COUNT, POINTER, STEP
+from .library import COUNT, POINTER, STEP, TYPES
 from .packed import PackedWeight
 from .panels import Panels
 
-_FILE = Path(__file__).with_suffix(".c")
+_OPERATIONS, _LAYERS = (Path(__file__).with_name(name) for name in ("layer.c", "layers.c"))
+_NORM = (*[POINTER] * 3, COUNT, COUNT, COUNT, ctypes.c_float)
+_GATE = (POINTER, POINTER, COUNT, COUNT, COUNT)
+_ROTARY = (COUNT, POINTER, STEP, POINTER, POINTER, STEP, *[POINTER] * 4, *[COUNT] * 6)
+_Steps = ctypes.c_ssize_t * 6
 _BLOCKS, _PANELS, _INT8 = range(3)  # layouts of a matrix, as in layers.c
+
+
+def usable(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels can run now for states of this dtype on `device`."""
+    fits = device.type == "cpu" and dtype in TYPES and not torch.is_grad_enabled() and not library.is_traced()
+    return fits and library.allowed() and norm() is not None
+
+
+def norm_c(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., E] normalised and multiplied by `weight` [E], in x's dtype."""
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    if weight.dtype is not x.dtype:
+        weight = weight.to(x.dtype)
+    width = weight.shape[0]
+    run = norm()
+    run(x.data_ptr(), weight.data_ptr(), out.data_ptr(), TYPES[x.dtype], x.numel() // width, width, eps)
+    return out
+
+
+def swiglu_c(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up [..., M] of `gate_up` [..., 2 M]."""
+    gate_up = gate_up.contiguous()
+    width = gate_up.shape[-1] // 2
+    out = torch.empty((*gate_up.shape[:-1], width), dtype=gate_up.dtype)
+    run = gate()
+    run(gate_up.data_ptr(), out.data_ptr(), TYPES[gate_up.dtype], out.numel() // width, width)
+    return out
+
+
+def apply_rotary_c(
+    qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, target: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """Rotated queries and keys, [B, Q, H or K, D]; with `target`, keys and values go there, [B, Q, K, D] each,
+    of the same dtype.
+
+    Args:
+        qkv: [B, Q, H + 2 K, D], queries, keys and values of each head; the last two dimensions lie together.
+        cos: [B or 1, Q, 1, R] float32; `sin` the same, with the sign of the half-split.
+        heads: H.
+    """
+    batch, queries, total, dim = qkv.shape
+    kv, rotated = (total - heads) // 2, cos.shape[-1]
+    qkv, cos, sin = qkv.contiguous(), cos.contiguous(), sin.contiguous()
+    q = torch.empty((batch, queries, heads, dim), dtype=qkv.dtype)
+    k, v = (torch.empty((batch, queries, kv, dim), dtype=qkv.dtype), None) if target is None else target
+    steps = _Steps(*k.stride()[:3], *(k if v is None else v).stride()[:3])
+    apart = 0 if cos.shape[0] == 1 else queries * rotated
+    tables = cos.data_ptr(), sin.data_ptr(), apart
+    outputs = q.data_ptr(), k.data_ptr(), None if v is None else v.data_ptr(), steps
+    run = rotation()
+    run(TYPES[qkv.dtype], qkv.data_ptr(), total * dim, *tables, *outputs, batch, queries, heads, kv, dim, rotated)
+    return q, k
+
+
+def norm() -> Any:
+    """The compiled norm; None where there is none."""
+    return library.kernel(_OPERATIONS, "pardec_norm", _NORM)
+
+
+def gate() -> Any:
+    """The compiled gate, from the library of the norm."""
+    return library.kernel(_OPERATIONS, "pardec_gate", _GATE)
+
+
+def rotation() -> Any:
+    """The compiled rotation, from the library of the norm."""
+    return library.kernel(_OPERATIONS, "pardec_turn", _ROTARY)
 
 
 class _Section(ctypes.Structure):
@@ -87,7 +161,7 @@ class LayerWeights:
     def fit(self, dtype: torch.dtype, *, plain: bool = True) -> bool:
         """Whether the kernels take these weights with states of `dtype`; without `plain`, packed weights only."""
         matrices = self.qkv, self.out, self.gate_up, self.down
-        if dtype not in library.TYPES or not all(_takes(each, dtype) for each in matrices):
+        if dtype not in TYPES or not all(_takes(each, dtype) for each in matrices):
             return False
         if not plain and not all(isinstance(each, PackedWeight) for each in matrices):
             return False
@@ -130,7 +204,7 @@ class LayersInC:
 
     def fits(self, dtype: torch.dtype) -> bool:
         """Whether the kernels are compiled, and take the weights with states of `dtype`."""
-        return usable() and all(each.fit(dtype) for each in self._weights)
+        return compiled() and all(each.fit(dtype) for each in self._weights)
 
     def forward(
         self,
@@ -167,9 +241,7 @@ class LayersInC:
         """
         cos, sin = tables
         queries, count = cos.shape[1], len(h) if picked is None else picked.numel()
-        one = _Forward(
-            ctypes.addressof(_kernels()[0]), library.TYPES[h.dtype], batch, queries, count // batch, cos.shape[-1]
-        )
+        one = _Forward(ctypes.addressof(_kernels()[0]), TYPES[h.dtype], batch, queries, count // batch, cos.shape[-1])
         one.cosine, one.sine, one.apart = cos.data_ptr(), sin.data_ptr(), 0 if cos.shape[0] == 1 else cos[0].numel()
         if kv is not None:
             k, v = ((POINTER * len(store))(*(part.data_ptr() for part in store)) for store in kv)
@@ -187,8 +259,8 @@ class LayersInC:
         return out
 
 
-def usable() -> bool:
-    """Whether all kernels are compiled that layers run."""
+def compiled() -> bool:
+    """Whether all kernels are compiled that successive layers run."""
     return _kernels()[1] is not None
 
 
@@ -211,9 +283,9 @@ def _address(x: Tensor | None) -> int | None:
 @cache
 def _kernels() -> tuple[Any, Any]:
     """The addresses of the kernels, in the order of layers.c, and the function that calls them; None without one."""
-    ours = library.kernel(_FILE, "pardec_layers", (POINTER, COUNT, COUNT, *[POINTER] * 4))
+    ours = library.kernel(_LAYERS, "pardec_layers", (POINTER, COUNT, COUNT, *[POINTER] * 4))
     matmuls = blocks.kernel(), panels.kernel(), int8.kernel()
-    others = layer.norm(), layer.gate(), layer.rotation(), attention.kernel()
+    others = norm(), gate(), rotation(), attention.kernel()
     if ours is None or any(each is None for each in others):
         return None, None
     found = (None if each is None else ctypes.cast(each, POINTER).value for each in (*matmuls, *others))

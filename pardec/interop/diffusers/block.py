@@ -11,9 +11,8 @@ from torch import Tensor
 
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import SpecError
-from pardec.models.hidden import Hidden
 from pardec.models.model import DecodingConfig, LanguageModel
-from pardec.models.plan import Plan
+from pardec.models.plan import Hidden, Plan
 from pardec.samplers.masked.contracts import Canvas, MaskedSampler, Proposal, Request, Widen
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.ops.rank import top

@@ -30,7 +30,8 @@ from ...registry import register
 from ...rng import wide
 from ...traits import Reasons, Trait, Why
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
-from ..ops.verification import drafted_probs, follow, judge, total, uniforms_of_nodes
+from ..ops.verification import drafted_probs, judge, total, uniforms_of_nodes
+from .greedy import follow
 
 _NOTHING = 1e-12  # a mass below this is rounding error
 

@@ -30,7 +30,8 @@ from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 from ..ops.relaxed import end_of_chain
-from ..ops.verification import Exact, drafted_probs, follow, judge, uniforms_of_nodes
+from ..ops.verification import Exact, drafted_probs, judge, uniforms_of_nodes
+from .greedy import follow
 
 _CHAINS = "draft with model:name=..., a draft module or lookup, without a shape"
 

@@ -31,14 +31,15 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.hidden import TargetStates
+from pardec.models.plan import TargetStates
 
 from ...batching import RowState
 from ...ops.judge_heads import JudgeHead, load_judge, locate_judge
 from ...registry import register
 from ...request import Request
 from ..contracts import Acceptance, DecodeContext, Draft, SpeculativeSampler, TargetDistributions, Uniforms, Verdict
-from ..ops.verification import Exact, follow, judge, judge_siblings
+from ..ops.verification import Exact, judge, judge_siblings
+from .greedy import follow
 
 
 @dataclass(frozen=True, slots=True, eq=False)

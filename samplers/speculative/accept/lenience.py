@@ -33,7 +33,8 @@ from pardec.models.errors import SpecError
 from ...registry import register
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 from ..ops.relaxed import relaxed
-from ..ops.verification import Exact, Trial, follow, judge
+from ..ops.verification import Exact, Trial, judge
+from .greedy import follow
 
 _NOTHING = 1e-12  # a distance below this is rounding error
 _LEAST = 1e-4  # of eps, whose square divides probabilities in float32

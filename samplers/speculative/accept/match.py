@@ -24,7 +24,7 @@ from ...registry import register
 from ...rng import gumbel, wide
 from ...traits import Trait
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
-from ..ops.verification import follow
+from .greedy import follow
 
 
 @register(

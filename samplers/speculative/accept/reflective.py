@@ -41,7 +41,8 @@ from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import Acceptance, DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
 from ..ops.relaxed import relaxed
-from ..ops.verification import Exact, Trial, follow, judge
+from ..ops.verification import Exact, Trial, judge
+from .greedy import follow
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,7 +24,7 @@ from ...registry import register
 from ...traits import Trait
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 from ..ops.tree_walk import longest, reached
-from ..ops.verification import follow
+from .greedy import follow
 
 
 @register("topk", stage="accept", paper="arXiv:1811.03115", checked="reference:samplers.speculative.test_topk.naive")

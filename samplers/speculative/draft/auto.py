@@ -30,8 +30,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pardec.models.errors import PardecError, SpecError
-from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
+from pardec.models.plan import Hidden
 
 from ...host_transfer import upload
 from ...registry import register

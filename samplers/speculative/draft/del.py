@@ -29,8 +29,8 @@ from torch import Tensor
 
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import SpecError
-from pardec.models.hidden import TargetStates
 from pardec.models.model import LanguageModel
+from pardec.models.plan import TargetStates
 
 from ...registry import register
 from ...traits import Trait

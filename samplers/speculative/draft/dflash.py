@@ -29,8 +29,7 @@ from torch.nn.functional import pad
 
 from pardec.models.draft_modules.dflash import DFlashModule
 from pardec.models.errors import PardecError
-from pardec.models.hidden import Hidden
-from pardec.models.plan import Plan, Visible
+from pardec.models.plan import Hidden, Plan, Visible
 
 from ...batching import RowState
 from ...host_transfer import upload

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import PardecError
-from pardec.models.hidden import Hidden
+from pardec.models.plan import Hidden
 
 from ...batching import RowState
 from ...host_transfer import upload

@@ -26,7 +26,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from pardec.models.caches.kv_cache import KVCache
-from pardec.models.hidden import Hidden
+from pardec.models.plan import Hidden
 
 from ...registry import register
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms

@@ -23,9 +23,8 @@ from torch.nn.functional import pad
 
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import SpecError
-from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
-from pardec.models.plan import Plan
+from pardec.models.plan import Hidden, Plan
 
 from ...registry import register
 from ...traits import Trait

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pardec.models.hidden import Hidden
-from pardec.models.plan import Plan, Visible
+from pardec.models.plan import Hidden, Plan, Visible
 
 from ...batching import RowState
 from ...host_transfer import download, upload

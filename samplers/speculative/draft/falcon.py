@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pardec.models.errors import SpecError
-from pardec.models.hidden import Hidden
-from pardec.models.plan import Plan, Visible
+from pardec.models.plan import Hidden, Plan, Visible
 
 from ...host_transfer import download, upload
 from ...registry import register

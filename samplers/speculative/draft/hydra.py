@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.hidden import Hidden
-from pardec.models.plan import Plan, Visible
+from pardec.models.plan import Hidden, Plan, Visible
 
 from ...host_transfer import upload
 from ...registry import register

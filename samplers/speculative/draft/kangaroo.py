@@ -27,8 +27,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pardec.models.errors import PardecError
-from pardec.models.hidden import Hidden
-from pardec.models.plan import Plan, Visible
+from pardec.models.plan import Hidden, Plan, Visible
 
 from ...batching import scatter_rows
 from ...host_transfer import download, upload

@@ -26,8 +26,7 @@ from torch import Tensor
 
 from pardec.models.draft_modules.longspec import TargetKeys
 from pardec.models.errors import PardecError
-from pardec.models.hidden import Hidden
-from pardec.models.plan import Plan
+from pardec.models.plan import Hidden, Plan
 
 from ...host_transfer import download, upload
 from ...registry import register

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pardec.models.hidden import Hidden
+from pardec.models.plan import Hidden
 
 from ...registry import register
 from ...traits import Trait

@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pardec.models.draft_modules.contracts import DraftModule, ModuleName
 from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.finite import by_weights
-from pardec.models.hidden import TargetStates
 from pardec.models.model import LanguageModel
+from pardec.models.plan import TargetStates
 
 from ...request import Request
 from ...spec import DraftModuleName

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
-from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
+from pardec.models.plan import Hidden
 
 from ...batching import RowState
 from ...host_transfer import upload

@@ -30,9 +30,8 @@ from torch.nn.functional import pad
 
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError, SpecError
-from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
-from pardec.models.plan import Plan, Visible
+from pardec.models.plan import Hidden, Plan, Visible
 from pardec.models.trimmed import parameters_read
 
 from ...conditioning import conditioned_model

@@ -1,4 +1,4 @@
-"""The two rules that most acceptances use: comparison with the target's pick, and the exact test."""
+"""The exact test of drafted tokens, which most acceptances use; `follow` in accept/greedy.py compares with a pick."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from pardec.models.kernels.choice import backend
 
@@ -18,77 +16,6 @@ from ..contracts import BatchedUniforms, Draft, InverseCDFUniforms, Uniforms, Ve
 from .tree_walk import Walk, descend, reached
 
 _NOTHING = 1e-12  # a residual without a larger entry is rounding error: p equals q, and p is sampled from
-
-
-def follow(draft: Draft, pick: Tensor) -> Verdict:
-    """Descends from node 0 to the child whose token is its parent's `pick` [B, T], as long as there is one.
-
-    Greedy decoding if the pick is the argmax; exact sampling if it is a sample of each node's distribution.
-    """
-    if draft.width == 1:
-        first = torch.zeros_like(draft.tokens)
-        return Verdict(first, first.squeeze(1), pick.squeeze(1), first.bool(), first.float(), pick=pick)
-    if draft.preaccepted is None and pick.device.type == "cpu":
-        return _follow_chains(draft, pick) if draft.parents is None else _follow_on_host(draft, pick)
-    if draft.parents is None:
-        same = draft.tested & pad(draft.tokens[:, 1:] == pick[:, :-1], (1, 0))
-    else:
-        same = draft.tested & (draft.tokens == pick.gather(1, draft.parent.clamp(min=0)))
-    accepted = same if draft.preaccepted is None else same | (draft.tested & draft.preaccepted)
-    path, count = descend(draft, accepted)
-    end = path.gather(1, count[:, None])
-    tested = reached(draft, path, count)
-    if draft.preaccepted is not None:
-        tested &= ~draft.preaccepted
-    return Verdict(path, count, pick.gather(1, end)[:, 0], tested, same.float(), pick=pick)
-
-
-def _follow_chains(draft: Draft, pick: Tensor) -> Verdict:
-    """Like `follow`, for chains without `preaccepted` on a CPU, where numpy's lower overhead wins for so few nodes."""
-    picks, order = pick.numpy(), np.arange(draft.width)
-    real = (order > 0) & (order < draft.sizes[:, None])
-    if draft.verify is not None:
-        real &= draft.verify.numpy()
-    same = np.zeros(real.shape, dtype=bool)
-    np.equal(draft.tokens.numpy()[:, 1:], picks[:, :-1], out=same[:, 1:])
-    same &= real
-    count = np.logical_and.accumulate(same[:, 1:], 1).sum(1)
-    return Verdict(
-        torch.arange(draft.width).expand_as(draft.tokens),
-        torch.from_numpy(count),
-        torch.from_numpy(picks[np.arange(len(picks)), count]),
-        torch.from_numpy(real & (order <= count[:, None] + 1)),
-        torch.from_numpy(same.astype(np.float32)),
-        pick=pick,
-    )
-
-
-def _follow_on_host(draft: Draft, pick: Tensor) -> Verdict:
-    """Like `follow`, for trees without `preaccepted` on a CPU, where Python numbers are faster for so few nodes."""
-    tokens, parents, tests, picks = (part.tolist() for part in (draft.tokens, draft.parent, draft.tested, pick))
-    rows = zip(tokens, parents, tests, picks, strict=True)
-    results = [_follow_row(*row, deepest=draft.deepest) for row in rows]
-    paths, counts, ends, compared, fits = zip(*results, strict=True)
-    path, count, end = (torch.tensor(each, device="cpu") for each in (paths, counts, ends))
-    tested, ratio = torch.tensor(compared, device="cpu"), torch.tensor(fits, dtype=torch.float32, device="cpu")
-    return Verdict(path, count, end, tested, ratio, pick=pick)
-
-
-def _follow_row(
-    tokens: list[int], parents: list[int], tested: list[bool], pick: list[int], *, deepest: int
-) -> tuple[list[int], int, int, list[bool], list[bool]]:
-    """`follow` for one row: path, count, next token, the nodes compared, and those equal to the pick."""
-    path, along = [0], [True]
-    compared, fits = [False], [False]
-    for node in range(1, len(tokens)):
-        above = parents[node]
-        fits.append(tested[node] and tokens[node] == pick[above])
-        compared.append(tested[node] and along[above])
-        along.append(fits[node] and above == path[-1])
-        if along[node]:
-            path.append(node)
-    count = len(path) - 1
-    return path + path[-1:] * (deepest - count), count, pick[path[-1]], compared, fits
 
 
 def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Verdict:

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import pardec
 from pardec.models.kernels import cpu
 from pardec.models.kernels.cpu import compiler
-from pardec.models.kernels.cpu import layer as layer_c
+from pardec.models.kernels.cpu import layers as layers_c
 from pardec.models.kernels.cpu import library as compiled
 from pardec.samplers import ops as sampler_ops
 from tests.models.compiling import fresh, own_cache, seven_in_c
@@ -258,7 +258,7 @@ def test_a_model_is_loaded_by_a_victim_of_another_user(planted, loaded, monkeypa
         os.umask(before)
     assert not (tmp_path / "ran").exists()
     with torch.no_grad():
-        assert layer_c.usable(torch.device("cpu"), torch.float32)
+        assert layers_c.usable(torch.device("cpu"), torch.float32)
     assert model.generate("Tom has 12 apples.", max_new_tokens=2).text
     for file in files:
         if how in ("damaged", "umask"):
@@ -279,27 +279,27 @@ def test_a_model_is_loaded_with_its_kernels_compiled(in_c, monkeypatch, dtype):
 def test_without_a_compiler_there_is_no_kernel(monkeypatch, caplog):
     monkeypatch.setattr(compiler, "command", lambda: None)
     caplog.set_level("INFO")
-    assert fresh(layer_c._FILE) is None
+    assert fresh(layers_c._OPERATIONS) is None
     assert "no C compiler" in caplog.text
 
 
 def test_other_processors_and_forced_versions_take_none(in_c, monkeypatch):
     cpu = torch.device("cpu")
     with torch.no_grad():
-        assert layer_c.usable(cpu, torch.float32)
-        assert layer_c.usable(cpu, torch.bfloat16)
-        assert not layer_c.usable(cpu, torch.float16)
-        assert not layer_c.usable(torch.device("meta"), torch.float32)
+        assert layers_c.usable(cpu, torch.float32)
+        assert layers_c.usable(cpu, torch.bfloat16)
+        assert not layers_c.usable(cpu, torch.float16)
+        assert not layers_c.usable(torch.device("meta"), torch.float32)
         for forced in ("reference", "triton"):
             monkeypatch.setenv("PARDEC_KERNELS", forced)
-            assert not layer_c.usable(cpu, torch.float32)
+            assert not layers_c.usable(cpu, torch.float32)
         monkeypatch.delenv("PARDEC_KERNELS")
         monkeypatch.setattr(compiled, "supported", lambda: False)
         compiled.kernel.cache_clear()
         compiled.kernel_on.cache_clear()
-        assert not layer_c.usable(cpu, torch.float32)
+        assert not layers_c.usable(cpu, torch.float32)
     with torch.enable_grad():
-        assert not layer_c.usable(cpu, torch.float32)
+        assert not layers_c.usable(cpu, torch.float32)
 
 
 def test_what_follows_the_operations_sees_all_of_them(in_c):

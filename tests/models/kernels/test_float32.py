@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from pardec.models.kernels import matmul
 from pardec.models.kernels.cpu import panels
 from pardec.models.kernels.cpu.attention import attend_c
-from pardec.models.kernels.cpu.layer import apply_rotary_c, norm_c
+from pardec.models.kernels.cpu.layers import apply_rotary_c, norm_c
 from pardec.models.kernels.ops import apply_rotary, glu, glu_c
 from pardec.models.layers.rope import Rope, default_frequencies
 from pardec.models.load import load

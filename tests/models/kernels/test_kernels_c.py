@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pardec.models.kernels.cpu import layer
+from pardec.models.kernels.cpu import layers
 from pardec.models.kernels.cpu.attention import attend_c
 from pardec.models.kernels.ops import apply_rotary, glu_c
 from pardec.models.layers.rope import Rope, default_frequencies
@@ -40,14 +40,14 @@ def test_bfloat16_is_rounded_as_pytorch_rounds_it():
     numbers = numbers[numbers.isfinite()]
     turned = numbers.view(1, -1, 1, 2)  # tables may have any numbers, which those of a head are multiplied with
     one = torch.ones(1, turned.shape[1], 3, 2, dtype=SHORT)
-    q, _ = layer.apply_rotary_c(one, turned, torch.full_like(turned, -0.0), 1, None)
+    q, _ = layers.apply_rotary_c(one, turned, torch.full_like(turned, -0.0), 1, None)
     assert torch.equal(q.flatten().view(torch.int16), numbers.to(SHORT).view(torch.int16))
 
 
 @DTYPES
 def test_what_is_no_number_stays_none(dtype):
     x = torch.tensor([[float("nan"), 1.0], [float("inf"), 1.0], [1.0, 1.0]], dtype=dtype)
-    assert layer.norm_c(x, torch.ones(2, dtype=dtype), 1e-5).isfinite().all(-1).tolist() == [False, False, True]
+    assert layers.norm_c(x, torch.ones(2, dtype=dtype), 1e-5).isfinite().all(-1).tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5, 24), (2, 0, 8), (4, 96), (2, 1000), (1, 33)], ids=str)
@@ -55,9 +55,9 @@ def test_what_is_no_number_stays_none(dtype):
 def test_norms(shape, dtype):
     x, weight = random(*shape, dtype=dtype), (torch.rand(shape[-1]) + 0.5).to(dtype)
     exact = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
-    close(layer.norm_c(x, weight, 1e-5), exact)
+    close(layers.norm_c(x, weight, 1e-5), exact)
     zeros = torch.zeros(2, shape[-1], dtype=dtype)
-    assert torch.equal(layer.norm_c(zeros, weight, 1e-5), zeros)
+    assert torch.equal(layers.norm_c(zeros, weight, 1e-5), zeros)
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (3, 5, 48), (2, 0, 8), (7, 4096), (2, 66)], ids=str)
@@ -87,14 +87,14 @@ def test_rotations(dim, turned, batch, kept, dtype):
     fused = random(batch, queries, heads + 2 * kv, dim, dtype=dtype)
     rotated = apply_rotary(fused[:, :, : heads + kv].float().contiguous(), cos, sin)
     if not kept:
-        q, k = layer.apply_rotary_c(fused, cos, sin, heads, None)
+        q, k = layers.apply_rotary_c(fused, cos, sin, heads, None)
     else:
         stores = [
             torch.full((batch, slots, kv, dim), 7.0, dtype=dtype),
             torch.full((kv, batch, slots, dim), 7.0, dtype=dtype).permute(1, 2, 0, 3),
         ]
         k, v = (store[:, 2 : 2 + queries] for store in stores)
-        q, found = layer.apply_rotary_c(fused, cos, sin, heads, (k, v))
+        q, found = layers.apply_rotary_c(fused, cos, sin, heads, (k, v))
         assert found is k
         assert torch.equal(v, fused[:, :, heads + kv :])
         assert all((store[:, :2] == 7).all() and (store[:, 2 + queries :] == 7).all() for store in stores)
@@ -105,7 +105,7 @@ def test_rotations(dim, turned, batch, kept, dtype):
 def test_rotations_of_rows_that_stand_alike_share_a_table():
     cos, sin = Rope(default_frequencies(10000.0, 8))._angles(torch.arange(3, 7)[None])
     fused = random(2, 4, 3, 8)
-    q, k = layer.apply_rotary_c(fused, cos, sin, 1, None)
+    q, k = layers.apply_rotary_c(fused, cos, sin, 1, None)
     close(torch.cat((q, k), 2), apply_rotary(fused[:, :, :2].contiguous(), cos, sin))
 
 
@@ -203,9 +203,9 @@ def test_a_row_alone_is_the_row_in_any_batch_in_norm_gate_and_rotation(dtype):
     fused, (cos, sin) = random(5, 1, 4, 20, dtype=dtype), Rope(default_frequencies(1e4, 20))._angles(torch.ones(1, 1))
     for row in range(5):
         one = slice(row, row + 1)
-        assert torch.equal(layer.norm_c(x[one], weight, 1e-5), layer.norm_c(x, weight, 1e-5)[one])
-        assert torch.equal(layer.swiglu_c(x[one]), layer.swiglu_c(x)[one])
-        whole, alone = (layer.apply_rotary_c(part, cos, sin, 2, None) for part in (fused, fused[one]))
+        assert torch.equal(layers.norm_c(x[one], weight, 1e-5), layers.norm_c(x, weight, 1e-5)[one])
+        assert torch.equal(layers.swiglu_c(x[one]), layers.swiglu_c(x)[one])
+        whole, alone = (layers.apply_rotary_c(part, cos, sin, 2, None) for part in (fused, fused[one]))
         assert all(torch.equal(own, of_all[one]) for own, of_all in zip(alone, whole, strict=True))
 
 

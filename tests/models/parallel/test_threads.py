@@ -9,9 +9,10 @@ import torch
 
 import pardec
 from pardec.comparison.worker import device_name
+from pardec.engine import stepping
 from pardec.models.decoder import Decoder
 from pardec.models.parallel import threads
-from pardec.models.parallel.threads import SMALL, stepping, threads_for, using
+from pardec.models.parallel.threads import SMALL, threads_for, using
 
 CPU = torch.device("cpu")
 

@@ -14,9 +14,8 @@ import torch
 import pardec
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import SpecError
-from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
-from pardec.models.plan import Plan
+from pardec.models.plan import Hidden, Plan
 from pardec.samplers import registry
 from pardec.samplers.events import Step
 from pardec.samplers.masked.loop import MaskedLoop

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from pardec.samplers import registry
-from pardec.samplers.speculative.accept.greedy import Greedy
+from pardec.samplers.speculative.accept.greedy import Greedy, follow
 from pardec.samplers.speculative.accept.match import Match
 from pardec.samplers.speculative.contracts import Draft
-from pardec.samplers.speculative.ops.verification import follow
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
 from tests.samplers.handmade_drafts import Given, distributions, tree
 from tests.samplers.joint_distributions import drafting, small

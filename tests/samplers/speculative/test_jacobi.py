@@ -169,7 +169,7 @@ def test_mutation_picks_of_the_wrong_node_change_the_forwards(monkeypatch: pytes
 
 
 def test_sure_nodes_stand_whatever_the_pick_and_count_as_no_test() -> None:
-    from pardec.samplers.speculative.ops.verification import follow
+    from pardec.samplers.speculative.accept.greedy import follow
 
     draft = Draft(
         torch.tensor([[1, 2, 3, 4]] * 2),

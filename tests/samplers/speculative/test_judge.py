@@ -17,8 +17,7 @@ from torch import Tensor
 import pardec
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.files.catalog import EMBEDDED
-from pardec.models.hidden import TargetStates
-from pardec.models.plan import Plan
+from pardec.models.plan import Plan, TargetStates
 from pardec.samplers import registry
 from pardec.samplers.ops.judge_heads import JUDGES, WEIGHTS, JudgeHead, judge_names, load_judge
 from pardec.samplers.speculative.accept import judge as module

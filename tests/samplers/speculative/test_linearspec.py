@@ -19,10 +19,9 @@ import pardec
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.files.sources import DRAFT_ADAPTER
-from pardec.models.hidden import Hidden
 from pardec.models.load import load
 from pardec.models.model import BlockDenoising, LanguageModel
-from pardec.models.plan import Plan, Visible
+from pardec.models.plan import Hidden, Plan, Visible
 from pardec.requests import preflight
 from pardec.samplers import registry
 from pardec.samplers.rng import JoinableSource

@@ -16,10 +16,10 @@ from pardec.models.draft_modules.load import load_draft_module
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
+from pardec.samplers.speculative.accept.greedy import follow
 from pardec.samplers.speculative.contracts import Draft, ProbeLayout
 from pardec.samplers.speculative.draft.probe_drafter import QueryState
 from pardec.samplers.speculative.forward import VerifyForward
-from pardec.samplers.speculative.ops.verification import follow
 from pardec.samplers.speculative.probe_nodes import behind, extended
 from tests.grids import chequered
 from tests.reference.naive_queries import prompt_logits
