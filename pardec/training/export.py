@@ -101,10 +101,10 @@ these weights.
 
 
 def _target(name: str) -> str:
-    """The target's name in commands run in the clone: a script fetches SmolLM2 and prints its path."""
+    """The target's name in commands."""
     if name in embedded_names():
         return name
-    return '"$(./scripts/get_smollm2)"' if name.startswith("SmolLM2-135M-Instruct") else "TARGET"
+    return "smollm2" if name.startswith("SmolLM2-135M-Instruct") else "TARGET"
 
 
 def _plain(value: Any) -> str:
