@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from .api import Model, load
     from .cards import list_models, list_presets, list_samplers
+    from .choice import Choice
     from .comparison import Table, compare
     from .comparison.tuning import Advice, tune
     from .images.pipeline import ImagePipeline
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "pardec.api": ("Model", "load"),
+    "pardec.choice": ("Choice",),
     "pardec.cards": ("list_models", "list_presets", "list_samplers"),
     "pardec.comparison": ("Table", "compare"),
     "pardec.comparison.tuning": ("Advice", "tune"),
@@ -61,7 +63,7 @@ _EARLIER = {"pngs": "pardec.images.pngs", "pictures": "pardec.images"}  # former
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "Accepted", "Advice", "CacheError", "CapacityError", "EmptyAnswer", "Event", "Finished", "ImagePipeline",
+    "Accepted", "Advice", "CacheError", "CapacityError", "Choice", "EmptyAnswer", "Event", "Finished", "ImagePipeline",
     "MemoryPlan", "Model", "ModelError", "PardecError", "Problem", "Result", "RowFinished", "SpecError", "Started",
     "Step", "Table", "Task", "TokenLogprobs", "UnknownNameError", "__version__", "compare", "list_models",
     "list_presets", "list_samplers", "list_tasks", "load", "plan", "sampler", "task", "tune",

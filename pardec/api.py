@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, Unpack
@@ -20,6 +20,7 @@ from pardec.models.parallel.threads import using
 from pardec.models.plan import Plan
 from pardec.samplers.events import Event, Finished
 
+from .choice import Choice, choose, form_of, prompts_of
 from .deviation import Deviation, deviation
 from .engine import Engine
 from .memory import OutOfMemory, memory_errors
@@ -211,6 +212,44 @@ class Model(Engine):
         """
         queue = Prompts(self, prompts, own_names(arguments))
         return self._serving(queue, batch_size, "serve fewer rows at once (batch_size)")
+
+    def choose(
+        self,
+        prompt: Any = None,
+        *,
+        slots: Mapping[str, Sequence[str]],
+        answer: str | None = None,
+        input_ids: Any = None,
+    ) -> list[Choice]:
+        """Classifies prompts: the probabilities of given labels in the slots of an answer.
+
+        A masked model reads all of them from one forward, with every slot masked and as many masks in a slot as the
+        label has tokens; labels of several lengths are rows of the same batch. An autoregressive model gives each
+        label its exact likelihood, earlier slots holding their likeliest labels.
+
+        Args:
+            prompt: as in `generate`; a text is passed unchanged, messages go through the chat template.
+            slots: the labels of each slot, at least two, of one or several tokens each.
+            answer: the text of the answer with each slot once, as "Mood: {mood}". By default a single slot alone, or a
+                line "name: {name}" per slot. A space before a slot belongs to its labels.
+            input_ids: in place of a prompt.
+
+        Returns:
+            A choice per prompt, with `best`, `probabilities` and `log_likelihoods` by slot and label.
+
+        Raises:
+            SpecError: slots, labels or an answer that cannot work, or rows longer than the context.
+
+        >>> model = load("tiny-dream", device="cpu")
+        >>> [choice] = model.choose("Tom has 3 cups.", slots={"sign": ["+", "-"]}, answer=" 3 {sign}")
+        >>> round(sum(choice.probabilities["sign"].values()), 6)
+        1.0
+        """
+        network = self.language_model
+        form = form_of(network, slots, answer)
+        prompts = prompts_of(network, prompt, input_ids)
+        with memory_errors(f"a choice for {len(prompts)} prompts", "pass fewer prompts"), using(self.set_threads):
+            return choose(network, prompts, form)
 
     def cache_prefixes(self, mib: float) -> PrefixCache | None:
         """Keeps K/V of prompts and answers for later requests that begin with the same tokens; 0 turns it off.

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,10 +17,11 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from ..choice import Form, choose, form_of, prompts_of
 from ..version import __version__
 from . import messages, responses
 from .answers import TextAnswer, echo, image_answer
-from .body_parser import ParsedBody, ParserConfig, check_characters, parse_body
+from .body_parser import ParsedBody, ParserConfig, check_characters, check_rows, parse_body, rows_of
 from .errors import JSON, NO_SUCH_MODEL, RequestError
 from .fields import named, renamed
 from .guard import Guard
@@ -31,7 +33,7 @@ from .metrics import Metrics
 from .parser_processes import ParserProcesses
 from .request_parser import RequestParser, TextRequest
 from .responses import ResponseAnswer, ResponseBody
-from .schemas import Body, ChatBody, CompletionBody, ImageBody, TextBody
+from .schemas import Body, ChatBody, ChooseBody, CompletionBody, ImageBody, TextBody
 from .worker import Worker
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ def create_app(
     app.post("/v1/chat/completions", **_documented(ChatBody))(server.chat_completions)
     app.post("/v1/responses", **_documented(ResponseBody))(server.responses)
     app.post("/v1/messages", **_documented(MessagesBody))(server.messages)
+    app.post("/v1/choose", **_documented(ChooseBody))(server.choose)
     app.post("/v1/embeddings")(server.embeddings)
     app.post("/v1/images/generations", **_documented(ImageBody))(server.images)
     return app
@@ -178,6 +181,33 @@ class Server:
                 return await self._text(request, await self._body(request, MessagesBody), MessagesAnswer)
         except RequestError as error:
             return JSON(messages.error_body(error.body), error.status, error.headers)
+
+    async def choose(self, request: Request) -> Response:
+        """The probabilities of labels; see `Model.choose`."""
+        body: ChooseBody = (await self._body(request, ChooseBody)).body
+        with named(body):
+            return await self._choose(request, body)
+
+    async def _choose(self, request: Request, body: ChooseBody) -> Response:
+        self.request_parser.check_model(body)
+        network, deadline = self.model.language_model, monotonic_deadline(self.limits.seconds)
+        if self.parser_processes is not None:
+            check_characters(self.parser_processes.config, body)
+
+        def read() -> tuple[list[list[int]], Form]:
+            form = form_of(network, body.slots, body.answer)
+            check_rows(rows_of(body) * form.rows[network.decoding_config.masked], self.limits.rows)
+            conversation = None if body.messages is None else [message.document for message in body.messages]
+            return prompts_of(network, body.prompt if conversation is None else conversation, None), form
+
+        prompts, form = await self._prepare(request, read, deadline)
+        choices = []
+        for ids in prompts:  # others decode between them
+            one = partial(choose, network, [ids], form)
+            choices += await unless_gone(request, asyncio.wrap_future(self.worker.call(one)))
+        usage = {"prompt_tokens": sum(map(len, prompts)), "total_tokens": sum(map(len, prompts))}
+        data = [{"index": index, **asdict(choice)} for index, choice in enumerate(choices)]
+        return JSON({"object": "choice.list", "model": body.model or self.names[0], "data": data, "usage": usage})
 
     async def embeddings(self) -> Response:
         """Refuses: no model here embeds texts."""

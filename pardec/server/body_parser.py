@@ -21,7 +21,7 @@ from ..requests.structured.vocabulary import Vocabulary
 from ..requests.tools import tools_of
 from .errors import RequestError
 from .fields import invalid, refusal
-from .schemas import Body, ChatBody, CompletionBody, TextBody
+from .schemas import Body, ChatBody, ChooseBody, CompletionBody, TextBody
 
 if TYPE_CHECKING:
     from ..api import Model
@@ -128,7 +128,7 @@ def parse_request(config: ParserConfig, data: bytes, schema: type[Body]) -> Pars
     return ParsedBody(body, ids, structured if structured is not None and structured.template is not None else None)
 
 
-def check_characters(config: ParserConfig, body: TextBody) -> None:
+def check_characters(config: ParserConfig, body: TextBody | ChooseBody) -> None:
     """Refuses texts that are too long for the context, before they are tokenized. Raises ContextError."""
     most = config.most_characters
     if most is None:
@@ -141,16 +141,18 @@ def check_characters(config: ParserConfig, body: TextBody) -> None:
         )
 
 
-def _lengths(body: TextBody) -> Iterable[int]:
+def _lengths(body: TextBody | ChooseBody) -> Iterable[int]:
     """The characters of each prompt."""
+    if isinstance(body, ChooseBody) and body.messages is not None:
+        yield sum(len(message.text) for message in body.messages)
     if isinstance(body, ChatBody):
         yield sum(len(message.text) for message in body.messages) + (len(json.dumps(body.tools)) if body.tools else 0)
-    elif isinstance(body, CompletionBody):
-        texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
+    elif isinstance(body, CompletionBody | ChooseBody):
+        texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt or ()
         yield from (len(text) for text in texts if isinstance(text, str))
 
 
-def rows_of(body: TextBody) -> int:
+def rows_of(body: TextBody | ChooseBody) -> int:
     """The number of prompts."""
     prompt: Any = getattr(body, "prompt", None)
     return len(prompt) if isinstance(prompt, list) and isinstance(prompt[0], str | list) else 1

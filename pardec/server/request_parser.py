@@ -24,7 +24,7 @@ from ..serving.rows import QueuedRow
 from .body_parser import DEFAULT_ANSWER, ParsedBody, check_rows, rows_of, tool_arguments
 from .errors import NO_SUCH_MODEL, RequestError
 from .fields import CONTEXT
-from .schemas import NUMBERS, ChatBody, CompletionBody, ImageBody, Sampled, TextBody
+from .schemas import NUMBERS, ChatBody, ChooseBody, CompletionBody, ImageBody, Sampled, TextBody
 from .token_names import TokenNames
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class RequestParser:
 
     # --- both ---
 
-    def check_model(self, body: Sampled) -> None:
+    def check_model(self, body: Sampled | ChooseBody) -> None:
         """Refuses the name of another model."""
         if body.model is not None and body.model not in self.names:
             message = f"there is no model {body.model!r}; this server has {self.names[0]!r}"

@@ -241,6 +241,25 @@ class ChatBody(TextBody):
     parallel_tool_calls: StrictBool | None = None
 
 
+class ChooseBody(Body):
+    """`POST /v1/choose`: the probabilities of labels, for prompts or one conversation."""
+
+    model: StrictStr | None = None
+    prompt: StrictStr | Texts | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    slots: Annotated[
+        dict[StrictStr, Annotated[list[Annotated[StrictStr, Field(max_length=1024)]], Field(max_length=1024)]],
+        Field(min_length=1, max_length=64),
+    ]
+    answer: Annotated[StrictStr, Field(max_length=2**14)] | None = None
+
+    @model_validator(mode="after")
+    def _one_form(self) -> ChooseBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give either prompt or messages")
+        return self
+
+
 class ImageBody(Sampled, numbers(Takes.IMAGES)):  # type: ignore[misc]
     """`POST /v1/images/generations`."""
 

@@ -19,10 +19,10 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 
 from ...api import Model, load
+from ...likelihood import Likelihood, key_of
 from ...requests.settings import Settings
-from .likelihood import Likelihood, key_of
+from ...token_probabilities import Batches, TokenProbabilities
 from .requests import Generation, generation, separate_defaults, split_arguments
-from .token_probabilities import Batches, TokenProbabilities
 
 _LM_EVAL_DEVICE = "cuda:0"  # lm-eval's value if the user named no device
 _AUTO = 64  # initial rows of batch_size="auto"

@@ -30,12 +30,12 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
 from transformers.models.gemma4 import Gemma4VisionConfig
 
 import pardec
-from pardec.interop.lm_eval.likelihood import Likelihood
-from pardec.interop.lm_eval.token_probabilities import Batches, TokenProbabilities
+from pardec.likelihood import Likelihood
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.load import load
 from pardec.models.plan import Plan
 from pardec.samplers.rng import Keyed
+from pardec.token_probabilities import Batches, TokenProbabilities
 
 VOCAB, CANVAS = 61, 8
 PATTERN = ["sliding_attention", "sliding_attention", "full_attention"]

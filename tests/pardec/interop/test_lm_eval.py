@@ -27,12 +27,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import pardec
 from pardec.interop.lm_eval import PardecLM
-from pardec.interop.lm_eval.likelihood import Likelihood, masks
 from pardec.interop.lm_eval.requests import generation, split_arguments
-from pardec.interop.lm_eval.token_probabilities import Batches, Query, TokenProbabilities
+from pardec.likelihood import Likelihood, masks
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.files.catalog import TOKENIZER
 from pardec.models.model import LanguageModel
+from pardec.token_probabilities import Batches, Query, TokenProbabilities
 from tests.samplers import toys
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -475,7 +475,7 @@ def test_the_head_in_parts_says_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     model = toys.toy("dream")
     queries = [Query(prompt, [2, 4, 5], [1, 2, 3]) for prompt in toys.prompts([7, 9])]
     whole = TokenProbabilities(model, Batches(2)).query(queries)
-    monkeypatch.setattr("pardec.interop.lm_eval.token_probabilities._LOGITS", 1)
+    monkeypatch.setattr("pardec.token_probabilities._LOGITS", 1)
     for one, other in zip(whole, TokenProbabilities(model, Batches(2)).query(queries), strict=True):
         assert torch.allclose(one.log_prob, other.log_prob)
         assert torch.equal(one.best, other.best)

@@ -193,3 +193,32 @@ def test_bias_and_penalties_are_those_of_generate(llama: Running) -> None:
     assert alone.text is not None
     assert answer.choices[0].message.content == alone.text[0]
     assert alone.tokens != plain.tokens
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-dream"])
+def test_choices_are_those_of_the_model_and_errors_name_the_field(name: str) -> None:
+    model = pardec.load(name, device="cpu")
+    slots = {"number": ["5", "6 cups"], "sign": ["+", "-"]}
+    with serving(model, limits=Limits(rows=8)) as running:
+        body = {"prompt": [QUESTION, "Ann has 4 cups."], "slots": slots, "answer": "{sign} is {number}"}
+        answer = running.post("/v1/choose", body)
+        assert answer.status_code == 200
+        alone = model.choose(body["prompt"], slots=slots, answer=body["answer"])
+        for index, (choice, own) in enumerate(zip(answer.json()["data"], alone, strict=True)):
+            assert (choice["index"], choice["best"]) == (index, own.best)
+            for slot in slots:
+                assert choice["probabilities"][slot] == pytest.approx(own.probabilities[slot], abs=1e-4)
+        chat = running.post("/v1/choose", {"messages": MESSAGES, "slots": slots}).json()["data"][0]
+        assert chat["best"] == model.choose(MESSAGES, slots=slots)[0].best
+        for change, param in (
+            ({"slots": {"number": ["5"]}}, "slots"),
+            ({"answer": "{sing}"}, "answer"),
+            ({"messages": MESSAGES}, None),
+            ({"prompt": [QUESTION] * 9}, "n"),
+            ({"prompt": "cup " * 10000}, "prompt"),
+            ({"label": 3}, None),
+            ({"model": "another"}, "model"),
+        ):
+            refused = running.post("/v1/choose", body | change)
+            assert refused.status_code in (400, 404), change
+            assert refused.json()["error"]["param"] == param, refused.text
