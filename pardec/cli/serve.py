@@ -36,7 +36,7 @@ def serve(
     prefix_cache: o.PrefixMiB = 0,
     loading: o.ServedLoading,
 ) -> None:
-    """Serve a model with the interface of OpenAI's API: text, chat, images, health and metrics.
+    """Serve a model with the interface of OpenAI's API: text, chat, images, health and metrics; and a page at /.
 
     pardec serve tiny-llama --port 8000
 
@@ -76,5 +76,5 @@ def serve(
         app = create_app(loaded, name=name, api_key=api_key, limits=limits, origins=allow_origin or (), **arguments)
         address = listening.getsockname()
         shown = f"[{address[0]}]" if ":" in address[0] else address[0]
-        say(f"{loaded.network.describe()}\nhttp://{shown}:{address[1]}/v1, stop with Ctrl-C", quiet=quiet)
+        say(f"{loaded.network.describe()}\nhttp://{shown}:{address[1]}/v1, a page at /, stop with Ctrl-C", quiet=quiet)
         run(app, listening)

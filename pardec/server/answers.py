@@ -20,13 +20,13 @@ from ..requests.images import enlarged
 from ..result import Result
 from ..version import __version__
 from .events import DONE, event
+from .listening import Advanced
 from .schemas import ChatBody, CompletionBody, TextBody
 from .token_names import Offsets, TokenNames
 
 if TYPE_CHECKING:
     from ..api import Model
     from ..requests.tools import Tools
-    from .listening import Advanced
     from .request_parser import TextRequest
 
 
@@ -49,6 +49,7 @@ class TextAnswer:
         self._begun: set[int] = set()
         self._offsets: dict[int, Offsets] = {}  # per streamed row
         self._sent: dict[int, tuple[str, int]] = {}  # per streamed row, the text and the number of tokens sent
+        self._denoised: dict[int, int] = {}  # per streamed row, the forwards of the last canvas sent
         self._held: dict[int, list[Advanced]] = {}  # per streamed row, updates that may belong to a call
         call: Any = self.request.rows[0].call
         self.tools: Tools | None = getattr(call, "tools", None)
@@ -133,8 +134,13 @@ class TextAnswer:
         return [event(self.chunk(each)) for each in held]
 
     def ended(self, index: int, result: Result) -> list[bytes]:
-        """The event of a row's end, with the rest of its text."""
-        return [event(self.last(index, result, *self._sent.get(index, ("", 0))))]
+        """The event of a row's end, with the rest of its text; before it the last canvas, if canvases are sent."""
+        last = [event(self.last(index, result, *self._sent.get(index, ("", 0))))]
+        options = self.body.stream_options
+        if options is None or not options.include_denoise or self._denoised.get(index) == result.nfe[0]:
+            return last
+        canvas = result.sequences[0, result.prompts[0] : int(result.trace.lengths[0])].tolist()
+        return [event(self.denoise(Advanced(index, "", canvas=canvas, forwards=result.nfe[0])), name="denoise"), *last]
 
     def closed(self, results: Sequence[Result]) -> list[bytes]:
         """The events after all rows."""
@@ -171,6 +177,7 @@ class TextAnswer:
         assert update.canvas is not None, "asked for"
         assert self.names is not None, "asked for"
         tokens = [None if token is None else self.names.name(token) for token in update.canvas]
+        self._denoised[update.index] = update.forwards
         state = {"index": update.index, "forwards": update.forwards, "tokens": tokens}
         return {**self._head("denoise"), "choices": [], "denoise": state}
 

@@ -13,13 +13,13 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from ..choice import Form, choose, form_of, prompts_of
 from ..version import __version__
-from . import messages, responses
+from . import messages, race, responses
 from .answers import TextAnswer, echo, image_answer
 from .body_parser import ParsedBody, ParserConfig, check_characters, check_rows, parse_body, rows_of
 from .errors import JSON, NO_SUCH_MODEL, RequestError
@@ -68,7 +68,7 @@ def create_app(
     Raises SpecError for a default that `generate` does not take, or that is out of range.
     """
     limits = limits or Limits()
-    server = Server(model, tuple(filter(None, (name, model.name))), defaults, limits)
+    server = Server(model, tuple(filter(None, (name, model.name))), defaults, limits, needs_key=api_key is not None)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -90,6 +90,7 @@ def create_app(
             expose_headers=[WAITED],
         )
     app.add_exception_handler(HTTPException, _http_error)
+    app.get("/", include_in_schema=False)(server.page)
     app.get("/health")(server.health)
     app.get("/metrics")(server.report)
     app.get("/v1/models")(server.models)
@@ -107,8 +108,16 @@ def create_app(
 class Server:
     """The endpoints of one model."""
 
-    def __init__(self, model: Model, names: tuple[str, ...], defaults: Mapping[str, Any], limits: Limits) -> None:
-        self.model, self.names, self.limits = model, names, limits
+    def __init__(
+        self,
+        model: Model,
+        names: tuple[str, ...],
+        defaults: Mapping[str, Any],
+        limits: Limits,
+        *,
+        needs_key: bool = False,
+    ) -> None:
+        self.model, self.names, self.limits, self.needs_key = model, names, limits, needs_key
         self.request_parser = RequestParser(model, names, defaults, limits)
         config = ParserConfig.of(model, defaults, longest_row=limits.length, most_rows=limits.rows)
         self.parser_processes = None if config is None else ParserProcesses(config, limits.reading)
@@ -131,6 +140,12 @@ class Server:
         self._preparing.shutdown(wait=False, cancel_futures=True)
 
     # --- about the server ---
+
+    async def page(self) -> Response:
+        """A page on which two samplers race."""
+        if self.model.imaging is not None:
+            raise RequestError(HTTPStatus.NOT_FOUND, f"{self.names[0]} draws images, and the page at / is for text")
+        return HTMLResponse(race.page(self.model, self.names[0], key=self.needs_key))
 
     async def health(self) -> Response:
         """Whether it takes requests."""

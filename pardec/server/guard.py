@@ -25,7 +25,7 @@ log = logging.getLogger("pardec.server")
 
 _ENDPOINTS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/images/generations"),
-    *("/v1/models", "/health", "/metrics"),
+    *("/v1/choose", "/v1/models", "/health", "/metrics", "/"),
 )
 _DRAIN = 64 * 2**20  # bytes of a body that is too large, which are read and dropped
 _GONE = 499  # the client closed the request; nobody reads it but the metrics
@@ -73,7 +73,7 @@ class Guard:
             self.metrics.answered(endpoint, status or _GONE, time.monotonic() - started)
 
     def _check_key(self, scope: Scope) -> None:
-        if self._key is None or scope["path"] == "/health":
+        if self._key is None or scope["path"] in ("/", "/health"):
             return
         headers_of = dict(scope["headers"])
         header, own = headers_of.get(b"authorization", b""), headers_of.get(b"x-api-key", b"")  # Anthropic's clients

@@ -24,7 +24,13 @@ def web(*names: str) -> list[str]:
 
 
 def document(
-    title: str, body: str, *, styles: Sequence[str], scripts: Sequence[str], data: Mapping[str, Any] | None = None
+    title: str,
+    body: str,
+    *,
+    styles: Sequence[str],
+    scripts: Sequence[str],
+    data: Mapping[str, Any] | None = None,
+    connects: bool = False,
 ) -> str:
     """A complete page.
 
@@ -34,12 +40,14 @@ def document(
         styles: CSS, concatenated.
         scripts: JavaScript, concatenated to one module.
         data: what the script reads as `data`; NaN and infinities become null.
+        connects: whether the script may ask the server that the page comes from.
     """
     return fill(
         asset("pardec.views", "web/document.html"),
         title=plain(escape(title)),
         style="\n".join(styles),
         body=plain(body),
+        connects="; connect-src 'self'" if connects else "",
         data=embedded({} if data is None else data),
         script="\n".join(scripts),
     )

@@ -170,7 +170,8 @@ def test_a_stream_shows_the_canvas_where_asked(dream: Running) -> None:
     assert opens == sorted(opens, reverse=True)
     assert opens[0] > 0
     assert all(state["choices"] == [] for state in states)
-    assert len(states) == 7  # after each forward but the last
+    assert [state["denoise"]["forwards"] for state in states] == list(range(1, 9))
+    assert opens[-1] == 0
 
 
 def test_logprobs(both: Running) -> None:
