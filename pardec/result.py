@@ -19,9 +19,14 @@ from .result_data import ResultData
 class Result(ResultData):
     __doc__ = ResultData.__doc__
 
-    def to_pandas(self) -> Any:
-        """`rows()` as a pandas DataFrame. Raises PardecError without pandas."""
-        return data_frames.frame(self.rows())
+    def to_pandas(self, *, tokens: bool = False) -> Any:
+        """`rows()` as a pandas DataFrame, a line per row; or a line per token. Raises PardecError without pandas.
+
+        With `tokens` the columns are row, position (from 0, the first after the prompt), id, token (its text; None
+        without a tokenizer), step (the forward that committed it, -1 where none did), score (of the commit) and, if
+        the request asked for `logprobs`, logprob. Raises SpecError for continuous tokens, which have no ids.
+        """
+        return data_frames.frame(data_frames.token_rows(self) if tokens else self.rows())
 
     def to_arrays(self, *, pad_id: int = 0) -> dict[str, np.ndarray]:
         """Rows as arrays padded on the right, in the form that trainers take.

@@ -33,6 +33,7 @@ def compare(
     points: o.Points = None,
     cost_ratio: o.CostRatio = None,
     latex: o.Latex = None,
+    figure: o.Figure = None,
     json_: Json = False,
     quiet: o.Quiet = False,
     config: Config = None,
@@ -63,6 +64,8 @@ def compare(
     seed_list = integers(seeds, f"--seeds takes whole numbers, got {seeds!r}", "for example --seeds 0,1")
     check_name(executor)
     output_paths.check_file(latex)
+    if figure is not None:
+        output_paths.check_file(output_paths.check_figure(figure))
     preflight.check_run(model, task or (), sampler or (), sampling, load_arguments, **vars(problems), split=split)
 
     # Imported here since these import torch, which --help and a misspelt name do not need.
@@ -106,6 +109,8 @@ def compare(
         if latex is not None:
             table.to_latex(latex)
             say(f"wrote {latex}", quiet=quiet)
+        if figure is not None:
+            say(f"wrote {table.plot(figure)}", quiet=quiet)
         if problems.out is not None:
             say(f"wrote {problems.out / 'report.html'}, and the table as .csv, .md and .json", quiet=quiet)
     if all(row["failed"] == row["problems"] * row["seeds"] for row in table.rows):

@@ -170,6 +170,7 @@ CostRatio = Annotated[
     ),
 ]
 Latex = Annotated[Path | None, _option(IO, "Write the table for LaTeX, with booktabs.", metavar="FILE")]
+Figure = Annotated[Path | None, _option(IO, "Draw accuracy against forwards into a .svg or .pdf file.", metavar="FILE")]
 NoReferences = Annotated[
     bool,
     _option(

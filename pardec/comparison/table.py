@@ -17,9 +17,11 @@ from pardec.models.printable import in_json, plain
 
 from ..io.data_frames import frame
 from ..io.jsonl import Row
+from ..io.output_paths import check_figure
 from . import curve_table as curve_text
 from . import metrics
 from .curve_table import curve_table
+from .figure import figure
 from .frontier import frontier
 from .notes import broken, notes
 from .report.columns import MEANINGS
@@ -132,6 +134,24 @@ class Table:
         lines = [f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", "\\toprule", *_latex_lines([head])]
         lines += ["\\midrule", *_latex_lines(body), "\\bottomrule", "\\end{tabular}"]
         return _write("\n".join(lines) + "\n", path)
+
+    def plot(self, path: str | Path, *, cost: str = "nfe", quality: str = "accuracy", log: bool | None = None) -> Path:
+        """Writes a figure of quality against cost, with intervals and the frontier, as SVG or PDF.
+
+        Args:
+            path: a file that ends in .svg or .pdf.
+            cost: the column across, one with numbers.
+            quality: the column upwards.
+            log: a logarithmic cost; by default where it spans a factor of six.
+
+        Raises SpecError for another kind of file, a column without numbers, or where no sampler has both.
+        """
+        target = check_figure(Path(path))
+        drawing = figure(self.rows, cost, quality, log)
+        content = drawing.svg().encode() if target.suffix.lower() == ".svg" else drawing.pdf()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+        return target
 
     def to_html(self, path: PathLike = None) -> str:
         """The same columns as an HTML table; their meanings are tooltips of the headings and listed below."""

@@ -69,6 +69,13 @@ def check_result(target: Path | None) -> None:
     check_folder(target.absolute().parent)  # it is assembled in a folder beside it
 
 
+def check_figure(target: Path) -> Path:
+    """Returns the path of a figure. Raises SpecError unless it ends in .svg or .pdf."""
+    if target.suffix.lower() not in (".svg", ".pdf"):
+        raise SpecError(f"figures are SVG or PDF, got {target}", hint="name a file that ends in .svg or .pdf")
+    return target
+
+
 def occupied(target: Path) -> bool:
     """Whether the path exists and is neither a saved result nor an empty folder."""
     try:

@@ -175,6 +175,27 @@ def test_results_are_data_frames_where_pandas_is() -> None:
     assert frame.to_dict("records") == result.rows()
 
 
+def test_a_data_frame_of_tokens_has_a_line_for_each_with_its_commit() -> None:
+    pytest.importorskip("pandas")
+    model = pardec.load("tiny-dream", device="cpu")
+    result = model.generate(["Tom has 3 cups.", "Ann."], max_new_tokens=5, sampler="fixed:steps=3", logprobs=0)
+    frame = result.to_pandas(tokens=True)
+    assert list(frame.columns) == ["row", "position", "id", "token", "step", "score", "logprob"]
+    for row, ids in enumerate(result.tokens):
+        own = frame[frame["row"] == row]
+        assert own["id"].tolist() == ids
+        assert own["position"].tolist() == list(range(len(ids)))
+        assert own["step"].tolist() == result.step_map[row].tolist()
+        assert own["logprob"].tolist() == pytest.approx(result.token_logprobs[row].tolist())  # type: ignore[index]
+        committed = {
+            at: score for step in result.trace.steps[row] for at, score in zip(step.positions, step.scores, strict=True)
+        }
+        start = result.prompts[row]
+        assert own["score"].tolist() == pytest.approx([committed[start + at] for at in range(len(ids))])
+        assert "".join(own["token"]).startswith((result.text or [])[row].rstrip("."))
+    assert "logprob" not in model.generate("Tom", max_new_tokens=2).to_pandas(tokens=True)
+
+
 def test_a_result_of_many_forwards_is_read_back(result: pardec.Result, tmp_path: Path) -> None:
     """Forward numbers need more than sixteen bits; the first row's last token is from forward 39,999."""
     trace = result.trace

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...views.document import spec
 from .. import curve_table
+from ..ticks import log_ticks
 from . import tables
 from .columns import NOTHING, percent, plain
 
@@ -63,8 +64,10 @@ def _chart(curve: Mapping[str, Any], reference: Mapping[str, Any] | None, scale:
         f'<path class="axis" d="M{_LEFT} {_EDGE}V{bottom}H{_WIDTH - _EDGE}"/>',
         f'<path class="level" d="M{_LEFT} {y:.1f}H{_WIDTH - _EDGE}"/>',
         *(_tick(scale, share) for share in (scale.low, (1 + scale.low) / 2, 1.0)),
-        f'<text x="{_LEFT}" y="{_HEIGHT - 18}">{plain(scale.left)}</text>',
-        f'<text x="{_WIDTH - _EDGE}" y="{_HEIGHT - 18}" text-anchor="end">{plain(scale.right)}</text>',
+        *(
+            f'<text x="{scale.x(tick):.1f}" y="{_HEIGHT - 18}" text-anchor="middle">{plain(tick)}</text>'
+            for tick in _apart(log_ticks(scale.left, scale.right), scale)
+        ),
         f'<text x="{(_LEFT + _WIDTH) / 2}" y="{_HEIGHT - 4}" text-anchor="middle">forwards per problem</text>',
         _line(reference, scale, "reference") if reference else "",
         _line(curve, scale, "own"),
@@ -73,6 +76,15 @@ def _chart(curve: Mapping[str, Any], reference: Mapping[str, Any] | None, scale:
         f'<figure><figcaption>{spec(curve["name"])}</figcaption><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
         f'aria-label="Accuracy against forwards of {escape(curve["name"], quote=True)}">{"".join(parts)}</svg></figure>'
     )
+
+
+def _apart(ticks: Sequence[float], scale: _Scale) -> list[float]:
+    """The ticks whose numbers do not touch, the first one always."""
+    kept: list[float] = []
+    for tick in ticks:
+        if not kept or scale.x(tick) - scale.x(kept[-1]) >= 30:
+            kept.append(tick)
+    return kept
 
 
 def _tick(scale: _Scale, share: float) -> str:

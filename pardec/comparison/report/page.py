@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...views import replay
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ..run import Run
 
 _HERE = "pardec.comparison.report"
+_FILES = (".gguf", ".safetensors", ".pt", ".pth")
 _EXTRA_MEANINGS = {
     "Output": "exact: the tokens of sequential decoding, or tokens of the same distribution; relaxed: neither is "
     "promised; not kept: exact was promised, and the tokens differ",
@@ -48,7 +50,7 @@ def page(run: Run) -> str:
         "made": ("Made with", _provenance(run)),
     }
     sections = {name: section for name, section in candidates.items() if section[1]}
-    title = f"{run.config['model']}: {_count(len(rows), 'sampler')} on {_words(tasks)}"
+    title = f"{_named(str(run.config['model']))}: {_count(len(rows), 'sampler')} on {_words(tasks)}"
     body = fill(
         asset(_HERE, "page.html"),
         title=escape(title),
@@ -65,6 +67,13 @@ def page(run: Run) -> str:
         scripts=[*web("page.js", "replay.js"), asset(_HERE, "plot.js"), asset(_HERE, "report.js")],
         data={"scale": replay.scale(), "prompts": prompts, "plot": plot},
     )
+
+
+def _named(model: str) -> str:
+    """A model's name: of a folder or a file the last part of its path, without the suffix of a file of weights."""
+    if model.count("/") == 1 and not model.startswith((".", "/", "~")) and not model.endswith(_FILES):
+        return model  # an id of the hub
+    return Path(model).name.removesuffix(".gguf") or model
 
 
 def _subtitle(run: Run) -> str:

@@ -289,6 +289,21 @@ def test_heads_are_in_order_and_controls_have_names(opened: Callable[..., Any], 
     assert len(ids) == len(set(ids))
 
 
+def test_no_column_of_the_results_is_cut_at_1280_pixels(opened: Callable[..., Any]) -> None:
+    view = opened(width=1280)
+    wide = "() => [...document.querySelectorAll('#results .scroll')].map(one => one.scrollWidth - one.clientWidth)"
+    assert view.evaluate(wide) == [0]
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [("/data/models/my-model", "my-model"), ("runs/a.gguf", "a"), ("./x/y/", "y"), ("owner/name", "owner/name")],
+)
+def test_titles_name_the_model_and_not_its_path(run: Run, model: str, named: str) -> None:
+    text = page(Run({**run.config, "model": model}, run.environment, run.rows, run.traces))
+    assert f"<title>{named}: " in text
+
+
 def test_without_motion_nothing_fades(opened: Callable[..., Any]) -> None:
     moving = "() => getComputedStyle(document.querySelector('.token')).transitionDuration"
     assert opened(reduced_motion="reduce").evaluate(moving) == "0s"

@@ -11,6 +11,7 @@ import re
 import sys
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -19,6 +20,7 @@ from pardec.comparison import Run, Table
 from pardec.comparison.frontier import GAINS, frontier
 from pardec.comparison.report.finding import finding
 from pardec.comparison.table import _SHORT, FIELDS
+from pardec.comparison.ticks import log_ticks
 from pardec.models.errors import PardecError, SpecError
 
 ALONE = {"seconds": 1.0, "rows": 1, "forwards": 5, "padding": 0, "waits": None}
@@ -224,6 +226,45 @@ def test_tables_are_data_frames_where_pandas_is(run: Run, monkeypatch: pytest.Mo
     with pytest.raises(PardecError, match="needs pandas") as caught:
         table.to_pandas()
     assert "[pandas]" in str(caught.value.hint)
+
+
+def test_a_figure_is_svg_or_pdf_with_the_same_points_and_a_key(run: Run, tmp_path: Path) -> None:
+    table = Table(run)
+    svg = ElementTree.fromstring(table.plot(tmp_path / "f.svg").read_text())
+    circles = [element.attrib for element in svg.iter() if element.tag.endswith("circle")]
+    texts = [element.text or "" for element in svg.iter() if element.tag.endswith("text")]
+    assert len(circles) == sum(row["nfe"] is not None and row["accuracy"] is not None for row in table.rows) == 2
+    filled = {float(each["cx"]) for each in circles if each["fill"] != "white"}
+    best = {row["sampler"] for row in table.frontier()}
+    assert len(filled) == len(best)
+    slow, fast = (float(each["cx"]) for each in circles)
+    assert fast < slow  # it takes fewer forwards
+    assert {"1  slow", "2  fast"} <= set(texts)
+    pdf = table.plot(tmp_path / "new" / "f.pdf").read_bytes()
+    start = int(pdf.split(b"startxref\n")[1].split()[0])
+    assert pdf[start:].startswith(b"xref\n0 6\n")
+    for number, line in enumerate(pdf[start:].splitlines()[3:8], 1):
+        assert pdf[int(line.split()[0]) :].startswith(b"%d 0 obj\n" % number)
+    stream = pdf.split(b"stream\n", 1)[1].split(b"\nendstream")[0]
+    assert int(pdf.split(b"/Length ")[1].split()[0]) == len(stream)
+    assert stream.count(b" b\n") + stream.endswith(b" b") == len(circles)
+    shown = [
+        text.decode("cp1252").replace("\\(", "(").replace("\\)", ")") for text in re.findall(rb"\((.*)\) Tj", stream)
+    ]
+    assert shown == texts
+    for name, path, message in (("accuracies", "f.svg", "no column 'accuracies'"), ("nfe", "f.png", "SVG or PDF")):
+        with pytest.raises(SpecError, match=message):
+            table.plot(tmp_path / path, cost=name)
+
+
+def test_ticks_of_a_logarithmic_axis_are_round_and_enough() -> None:
+    for low, high in ((1.1, 1.3), (2, 9), (3, 60), (0.02, 7), (1, 90000)):
+        found = log_ticks(low, high)
+        assert 2 < len(found) < 10
+        assert found == sorted(set(found))
+        assert low <= found[0]
+        assert found[-1] <= high
+    assert log_ticks(3, 60) == [5, 10, 20, 50]
 
 
 # --- the frontier ---
