@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .memory_plan import MemoryPlan, plan
     from .requests.empty_answer import EmptyAnswer
     from .result import Result
+    from .rollouts import Rollouts
     from .tasks import Problem, Task, list_tasks, task
 
 _HOME = {
@@ -54,6 +55,7 @@ _HOME = {
     "pardec.images.pipeline": ("ImagePipeline",),
     "pardec.memory_plan": ("MemoryPlan", "plan"),
     "pardec.result": ("Result",),
+    "pardec.rollouts": ("Rollouts",),
     "pardec.samplers.events": ("Accepted", "Event", "Finished", "RowFinished", "Started", "Step"),
     "pardec.samplers.logprobs": ("TokenLogprobs",),
     "pardec.samplers.registry": ("sampler",),
@@ -64,8 +66,8 @@ _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "Accepted", "Advice", "CacheError", "CapacityError", "Choice", "EmptyAnswer", "Event", "Finished", "ImagePipeline",
-    "MemoryPlan", "Model", "ModelError", "PardecError", "Problem", "Result", "RowFinished", "SpecError", "Started",
-    "Step", "Table", "Task", "TokenLogprobs", "UnknownNameError", "__version__", "compare", "list_models",
+    "MemoryPlan", "Model", "ModelError", "PardecError", "Problem", "Result", "Rollouts", "RowFinished", "SpecError",
+    "Started", "Step", "Table", "Task", "TokenLogprobs", "UnknownNameError", "__version__", "compare", "list_models",
     "list_presets", "list_samplers", "list_tasks", "load", "plan", "sampler", "task", "tune",
 ]  # fmt: skip
 

@@ -30,6 +30,7 @@ from .requests.other_names import known_arguments
 from .requests.prompts import check_length
 from .requests.settings import AnyNames, documented, ignored_filters, own_names
 from .result import Result
+from .rollouts import Reward, Rollouts, rewarded
 from .serving.batch import Serving
 from .serving.queue import Prompts
 from .serving.rows import QueuedRow
@@ -250,6 +251,36 @@ class Model(Engine):
         prompts = prompts_of(network, prompt, input_ids)
         with memory_errors(f"a choice for {len(prompts)} prompts", "pass fewer prompts"), using(self.set_threads):
             return choose(network, prompts, form)
+
+    def rollouts(self, prompt: Any = None, *, n: int = 8, reward: Reward | None = None, **arguments: Any) -> Rollouts:
+        """Samples `n` answers to each prompt, with step maps and log-probabilities, for training elsewhere.
+
+        Args:
+            prompt: as in `generate`.
+            n: answers per prompt; each has a seed of its own.
+            reward: called with the texts of a prompt and an answer for each row; returns a number.
+            arguments: as `generate` takes them; temperature is 1 and logprobs 0 unless they say otherwise.
+
+        Returns:
+            The rows and their rewards; `to_dllm_rl()` and `to_verl()` lay them out for trainers.
+
+        Raises:
+            SpecError: an argument that cannot work, a model without texts, or a reward that is not a finite number.
+
+        >>> model = load("tiny-dream", device="cpu")
+        >>> rollouts = model.rollouts("Tom has 3 cups.", n=2, max_new_tokens=4, reward=lambda prompt, text: len(text))
+        >>> rollouts.to_verl()["responses"].shape[0], len(rollouts.rewards)
+        (2, 2)
+        """
+        if self._reader is None:
+            raise SpecError(f"{self.name} does not write text", hint="model.generate samples images with seeds=[...]")
+        named = own_names(arguments)
+        if "num_return_sequences" in named:
+            raise SpecError("num_return_sequences is n here", hint="leave it out, and pass n=")
+        settings: dict[str, Any] = {"temperature": 1.0, "logprobs": 0, **named, "num_return_sequences": n}
+        if settings["logprobs"] is None:
+            raise SpecError("rollouts have log-probabilities", hint="leave logprobs out")
+        return rewarded(self.generate(prompt, **settings), n, reward)
 
     def cache_prefixes(self, mib: float) -> PrefixCache | None:
         """Keeps K/V of prompts and answers for later requests that begin with the same tokens; 0 turns it off.
