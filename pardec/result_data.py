@@ -6,14 +6,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from torch import Tensor
 
+from pardec.models.errors import SpecError
 from pardec.samplers.logprobs import TokenLogprobs
 from pardec.samplers.trace import Trace
 
+from .requests.tools import form_of
 from .views.token_text import TokenTexts
 
 if TYPE_CHECKING:
@@ -144,6 +147,23 @@ class ResultData:
         """
         form = self.settings.get("response_format")
         return None if form is None or self.text is None else [json.loads(text) for text in self.text]
+
+    @property
+    def tool_calls(self) -> list[list[dict[str, Any]]] | None:
+        """Per row, the calls in its answer, each with `name` and `arguments`; None if the request had no tools.
+
+        Raises SpecError for a result that was read from a file, which has no tokenizer.
+        """
+        if not self.settings.get("tools"):
+            return None
+        if self.tokenizer is None:
+            raise SpecError("calls are read with the model's tokenizer", hint="read them before the result is saved")
+        form = form_of(SimpleNamespace(tokenizer=self.tokenizer, name=self.model))
+        texts = (str(self.tokenizer.decode(tokens, skip_special_tokens=False)) for tokens in self.tokens)
+        return [
+            [{"name": name, "arguments": json.loads(arguments)} for name, arguments in form.read(text)[1]]
+            for text in texts
+        ]
 
     def span(self, row: int) -> slice:
         """The positions of a row's generated tokens in the trace, the first end token included."""

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from ..version import __version__
+from .advise import advise
 from .align import align
 from .bench import bench
 from .chat import chat
@@ -51,6 +52,7 @@ app.command("image")(image)
 app.command("serve")(serve)
 app.command("compare")(compare)
 app.command("tune")(tune)
+app.command("advise")(advise)
 app.command("align")(align)
 app.command("plan")(plan)
 app.command("simulate")(simulate)

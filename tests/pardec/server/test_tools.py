@@ -283,3 +283,20 @@ def test_masked_models_need_a_template() -> None:
         (choice,) = answer.json()["choices"]
         text = choice["message"]["content"] or json.dumps(choice["message"].get("tool_calls"))
         assert "add" in text
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_result_has_its_calls_as_values(template: str, tmp_path: Any) -> None:
+    model = with_template(template)
+    result = model.generate([MESSAGES, MESSAGES], tools=TOOLS, tool_choice="required", max_new_tokens=80, seed=[1, 2])
+    calls = result.tool_calls
+    assert calls is not None
+    assert len(calls) == 2
+    for row in calls:
+        assert row
+        for call in row:
+            jsonschema.validate(call["arguments"], SCHEMAS[call["name"]])
+    assert model.generate(MESSAGES, tools=TOOLS, tool_choice="none", max_new_tokens=2).tool_calls is None
+    result.save(tmp_path / "r.json")
+    with pytest.raises(pardec.SpecError, match="read with the model's tokenizer"):
+        _ = pardec.Result.load(tmp_path / "r.json").tool_calls
