@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
 from pardec.models.errors import install
+from pardec.version import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -77,3 +81,46 @@ def test_mypy_sees_types_in_an_install_from_the_clone(tmp_path: Path) -> None:
     types = re.findall(r'Revealed type is "([^"]*)', done.stdout)
     assert types[:2] == ["pardec.result.Result", "pardec.samplers.cards.Card"], done.stdout
     assert "quantize: str | None" in types[2].replace("Union[str, None]", "str | None")
+
+
+@pytest.mark.slow
+def test_a_built_wheel_is_whole_and_decodes_in_an_environment_of_its_own(tmp_path: Path) -> None:
+    """The packages that it needs are those of this interpreter; pardec itself comes from the wheel alone."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
+    floors = [name for name in tracked if name.split("/")[0] in ("pardec", "models", "samplers")]
+    for name in (*floors, "pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, tmp_path / "source" / name)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, tmp_path / "source"], check=True
+    )
+    [wheel] = tmp_path.glob(f"pardec_engine-{__version__}-*.whl")
+    with ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert packed == {name if name.startswith("pardec/") else f"pardec/{name}" for name in floors}
+    home = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    subprocess.run([*pip, "--python", home / "bin" / "python", "install", "--no-deps", "--no-index", wheel], check=True)
+    [packages] = home.glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n")  # a path alone: no editable install
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+    def told(*command: str) -> str:
+        started = [home / "bin" / command[0], *command[1:]]
+        done = subprocess.run(started, cwd=tmp_path, env=clean, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert Path(told("python", "-c", "import pardec; print(pardec.__file__)").strip()).parent == packages / "pardec"
+    assert told("pardec", "--version") == f"pardec {__version__}\n"
+    question = "Tom has 8 cups. He loses 3. How many cups does Tom have now?"
+    assert told("pardec", "generate", "tiny-dream", "-p", question).strip() == "8 - 3 = 5; answer 5"
+
+
+def test_every_extra_is_named_where_one_installs() -> None:
+    page = (ROOT / "docs" / "getting-started.md").read_text()
+    named = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    assert named == set(PROJECT["optional-dependencies"]) - {"dev"}

@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parent))
 import fresh
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+NOTEBOOK = EXAMPLES / "two_samplers.ipynb"
 # What each is started with; `batch_to_file` is stopped and goes on.
 COMMANDS = (
     "own_prompts",
@@ -49,10 +50,19 @@ def output(folder: Path) -> dict[str, Any]:
         again = CUT if command in COMMANDS[:number] else ""
         run = f"import runpy, sys\nsys.argv = {[path, *arguments]}\nrunpy.run_path({path!r}, run_name='__main__')"
         pieces.append({"language": "python", "code": again + run})
+    pieces.append({"language": "python", "code": "\n".join(cells("code"))})
     results = fresh.results(pieces, folder)
-    for command, result in zip(COMMANDS, results, strict=True):
+    names = [*COMMANDS, NOTEBOOK.stem]
+    for command, result in zip(names, results, strict=True):
         assert result["code"] == 0, f"{command}\n{result['told']}"
-    return {command.split()[0]: result["told"] for command, result in zip(COMMANDS, results, strict=True)}
+    return {command.split()[0]: result["told"] for command, result in zip(names, results, strict=True)}
+
+
+def cells(kind: str) -> list[str]:
+    """The sources of the notebook's cells of a kind."""
+    notebook = json.loads(NOTEBOOK.read_text())
+    assert (notebook["nbformat"], notebook["metadata"]["kernelspec"]["language"]) == (4, "python")
+    return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == kind]
 
 
 def test_every_example_is_run_and_is_short() -> None:
@@ -123,3 +133,11 @@ def test_the_trace_becomes_a_data_frame(output: dict[str, Any]) -> None:
     (correlation,) = re.findall(r"correlation of forward and position: (-?[\d.]+)", output["trace_with_pandas"])
     assert 0 < float(correlation) < 1
     assert '"name": "Sara"' in output["trace_with_pandas"]
+
+
+def test_the_notebook_runs_from_its_first_cell_to_its_last(output: dict[str, Any], folder: Path) -> None:
+    lines = output["two_samplers"].splitlines()
+    assert re.fullmatch(re.escape(ANSWER) + r" in \d forwards", lines[0])
+    assert [line.split()[0] for line in lines[-2:]] == ["sequential+eos", "threshold:tau=0.98+eos"]
+    assert (folder / "accuracy.svg").read_text().startswith("<svg")
+    assert not any(cell.get("outputs") for cell in json.loads(NOTEBOOK.read_text())["cells"])
