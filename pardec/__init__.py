@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from .api import Model, load
     from .cards import list_models, list_presets, list_samplers
+    from .check import Check
     from .choice import Choice
     from .comparison import Table, compare
     from .comparison.tuning import Advice, tune
@@ -46,6 +47,7 @@ _HOME = {
     "pardec.api": ("Model", "load"),
     "pardec.choice": ("Choice",),
     "pardec.cards": ("list_models", "list_presets", "list_samplers"),
+    "pardec.check": ("Check",),
     "pardec.comparison": ("Table", "compare"),
     "pardec.comparison.tuning": ("Advice", "tune"),
     "pardec.requests.empty_answer": ("EmptyAnswer",),
@@ -65,10 +67,10 @@ _EARLIER = {"pngs": "pardec.images.pngs", "pictures": "pardec.images"}  # former
 _MODULE = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
-    "Accepted", "Advice", "CacheError", "CapacityError", "Choice", "EmptyAnswer", "Event", "Finished", "ImagePipeline",
-    "MemoryPlan", "Model", "ModelError", "PardecError", "Problem", "Result", "Rollouts", "RowFinished", "SpecError",
-    "Started", "Step", "Table", "Task", "TokenLogprobs", "UnknownNameError", "__version__", "compare", "list_models",
-    "list_presets", "list_samplers", "list_tasks", "load", "plan", "sampler", "task", "tune",
+    "Accepted", "Advice", "CacheError", "CapacityError", "Check", "Choice", "EmptyAnswer", "Event", "Finished",
+    "ImagePipeline", "MemoryPlan", "Model", "ModelError", "PardecError", "Problem", "Result", "Rollouts", "RowFinished",
+    "SpecError", "Started", "Step", "Table", "Task", "TokenLogprobs", "UnknownNameError", "__version__", "compare",
+    "list_models", "list_presets", "list_samplers", "list_tasks", "load", "plan", "sampler", "task", "tune",
 ]  # fmt: skip
 
 

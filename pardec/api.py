@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -34,6 +34,9 @@ from .rollouts import Reward, Rollouts, rewarded
 from .serving.batch import Serving
 from .serving.queue import Prompts
 from .serving.rows import QueuedRow
+
+if TYPE_CHECKING:
+    from .check import Check
 
 __all__ = ["Model", "OutOfMemory", "load"]
 
@@ -337,6 +340,41 @@ class Model(Engine):
         """
         with memory_errors(f"new weights of {self.name}", "pass a state dict on the CPU"):
             load_weights(self.driver.network, weights)
+
+    def check(
+        self,
+        sampler: Any,
+        prompts: Sequence[Any] | None = None,
+        *,
+        expected: float | None = None,
+        samples: int = 64,
+        pairs: int = 3,
+        **arguments: Unpack[AnyNames],
+    ) -> Check:
+        """Decodes with and without a drafter or cache, and says whether the output is what the sampler promises.
+
+        At temperature 0 the tokens of both are compared, and each row that parts from the reference gets a cause: a
+        tie, rounding, a fault, or a sampler that is not exact. Above it, both samples are compared by a test.
+        `str` of the result is the report that `pardec check` prints.
+
+        Args:
+            sampler: the spec to check.
+            prompts: a list of what `generate` takes, or of tensors of ids; by default a few questions.
+            expected: the drafter's published tokens per round; by default those of its card, if it has one.
+            samples: rows per prompt where tokens are sampled.
+            pairs: how often both are timed, in turn.
+            arguments: as `generate` takes them.
+
+        Raises:
+            SpecError: an argument that cannot work, or a model of vectors or token maps.
+
+        >>> found = load("tiny-llama", device="cpu").check("lookup", ["list 3 5"], max_new_tokens=8, pairs=1)
+        >>> found.equal, found.faults
+        (1, [])
+        """
+        from .check import check
+
+        return check(self, sampler, prompts, expected=expected, samples=samples, pairs=pairs, **own_names(arguments))
 
     def logits(self, input_ids: Tensor) -> Tensor:
         """The checkpoint's own logits: [B, L] int64 in, [B, L, V] float32 out, row i at input position i, no cache.

@@ -11,6 +11,7 @@ from .advise import advise
 from .align import align
 from .bench import bench
 from .chat import chat
+from .check import check
 from .compare import compare
 from .environment import env
 from .generate import generate
@@ -53,6 +54,7 @@ app.command("serve")(serve)
 app.command("compare")(compare)
 app.command("tune")(tune)
 app.command("advise")(advise)
+app.command("check")(check)
 app.command("align")(align)
 app.command("plan")(plan)
 app.command("simulate")(simulate)

@@ -263,6 +263,12 @@ class Tuned(Given):
     names = (*Randomness.names, "max_new_tokens", "cfg")
 
 
+class CheckedSampling(Given):
+    """Arguments of `check`."""
+
+    names = (*Randomness.names, "min_p", "max_new_tokens", "block_length", "cfg")
+
+
 class Compared(Given):
     """Arguments of `compare`."""
 
