@@ -46,7 +46,7 @@ NAMES = {
         kind: f"{kind}:name=tiny-llama-{kind}" for kind in ("medusa", "hydra", "eagle", "dflash", "kangaroo", "prompts")
     },
     **{kind: f"{kind}:name=tiny-llama-draft" for kind in ("model", "pearl", "triforce", "sorted")},
-    "auto": f'auto:model="{EAGLE}",copy="lookup:k=7"',
+    "auto": f'auto:model="{EAGLE}",copy="lookup:k=7",measured=false',
     "linearspec": "linearspec:k=3,mask=4",
 }
 OTHERS = (

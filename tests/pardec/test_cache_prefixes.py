@@ -28,7 +28,7 @@ READ_STATES = [
     "medusa:name=tiny-llama-medusa",
     "hydra:name=tiny-llama-hydra",
     "dflash:name=tiny-llama-dflash",
-    'auto:model="eagle:name=tiny-llama-eagle",copy="lookup:k=7"',
+    'auto:model="eagle:name=tiny-llama-eagle",copy="lookup:k=7",measured=false',
 ]
 DRAFTERS = [
     "sequential",

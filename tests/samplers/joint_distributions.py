@@ -25,7 +25,7 @@ ROWS = 4000  # of one batch
 SMALL = {
     "aded": "aded:k=3,nodes=5,rollouts=4",
     "aggressive": "aggressive:k=4,max_ngram=2",
-    "auto": 'auto:model="model:name=draft,k=3",copy="lookup:k=3,max_ngram=2"',
+    "auto": 'auto:model="model:name=draft,k=3",copy="lookup:k=3,max_ngram=2",measured=false',
     "beam": "beam:beams=2,nodes=6",
     "copyspec": "copyspec:k=4,suffix=1",
     "del": "del:k=3",

@@ -56,6 +56,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     **{name: (f"{name}:{NAMED}",) for name in (*MODULES, *CHECKPOINTS)},
     "model": (MODEL, f"{MODEL},map=text", f"{MODEL},map=direct", f"{MODEL},map=text,keep=true"),
     "auto": (
+        "auto",
         'auto:model="model:name=toy,k=3",copy="lookup:k=3"',
         'auto:model="layerskip:skip=search",copy="lookup:k=3"',
         'auto:model="longspec:name=toy,k=3",copy="lookup:k=3"',

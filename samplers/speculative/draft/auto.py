@@ -1,4 +1,4 @@
-"""Per-row bandit over two drafters: a model, or copied tokens where these have recently gained more.
+"""Drafts where that gains tokens per second, from copies or a model, and decodes plainly where nothing does.
 
 BanditSpec: Adaptive Speculative Decoding via Bandit Algorithms, https://arxiv.org/abs/2505.15141
 Not-a-Bandit: Provably No-Regret Drafter Selection in Speculative Decoding for LLMs, https://arxiv.org/abs/2510.20064
@@ -10,7 +10,13 @@ Not-a-Bandit: Provably No-Regret Drafter Selection in Speculative Decoding for L
 The copy costs nothing to guess, so it is guessed in every round: an unused guess is compared with the tokens that the
 round commits, and counts like a used one. So no round is spent on trying, and a switch takes a round or two. If all
 committed tokens agree with an unused guess, its further tokens count as g(n). Sums fade by a factor per round, and
-start with values that favour long matches.
+start with values that favour long matches. Without a `model` every draft is a copy.
+
+    draft iff  tokens / seconds of rounds with drafts > tokens / seconds of rounds without,  measured for the batch
+
+The clock decides this for all rows at once, from the first rounds of a request on, and remembers both rates for later
+requests of the same model, spec and number of rows. `measured=false` always drafts. Greedy tokens do not depend on the
+clock. Sampled ones do, with an unchanged distribution: a seed gives the same tokens again with `measured=false` only.
 
 Deviates from the papers: only the copy is judged in rounds in which it was not played, since its guess is free; recent
 rounds count more than older ones; no bounds of confidence. Every row decides by its own past alone. Costs are not
@@ -29,16 +35,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import PardecError, SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Hidden
 
 from ...host_transfer import upload
 from ...registry import register
-from ...traits import Trait
+from ...request import Request
+from ...traits import NONE, Trait
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
 from ..sequences import Sequences
 from .nested_drafter import Nesting, nested, not_the_spec_of
+from .pace import RoundTimer
 from .text_history import NGramIndex, PerRow
 
 _SIZES = (1, 2, 3)  # tokens of a match that are told apart
@@ -66,6 +75,7 @@ class BanditState:
     forward: float = 0.0  # cost of a forward of the model
     one_forward: bool = False  # whether a forward drafts all tokens of a round
     copies: Tensor | None = None  # [B, K] `guess` where it was drafted
+    timer: RoundTimer | None = None  # decides whether a round drafts
 
     @staticmethod
     def start(model: Any, copy: Any, rows: int, token: float) -> BanditState:
@@ -90,6 +100,10 @@ class BanditState:
         self.size = np.array([index.longest() for index in self.texts.rows])
         rate = self._mean() / (1 + self.token * self.count)
         self.used = (self.count > 0) & (rate > self.gained / self.cost)
+
+    def idle(self) -> None:
+        """Notes a round without drafts."""
+        self.copies, self.count, self.used = None, np.zeros_like(self.count), np.zeros_like(self.used)
 
     def learn(self, outcome: RoundResult, text: Sequences, price: np.ndarray) -> None:
         """Updates the statistics after a round; `price` [B]: the cost of the model's draft."""
@@ -119,6 +133,14 @@ class BanditState:
         row = np.arange(len(self.size))
         value: np.ndarray = self.copied[row, self.size] / self.rounds[row, self.size]
         return value
+
+
+@dataclass
+class CopyState:
+    """The state where there is no model."""
+
+    copy: Any  # the drafter's state
+    timer: RoundTimer | None
 
 
 def joined(drafted: Draft, copied: Draft, used: np.ndarray) -> Draft:
@@ -170,6 +192,7 @@ class Auto(Nesting):
         "lookup"
     )
     token: Annotated[float, "cost of each position fed to the target, in forwards of one position"] = 0.03
+    measured: Annotated[bool, "leave drafts out where the clock says that they cost more than they gain"] = True
 
     def __post_init__(self) -> None:
         self.require("token", least=0)
@@ -187,48 +210,83 @@ class Auto(Nesting):
         return drafter
 
     def check(self, sampler: SpeculativeSampler) -> None:
-        super().check(sampler)
+        if self._model is not None:
+            super().check(sampler)
         self._copy.check(replace(sampler, draft=self._copy))
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        timed = frozenset({Trait.TIMES_ROUNDS}) if self.measured else NONE
+        return timed | (frozenset({Trait.DRAFTS_ONE_CHAIN}) if self._model is None else super().provides)
 
     @property
     def held(self) -> tuple[Drafter, ...]:
         return (*super().held, self._copy)
 
-    def width(self, model: LanguageModel) -> int:
-        return int(max(self._model.width(model), self._copy.width(model)))
+    def target_states(self, request: Request) -> Any:
+        return None if self._model is None else super().target_states(request)
 
-    def start(self, context: DecodeContext) -> BanditState:
+    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> Any:
+        return None if self._model is None else super().cost_ratio(target, draft_model)
+
+    def width(self, model: LanguageModel) -> int:
+        widths = (drafter.width(model) for drafter in (self._model, self._copy) if drafter is not None)
+        return int(max(widths))
+
+    def start(self, context: DecodeContext) -> BanditState | CopyState:
+        timer = None
+        if self.measured:
+            request = context.request
+            timer = RoundTimer(context.model, str(context.sampler.spec), request.temperature > 0, request.cfg)
+        if self._model is None:
+            return CopyState(self._copy.start(context), timer)
         ratio = self.cost_ratio(context.model, context.request.draft_model)
         arms = BanditState.start(self._model.start(context), self._copy.start(context), len(context.text), self.token)
         arms.forward = _COST if ratio is None else ratio
         arms.one_forward = Trait.ONE_FORWARD_DRAFTS in self._model.provides
         arms.gained += 2 * (1 + min(self.k, 4) * _ACCEPTANCE)
         arms.cost += 2 * self._price(arms.count + self.k + 1, arms)
+        arms.timer = timer
         return arms
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: BanditState) -> None:
         self._model.read_prompt(rows, hidden, context, state.model)
 
-    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: BanditState) -> Draft:
+    def propose(
+        self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: BanditState | CopyState
+    ) -> Draft:
+        drafts = state.timer is None or state.timer.begin(len(context.text))
+        if isinstance(state, CopyState):
+            return self._copy.propose(context, remaining, uniforms, state.copy) if drafts else Draft.none(context.text)
+        if not drafts:
+            state.idle()
+            self._model.propose(context, np.zeros_like(remaining), uniforms, state.model)
+            return Draft.none(context.text)
         copied = self._copy.propose(context, remaining, uniforms, state.copy)
         state.choose(copied, context.text)
         # The model is asked even if it has nothing to draft: it then knows that this round is not its own.
         drafted = self._model.propose(context, np.where(state.used, 0, remaining), uniforms, state.model)
         return joined(drafted, copied, state.used) if state.used.any() else drafted
 
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: BanditState) -> None:
-        self._model.observe(outcome, context, state.model)
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: BanditState | CopyState) -> None:
         self._copy.observe(outcome, context, state.copy)
-        if state.copies is not None:  # after the prompt's round
-            state.guess = outcome.read("guess", lambda: self.to_observe(outcome, state))["guess"]
-        state.learn(outcome, context.text, self._price(outcome.draft.sizes, state))
+        if isinstance(state, BanditState):
+            self._model.observe(outcome, context, state.model)
+            if state.copies is not None:  # a round with drafts
+                state.guess = outcome.read("guess", lambda: self.to_observe(outcome, state))["guess"]
+            state.learn(outcome, context.text, self._price(outcome.draft.sizes, state))
+        if state.timer is not None:
+            state.timer.end(int(outcome.gained.sum()))
 
-    def to_observe(self, outcome: RoundResult, state: BanditState) -> Mapping[str, Tensor]:
+    def to_observe(self, outcome: RoundResult, state: BanditState | CopyState) -> Mapping[str, Tensor]:
+        if isinstance(state, CopyState):
+            return self._copy.to_observe(outcome, state.copy)
         own = {} if state.copies is None else {"guess": state.copies}
         return {**own, **self._model.to_observe(outcome, state.model)}
 
-    def finish(self, rows: np.ndarray, context: DecodeContext, state: BanditState) -> None:
-        super().finish(rows, context, state)
+    def finish(self, rows: np.ndarray, context: DecodeContext, state: BanditState | CopyState) -> None:
+        if isinstance(state, BanditState):
+            super().finish(rows, context, state)
         self._copy.finish(rows, context, state.copy)
 
     def _price(self, sizes: np.ndarray, state: BanditState) -> np.ndarray:

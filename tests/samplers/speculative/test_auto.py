@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -15,12 +16,15 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.speculative.contracts import RoundResult
+from pardec.samplers.speculative.contracts import Draft, RoundResult
+from pardec.samplers.speculative.draft import pace
 from pardec.samplers.speculative.draft.auto import Auto, BanditState
 from pardec.samplers.speculative.draft.model import Model
+from pardec.samplers.speculative.forward import VerifyForward
 from pardec.samplers.speculative.length.heuristic import Heuristic
+from pardec.samplers.traits import Trait
 from tests.models.draft_modules.dflash_writer import write
-from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
+from tests.samplers.ar_toys import counted, g_test, plain_greedy, rows, run, toy_ar
 from tests.samplers.drafter_checks import cyclic
 from tests.samplers.fake_draft_model import (
     LENGTHS,
@@ -34,9 +38,10 @@ from tests.samplers.fake_draft_model import (
     near,
     target,
 )
+from tests.samplers.joint_distributions import WORLDS, drafting, small
 
 SHAPES = ("chain", "template:widths=3-2", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
-SPEC = 'auto:model="model:name=near,k=4",copy="lookup:k=6"'
+SPEC = 'auto:model="model:name=near,k=4",copy="lookup:k=6",measured=false'
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +105,10 @@ def test_a_module_is_the_model_too(tmp_path: Path) -> None:
     model = f'dflash:name=\\"{tmp_path}\\",k=4'
     for more in ("", "+beam:beams=3,nodes=8", "+fallback:below=0.3"):
         with Watched() as watched:
-            assert rows(run(target(), f'auto:model="{model}",copy="lookup:k=6"{more}', RAGGED, NEW)) == greedy()
+            assert (
+                rows(run(target(), f'auto:model="{model}",copy="lookup:k=6",measured=false{more}', RAGGED, NEW))
+                == greedy()
+            )
         assert {used for each in watched.used for used in each.values()} == {True, False}
 
 
@@ -110,7 +118,7 @@ def test_a_module_is_the_model_too(tmp_path: Path) -> None:
 def test_a_text_that_repeats_is_copied_and_a_draft_forward_a_round_is_saved() -> None:
     text = [0, 1, 2, 3, 4, 5, 6, 0, 1, 2]
     with Watched() as watched:
-        done = run(cyclic(), 'auto:model="model:name=bad,k=3",copy="lookup:k=6"', [text], 40)
+        done = run(cyclic(), 'auto:model="model:name=bad,k=3",copy="lookup:k=6",measured=false', [text], 40)
     assert rows(done) == [plain_greedy(cyclic(), text, 40)]
     assert all(used[0] for used in watched.used)
     assert done.draft_forwards == (0,)
@@ -121,7 +129,9 @@ def test_a_cheap_model_that_is_always_right_is_not_left_for_copies_that_are_wron
     """A sampled text over five tokens has many matches, few of which continue as before."""
     new = [60] * len(RAGGED)
     with Watched() as watched, patch.object(Model, "cost_ratio", lambda *_: 0.02):
-        done = run(target(), 'auto:model="model:name=same,k=4",copy="lookup:k=6"', RAGGED, new, temperature=1.0)
+        done = run(
+            target(), 'auto:model="model:name=same,k=4",copy="lookup:k=6",measured=false', RAGGED, new, temperature=1.0
+        )
     used = [value for each in watched.used for value in each.values()]
     right = run(target(), "model:name=same,k=4", RAGGED, new, temperature=1.0)
     assert 0 < np.mean(used) < 0.35
@@ -130,7 +140,7 @@ def test_a_cheap_model_that_is_always_right_is_not_left_for_copies_that_are_wron
 
 def test_a_model_that_costs_as_much_as_it_saves_is_left_for_copies() -> None:
     with Watched() as watched:
-        run(target(), 'auto:model="model:name=same,k=4",copy="lookup:k=6"', RAGGED, [40] * 4)
+        run(target(), 'auto:model="model:name=same,k=4",copy="lookup:k=6",measured=false', RAGGED, [40] * 4)
     assert np.mean([value for each in watched.used for value in each.values()]) > 0.8
 
 
@@ -138,7 +148,7 @@ def test_copies_take_over_within_two_rounds_where_the_text_begins_to_repeat() ->
     """The copying drafter is scored in every round, also while the model drafts."""
     text = [6, 3, 0, 5, 1, 4, 2]  # nothing in it is followed as the model goes on
     with Watched() as watched:
-        done = run(cyclic(), 'auto:model="model:name=cyclic,k=3",copy="lookup:k=6"', [text], 60)
+        done = run(cyclic(), 'auto:model="model:name=cyclic,k=3",copy="lookup:k=6",measured=false', [text], 60)
     assert rows(done) == [plain_greedy(cyclic(), text, 60)]
     used = [each[0] for each in watched.used]
     first = used.index(True)
@@ -175,8 +185,102 @@ def test_rows_copied_count_for_no_length_controller() -> None:
 
     text = [0, 1, 2, 3, 4, 5, 6, 0, 1, 2]
     with patch.object(Heuristic, "observe", watching):
-        run(cyclic(), 'auto:model="model:name=bad,k=3",copy="lookup:k=6"+heuristic', [text], 40)
+        run(cyclic(), 'auto:model="model:name=bad,k=3",copy="lookup:k=6",measured=false+heuristic', [text], 40)
     assert max(each.max() for each in told) == 0
+
+
+# --- drafts or none, by the clock ---
+
+
+class ScriptedClock:
+    """A clock that only forwards advance: a forward of one node per row costs 1, each further node `node` more."""
+
+    def __init__(self, node: float) -> None:
+        self.node, self.now, self.drafted = node, 0.0, list[bool]()
+
+    def __enter__(self) -> ScriptedClock:
+        verify = VerifyForward.verify
+
+        def timed(forward: VerifyForward, draft: Draft) -> Any:
+            self.now += 1 + self.node * (draft.width - 1)
+            self.drafted.append(draft.width > 1)
+            return verify(forward, draft)
+
+        self.patches = [
+            patch.object(VerifyForward, "verify", timed),
+            patch.object(pace, "clock", lambda: self.now),
+            patch.object(pace, "_PACES", WeakKeyDictionary()),
+        ]
+        for each in self.patches:
+            each.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for each in self.patches:
+            each.__exit__(*error)
+
+
+MEASURED = ("auto:copy=lookup", SPEC.replace(",measured=false", ""))
+
+
+@pytest.mark.parametrize("spec", MEASURED)
+@pytest.mark.parametrize("node", [0.0, 0.3, 5.0])
+def test_greedy_tokens_do_not_depend_on_the_clock(spec: str, node: float) -> None:
+    with ScriptedClock(node) as clock:
+        keeps_greedy(spec)
+    assert len(set(clock.drafted)) == 2  # rounds went both ways
+
+
+@pytest.mark.parametrize("spec", MEASURED)
+def test_dear_drafts_are_left_out_and_cheap_ones_used(spec: str) -> None:
+    text = [0, 1, 2, 3, 4, 5, 6, 0, 1, 2]
+    shares = []
+    with patch.object(Model, "cost_ratio", lambda *_: 0.02):
+        for node in (0.01, 5.0):
+            with ScriptedClock(node) as clock:
+                done = run(cyclic(), spec.replace("near", "cyclic"), [text], 400)
+            assert rows(done) == [plain_greedy(cyclic(), text, 400)]
+            shares.append(np.mean(clock.drafted[20:]))
+    assert shares[0] > 0.8
+    assert shares[1] < 0.05
+
+
+def test_a_later_request_starts_with_what_an_earlier_one_measured() -> None:
+    text, model = [0, 1, 2, 3, 4, 5, 6, 0, 1, 2], cyclic()
+    with ScriptedClock(5.0) as clock:
+        run(model, "auto", [text], 120)
+        first = sum(clock.drafted)
+        clock.drafted.clear()
+        run(model, "auto", [text], 120)
+        assert first > 0
+        assert not any(clock.drafted)
+        run(cyclic(), "auto", [text], 120)  # another model
+        assert any(clock.drafted)
+
+
+@pytest.mark.parametrize("spec", ['auto:copy="lookup:k=3"', small("auto").replace(",measured=false", "")])
+def test_sampled_tokens_have_the_true_joint_whichever_way_rounds_go(spec: str) -> None:
+    world = WORLDS["5 tokens, length 4"]
+    counts = [np.zeros((5,) * world.n, dtype=np.int64) for _ in world.prompts]
+    with drafting(5), ScriptedClock(0.5) as clock, patch.object(pace, "ROUNDS", 1), patch.object(pace, "_REST", 1):
+        for seed in range(200):
+            given = [prompt for prompt in world.prompts for _ in range(40)]
+            seeds = [seed * 100 + at for at in range(len(given))]
+            done = run(world.model, spec, given, world.n, temperature=1.0, seeds=seeds)
+            for which, prompt in enumerate(world.prompts):
+                some = slice(40 * which, 40 * which + 40)
+                counts[which] += counted(done, len(prompt), world.n, 5, some)
+    assert len(set(clock.drafted)) == 2
+    for each, truth in zip(counts, world.distributions, strict=True):
+        assert g_test(each, truth) < 4
+
+
+def test_a_seed_gives_the_same_tokens_again_without_the_clock() -> None:
+    spec = "auto:measured=false"
+    first, second = (run(target(), spec, RAGGED, 20, temperature=1.0, seeds=[5, 6, 7, 8]) for _ in range(2))
+    assert rows(first) == rows(second)
+    assert Trait.TIMES_ROUNDS not in registry.resolve(spec, "ar").traits
+    assert Trait.TIMES_ROUNDS in registry.resolve("auto", "ar").traits
 
 
 # --- what goes together ---
@@ -185,7 +289,7 @@ def test_rows_copied_count_for_no_length_controller() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("auto", "auto: model is missing"),
+        ("auto:copy=recycling", "does not copy known tokens"),
         ("auto:model=lookup", "model is the spec of one drafting model, got 'lookup'"),
         ('auto:model="model:name=near+beam"', "model is the spec of one drafting model"),
         ('auto:model="model:name=near",copy="model:name=near"', "copy is the spec of one drafter that copies"),
