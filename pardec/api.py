@@ -24,7 +24,7 @@ from .choice import Choice, choose, form_of, prompts_of
 from .deviation import Deviation, deviation
 from .engine import Engine
 from .memory import OutOfMemory, memory_errors
-from .requests import empty_answer
+from .requests import empty_answer, slow_drafts
 from .requests.call import Call
 from .requests.other_names import known_arguments
 from .requests.prompts import check_length
@@ -167,6 +167,7 @@ class Model(Engine):
         assert finished is not None, "a loop ends with Finished"
         result = self.result(call, finished, time.perf_counter() - start)
         empty_answer.warn(self, result, prompt, stacklevel=2)
+        slow_drafts.warn(result, finished.rounds_s, stacklevel=2)
         return result
 
     def stream(self, prompt: Any = None, **arguments: Unpack[AnyNames]) -> Iterator[Event]:

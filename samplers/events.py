@@ -84,3 +84,5 @@ class Finished(Event):
     deviation: tuple[float, ...] = ()  # per row: bound on the total variation, by a relaxed acceptance
     latents: np.ndarray | None = None  # [B, L, d] float32, of models whose tokens are vectors
     seconds: Mapping[str, float] = field(default_factory=dict)  # per part of the continuous loop
+    # Of the verify loop: seconds of all rounds, and of plain ones for the same tokens, None where these are not known.
+    rounds_s: tuple[float, float | None] | None = None

@@ -35,7 +35,7 @@ from ..ops.confidence import probability_of
 from ..request import Request
 from ..rng import assign_rows
 from ..traits import Trait
-from . import compatibility, features
+from . import compatibility, features, round_costs
 from .contracts import (
     Acceptance,
     DecodeContext,
@@ -51,6 +51,7 @@ from .forward import VerifyForward
 from .forward_features import ExtendedForward, forward_of
 from .ops.processing import Processing
 from .recorder import TraceRecorder
+from .round_costs import RoundCosts
 from .sequences import Sequences
 from .texts import prompt_decode
 from .uniforms import RoundUniforms
@@ -122,6 +123,7 @@ class VerifyLoop:
         self.on_host = model.device.type == "cpu"
         self.to_host = _on_host if self.on_host else to_host
         self.logprobs = LogprobRecorder.of(request, self.text, self.text.host.shape[1], model.device)
+        self.costs = RoundCosts(model)
         self.recorder = TraceRecorder(self.text, self.processing.allowed.forced, self.logprobs)
         self._compose()
 
@@ -133,12 +135,14 @@ class VerifyLoop:
         if not self.forward.fed:
             self._begin()
             return
-        text, drafter = self.text, self.sampler.draft
+        text, drafter, started = self.text, self.sampler.draft, round_costs.clock()
         uniforms = RoundUniforms(self.request.source, text.rows, text.nfe.copy(), text.device)
         remaining = text.limit - text.length
         draft = self.propose(self.context, remaining - 1, uniforms, self.memory.get(id(drafter)))
         distributions, states = self.predict(draft)
-        self._observe(self._decide(draft, distributions, uniforms, states))
+        outcome = self._decide(draft, distributions, uniforms, states)
+        self._observe(outcome)
+        self.costs.add(draft, outcome.gained, round_costs.clock() - started)
 
     def _begin(self) -> None:
         """Runs the first round: makes the stages' states and feeds the prompts."""
@@ -371,7 +375,7 @@ class VerifyLoop:
 
     def finished(self, row: int | None = None) -> Finished:
         """The result of all rows, or of this one."""
-        return self.recorder.finished(self.forward, row)
+        return self.recorder.finished(self.forward, row, self.costs)
 
     def close(self) -> None:
         """Returns the leases of the prefix cache and drops the states, which refer to the context and it to them."""

@@ -13,6 +13,7 @@ from ..logprobs import LogprobRecorder
 from ..trace import PROMPT, Trace
 from .contracts import Draft
 from .forward import VerifyForward
+from .round_costs import RoundCosts
 from .sequences import Sequences
 
 # One round: the live rows, the nodes of each, the forwards of a drafting model, and the verdict on the host.
@@ -187,7 +188,7 @@ class TraceRecorder:
                     result[row].append(fed.of(at))
         return list(result.values())
 
-    def finished(self, forward: VerifyForward, row: int | None = None) -> Finished:
+    def finished(self, forward: VerifyForward, row: int | None = None, costs: RoundCosts | None = None) -> Finished:
         """The result of all rows, or of this one as if it had been alone, without padding."""
         self.add_rounds()
         which = list(range(len(self.tokens))) if row is None else [row]
@@ -220,4 +221,5 @@ class TraceRecorder:
             draft_forwards=tuple(self.draft_forwards[which].tolist()),
             reused=tuple(self.reused[which].tolist()),
             deviation=() if self.deviation is None else tuple(self.deviation[which].tolist()),
+            rounds_s=None if costs is None or row is not None else (costs.seconds, costs.without_drafts),
         )

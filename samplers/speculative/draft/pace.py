@@ -7,55 +7,26 @@ one percent. Rates fade, since acceptance and costs change along a text.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from pardec.models.model import LanguageModel
-from pardec.models.stack import WrapperStack
+
+from .. import round_costs
+from ..round_costs import Costs, kept, size
 
 ROUNDS = 4  # of a trial, and of the first measurement of each way
 LOST = 0.01  # share of the time that trials may lose
 _REST = 32  # rounds between trials, at least
-_FADE = 0.95  # of the sums, at each round that goes the same way
 _OLD = 0.5  # what earlier rounds weigh when a trial begins
-_SLOW = 2.0  # times the mean that a round counts at most: longer ones were interrupted by other programs
-
-clock: Callable[[], float] = time.perf_counter
-
-
-@dataclass
-class Way:
-    """Tokens and seconds of the rounds that went one way, with decay."""
-
-    tokens: float = 0.0
-    seconds: float = 0.0
-    weight: float = 0.0  # rounds, with decay
-    rounds: int = 0
-
-    def add(self, tokens: int, seconds: float) -> None:
-        if self.rounds >= ROUNDS:
-            seconds = min(seconds, _SLOW * self.seconds / self.weight)
-        self.fade(_FADE)
-        self.tokens, self.seconds, self.weight = self.tokens + tokens, self.seconds + seconds, self.weight + 1
-        self.rounds += 1
-
-    def fade(self, factor: float) -> None:
-        self.tokens, self.seconds, self.weight = self.tokens * factor, self.seconds * factor, self.weight * factor
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second."""
-        return self.tokens / max(self.seconds, 1e-12)
 
 
 @dataclass
 class Pace:
     """The rates of both ways for one number of rows."""
 
-    ways: tuple[Way, Way] = field(default_factory=lambda: (Way(), Way()))  # without drafts, with drafts
+    ways: tuple[Costs, Costs] = field(default_factory=lambda: (Costs(), Costs()))  # without drafts, with drafts
     trial: int = 0  # rounds that remain of a trial of the slower way
     best: bool = False  # whether drafts gain more
     wait: float = 0.0  # seconds until the next trial
@@ -99,25 +70,22 @@ class RoundTimer:
 
     def __init__(self, model: LanguageModel, *key: object) -> None:
         """`key`: what else the rates depend on."""
-        stack = model.decoder
-        while isinstance(stack, WrapperStack):  # the conditions of one request
-            stack = stack.base
-        self.paces, self.key = _PACES.setdefault(stack, {}), key
+        self.paces, self.key = kept(_PACES, model), key
         self.pace = Pace()
         self.drafting = False
         self.started: float | None = None
 
     def begin(self, rows: int) -> bool:
         """Starts a round of so many live rows. Returns whether it drafts."""
-        key = self.key, rows.bit_length()  # the cost of a round hardly differs between 5 and 7 rows
+        key = self.key, size(rows)
         if key not in self.paces:
             self.paces[key] = Pace()
         self.pace = self.paces[key]
-        self.drafting, self.started = self.pace.drafts(), clock()
+        self.drafting, self.started = self.pace.drafts(), round_costs.clock()
         return self.drafting
 
     def end(self, tokens: int) -> None:
         """Ends the round that was begun, which gained so many tokens in all rows; the prompt's was not begun."""
         if self.started is not None:
-            self.pace.add(self.drafting, tokens, clock() - self.started)
+            self.pace.add(self.drafting, tokens, round_costs.clock() - self.started)
             self.started = None

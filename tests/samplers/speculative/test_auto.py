@@ -16,6 +16,7 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
+from pardec.samplers.speculative import round_costs
 from pardec.samplers.speculative.contracts import Draft, RoundResult
 from pardec.samplers.speculative.draft import pace
 from pardec.samplers.speculative.draft.auto import Auto, BanditState
@@ -208,8 +209,9 @@ class ScriptedClock:
 
         self.patches = [
             patch.object(VerifyForward, "verify", timed),
-            patch.object(pace, "clock", lambda: self.now),
+            patch.object(round_costs, "clock", lambda: self.now),
             patch.object(pace, "_PACES", WeakKeyDictionary()),
+            patch.object(round_costs, "_PLAIN", WeakKeyDictionary()),
         ]
         for each in self.patches:
             each.__enter__()

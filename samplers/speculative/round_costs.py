@@ -1,0 +1,100 @@
+"""Seconds of rounds with and without drafts, and what a request would have taken without any.
+
+A round without a draft, of any sampler, tells what plain decoding takes with so many rows of this model. The costs of
+these rounds are kept for later requests, as long as the model is loaded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from pardec.models.model import LanguageModel
+from pardec.models.stack import WrapperStack
+
+from .contracts import Draft
+
+_FADE = 0.95  # of the sums, at each round
+_KNOWN = 8  # rounds after which a cost is known
+_FEW = 4  # rounds after which their mean bounds others
+_SLOW = 2.0  # times the mean that a round counts at most: longer ones were interrupted by other programs
+
+clock: Callable[[], float] = time.perf_counter
+
+
+@dataclass
+class Costs:
+    """Tokens and seconds of rounds of one kind, with decay."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    weight: float = 0.0  # rounds, with decay
+    rounds: int = 0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Counts a round."""
+        if self.rounds >= _FEW:
+            seconds = min(seconds, _SLOW * self.seconds / self.weight)
+        self.fade(_FADE)
+        self.tokens, self.seconds, self.weight = self.tokens + tokens, self.seconds + seconds, self.weight + 1
+        self.rounds += 1
+
+    def fade(self, factor: float) -> None:
+        """Lets earlier rounds weigh less."""
+        self.tokens, self.seconds, self.weight = self.tokens * factor, self.seconds * factor, self.weight * factor
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / max(self.seconds, 1e-12)
+
+
+def kept(store: WeakKeyDictionary[Any, dict[Any, Any]], model: LanguageModel) -> dict[Any, Any]:
+    """What `store` has for `model`, whatever conditions of a request are wrapped around it."""
+    stack = model.decoder
+    while isinstance(stack, WrapperStack):
+        stack = stack.base
+    return store.setdefault(stack, {})
+
+
+def size(rows: int) -> int:
+    """Numbers of rows whose rounds cost about the same have one size: 1, 2 and 3, 4 to 7, 8 to 15 ..."""
+    return rows.bit_length()
+
+
+_PLAIN: WeakKeyDictionary[Any, dict[Any, Costs]] = WeakKeyDictionary()  # of rounds without drafts, by the model's stack
+
+
+class RoundCosts:
+    """The seconds of a request's rounds after that of the prompt."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.plain = kept(_PLAIN, model)
+        self.seconds = 0.0
+        self.rounds = 0
+        self.drafted = False
+        self.steps: defaultdict[int, float] = defaultdict(float)  # rounds of plain decoding for the same tokens
+
+    def add(self, draft: Draft, gained: np.ndarray, seconds: float) -> None:
+        """Counts a round."""
+        rows, tokens = len(gained), int(gained.sum())
+        if draft.width == 1 and not draft.forwards and draft.queries is None:
+            self.plain.setdefault(size(rows), Costs()).add(tokens, seconds)
+        else:
+            self.drafted = True
+        self.seconds, self.rounds = self.seconds + seconds, self.rounds + 1
+        self.steps[size(rows)] += tokens / rows
+
+    @property
+    def without_drafts(self) -> float | None:
+        """The seconds of plain decoding for the same tokens; None where they are not known, or nothing was drafted."""
+        known = (key in self.plain and self.plain[key].rounds >= _KNOWN for key in self.steps)
+        if not self.drafted or self.rounds < _KNOWN or not all(known):
+            return None
+        return sum(count * self.plain[key].seconds / self.plain[key].weight for key, count in self.steps.items())
