@@ -119,6 +119,7 @@ def test_a_short_chain_is_verified_as_usual() -> None:
 @pytest.mark.seeds("arXiv:2511.22972")
 def test_more_is_accepted_and_the_answers_of_sums_stay() -> None:
     """On chains the target is often unsure: 3.6 tokens per forward become 3.8. On sums it hardly ever is."""
+    test_a_synonym_stands_and_an_error_does_not()  # the rule by hand
     model = pardec.load("tiny-llama", device="cpu")
     for name, gain in (("chains", 0.1), ("arithmetic", 0.0)):
         task = pardec.task(name)

@@ -64,6 +64,12 @@ def test_a_longer_match_is_followed_further() -> None:
     assert drafted(Suffix(factor=0.0), text) == []
 
 
+def test_of_equal_scores_the_longer_match_is_taken() -> None:
+    """After 1 2 come 5 and 6, each with 1/2, the later one first; after 2 alone comes 7, with 1/2 too."""
+    text = [1, 2, 5, 1, 2, 6, 9, 2, 7, 8, 2, 7, 1, 2]
+    assert drafted(Suffix(factor=0.5, offset=0.5), text) == [6]
+
+
 def test_a_path_s_children_are_drafted_after_it() -> None:
     seeded = random.Random(0)
     text = [seeded.randrange(3) for _ in range(60)]
@@ -146,6 +152,9 @@ def edited(seed: int, edits: int) -> list[int]:
 
 @pytest.mark.seeds("arXiv:2411.04975")
 def test_fewer_forwards_than_lookup_where_edited_texts_are_repeated_and_on_a_second_pass() -> None:
+    test_a_worked_example()  # the rule by hand
+    test_a_longer_match_is_followed_further()
+    test_of_equal_scores_the_longer_match_is_taken()
     model, given = induction(), [edited(seed, seed) for seed in range(6)]
     lookup, same = forwards(model, "lookup", given, 140)
     ours, tokens = forwards(model, "suffix", given, 140)
