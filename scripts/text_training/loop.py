@@ -44,6 +44,8 @@ def read_card(folder: Path) -> dict[str, Any]:
 class Run:
     """One training run. `stop()` ends it after the step in progress, with its state saved."""
 
+    kept: tuple[str, ...] = ("step", "chunk", "index", "tokens", "seconds", "loss", "curve", "average", "mixes")
+
     def __init__(self, options: Options) -> None:
         self.o, self.name = options, options.model
         torch.set_num_threads(options.threads)
@@ -99,8 +101,7 @@ class Run:
     # -- state -------------------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        names = ("step", "chunk", "index", "tokens", "seconds", "loss", "curve", "average", "mixes")
-        state = {key: getattr(self, key) for key in names}
+        state = {key: getattr(self, key) for key in self.kept}
         state |= {"model": self.model.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers]}
         path = self.o.state / "state.pt"
         torch.save(state, path.with_suffix(".part"))
