@@ -1,11 +1,13 @@
-"""Evaluates a masked model that was adapted from an autoregressive one, by its answers' likelihood under the parent.
+"""Evaluates a masked model by the likelihood of its answers under the autoregressive model that it learned from.
 
-    python benchmarks/masked_answers.py --parent FILE.gguf --model FOLDER --prompts spec_bench.jsonl --run FOLDER
+    python benchmarks/masked_answers.py --parent FILE.gguf --model MODEL --prompts spec_bench.jsonl --run FOLDER
         [--count 480] [--max-new-tokens 64] [--batch 8] [--specs SPEC ...] [--parts answers copies choices]
         [--dtype float32] [--out NAME.md]
 
 Prompts are lines of JSON with `turns`, as in Spec-Bench's question file: the first turn is asked, as a user's turn in
-the chat template. Three parts:
+the chat template of the model that answers. Where the two models have different tokenizers, answers are compared as
+texts: an answer is decoded, and encoded with the parent's tokenizer after the prompt in the parent's template, so that
+every figure counts the parent's tokens. Three parts:
 
 answers: each spec's answers beside the parent's own greedy ones. `nats` is the parent's log-likelihood per token of the
     answer, its end token left out; `agreement` the share of positions with the parent's own token, up to the shorter of
@@ -140,12 +142,13 @@ def missing_answers(
     parent: pardec.Model,
     model: pardec.Model,
     rows: Rows,
-    prompts: Sequence[list[int]],
+    asked: Sequence[str],
     new: int,
 ) -> Iterator[tuple[str, list[int], list[Answer], float]]:
     """Decodes missing answers in batches; yields the spec, the numbers, the answers, and the seconds per answer."""
     for spec, decoder, sampler in ((PARENT, parent, "sequential"), *((spec, model, spec) for spec in given.specs)):
-        missing = rows.missing(spec, len(prompts))
+        missing = rows.missing(spec, len(asked))
+        prompts = [chat_ids(decoder, text) for text in asked]
         for at in range(0, len(missing), given.batch):
             numbers = missing[at : at + given.batch]
             started = time.perf_counter()
@@ -153,11 +156,30 @@ def missing_answers(
             yield spec, numbers, found, (time.perf_counter() - started) / len(numbers)
 
 
+def encoded_alike(parent: pardec.Model, model: pardec.Model) -> bool:
+    """Whether both models have the same tokens under the same ids."""
+    same: bool = parent.tokenizer.get_vocab() == model.tokenizer.get_vocab()
+    return same
+
+
+def in_tokens_of(parent: pardec.Model, model: pardec.Model, answer: list[int]) -> list[int]:
+    """The answer in the parent's tokens, through its text where the tokenizers differ."""
+    if encoded_alike(parent, model):
+        return answer
+    text = model.tokenizer.decode(answer, skip_special_tokens=True)
+    return list(parent.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def first_turns(given: argparse.Namespace) -> list[str]:
+    lines = given.prompts.read_text(encoding="utf-8").splitlines()[: given.count]
+    return [json.loads(line)["turns"][0] for line in lines]
+
+
 def run_answers(given: argparse.Namespace, parent: pardec.Model, model: pardec.Model, rows: Rows) -> int:
     """Decodes and scores all answers; returns their number."""
-    lines = given.prompts.read_text(encoding="utf-8").splitlines()[: given.count]
-    prompts = [chat_ids(parent, json.loads(line)["turns"][0]) for line in lines]
-    for spec, numbers, found, seconds in missing_answers(given, parent, model, rows, prompts, given.max_new_tokens):
+    asked = first_turns(given)
+    for spec, numbers, found, seconds in missing_answers(given, parent, model, rows, asked, given.max_new_tokens):
+        answers = [ids if spec == PARENT else in_tokens_of(parent, model, ids) for ids, _ in found]
         rows.add(
             {
                 "spec": spec,
@@ -165,11 +187,11 @@ def run_answers(given: argparse.Namespace, parent: pardec.Model, model: pardec.M
                 "answer": answer,
                 "forwards": forwards,
                 "seconds": seconds,
-                "nats": nats(parent, prompts[number], answer),
+                "nats": nats(parent, chat_ids(parent, asked[number]), answer),
             }
-            for number, (answer, forwards) in zip(numbers, found, strict=True)
+            for number, answer, (_, forwards) in zip(numbers, answers, found, strict=True)
         )
-    return len(prompts)
+    return len(asked)
 
 
 def copies(count: int) -> list[tuple[str, str]]:
@@ -189,9 +211,9 @@ def copies(count: int) -> list[tuple[str, str]]:
 
 def run_copies(given: argparse.Namespace, parent: pardec.Model, model: pardec.Model, rows: Rows) -> int:
     tasks = copies(min(60, given.count))
-    prompts = [chat_ids(parent, text) for text, _ in tasks]
-    for spec, numbers, found, _ in missing_answers(given, parent, model, rows, prompts, 32):
-        texts = [parent.tokenizer.decode(answer).strip() for answer, _ in found]
+    for spec, numbers, found, _ in missing_answers(given, parent, model, rows, [text for text, _ in tasks], 32):
+        decode = (parent if spec == PARENT else model).tokenizer.decode
+        texts = [decode(answer).strip() for answer, _ in found]
         rows.add(
             {"spec": spec, "number": number, "right": text.strip('"') == tasks[number][1], "text": text}
             for number, text in zip(numbers, texts, strict=True)
@@ -206,8 +228,8 @@ def run_choices(given: argparse.Namespace, parent: pardec.Model, model: pardec.M
     for spec, decoder in ((PARENT, parent), ("likelihood", model)):
         scorer = PardecLM(decoder, batch_size=given.batch, seed=0, mc_num=ESTIMATES, check_greedy=False)
 
-        def ids(text: str) -> list[int]:
-            return list(parent.tokenizer(text, add_special_tokens=False)["input_ids"])
+        def ids(text: str, tokenizer: Any = decoder.tokenizer) -> list[int]:
+            return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
         for number in rows.missing(spec, len(facts)):
             start, right, wrong = facts[number]
@@ -223,9 +245,22 @@ def mean(values: Iterable[float | None]) -> float:
     return sum(known) / max(len(known), 1)
 
 
-def page(given: argparse.Namespace, results: dict[str, tuple[Rows, int]], command: str) -> str:
+def about(folder: Path) -> str:
+    """What the model's card says that it is, and how far it is trained; empty without a card."""
+    if not (folder / "card.json").is_file():
+        return ""
+    card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    recipe = card.get("recipe", {})
+    trained = ", ".join(f"{recipe[key]} {key}" for key in ("steps", "tokens", "core-hours") if key in recipe)
+    return f"{card['summary']} Trained: {trained}.\n"
+
+
+def page(given: argparse.Namespace, results: dict[str, tuple[Rows, int]], command: str, alike: bool) -> str:
     """The tables and the bars."""
-    parts = [f"# Answers of {given.model.name}\n", f"`{command}`\n", f"{processor()}, {given.dtype}.\n"]
+    parts = [f"# Answers of {given.model.name}\n", about(given.model)]
+    parts += [f"`{command}`\n", f"{processor()}, {given.dtype}.\n"]
+    if not alike:
+        parts.append("The tokenizers differ: answers are compared as texts, and counted in the parent's tokens.\n")
     if "answers" in results:
         rows, count = results["answers"]
         own = [row["answer"] for row in rows.of(PARENT, count)]
@@ -286,7 +321,8 @@ def main(argv: list[str] | None = None) -> None:
     for part in given.parts:
         rows = Rows(given.run / f"{part}.jsonl")
         results[part] = (rows, work[part](given, parent, model, rows))
-    text = page(given, results, shlex.join(["python", "benchmarks/masked_answers.py", *(argv or sys.argv[1:])]))
+    command = shlex.join(["python", "benchmarks/masked_answers.py", *(argv or sys.argv[1:])])
+    text = page(given, results, command, encoded_alike(parent, model))
     if given.out is None:
         print(text)
     else:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import pardec
+from pardec.training.texts import chat_ids
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -63,3 +64,26 @@ def test_a_run_judges_and_goes_on(tmp_path: Path) -> None:
     judge.main([*arguments, "--out", str(out)])
     assert (tmp_path / "run/answers.jsonl").read_text() == rows
     assert out.read_text().splitlines()[6:] == text.splitlines()[6:]
+
+
+def test_answers_of_another_tokenizer_are_judged_as_texts(tmp_path: Path) -> None:
+    """A parent of bytes: the answer is its bytes, and its likelihood is that of the text after the parent's prompt."""
+    parent = pardec.load("tiny-llama-bytes", device="cpu", dtype="float32")
+    model = pardec.load("tiny-dream", device="cpu", dtype="float32")
+    assert judge.encoded_alike(model, pardec.load("tiny-llama", device="cpu"))
+    assert not judge.encoded_alike(parent, model)
+    answer = model.tokenizer("9 cups", add_special_tokens=False)["input_ids"]
+    assert parent.tokenizer.decode(judge.in_tokens_of(parent, model, answer)) == "9 cups"
+    assert judge.in_tokens_of(model, model, answer) == answer
+
+    asked = "Tom has 8 cups. He loses 3. How many cups does Tom have now?"
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "page.md"
+    prompts.write_text(json.dumps({"turns": [asked]}) + "\n")
+    arguments = ["--parent", "tiny-llama-bytes", "--model", str(ROOT / "models/embedded/tiny-dream")]
+    arguments += ["--prompts", str(prompts), "--run", str(tmp_path / "run"), "--count", "1", "--max-new-tokens", "16"]
+    judge.main([*arguments, "--specs", "sequential", "--parts", "answers", "--out", str(out)])
+    _, row = map(json.loads, (tmp_path / "run/answers.jsonl").read_text().splitlines())
+    assert parent.tokenizer.decode(row["answer"]) == model.generate(asked, max_new_tokens=16).text[0]
+    assert row["nats"] == pytest.approx(judge.nats(parent, chat_ids(parent, asked), row["answer"]))
+    assert "A masked diffusion model" in out.read_text()
+    assert "answers are compared as texts" in out.read_text()
