@@ -3,16 +3,14 @@
     python benchmarks/claims.py --run runs/claims [--only credit localleap ...] [--out benchmarks/claims.md]
 
 Each setting is one `pardec.compare(..., sweep=True)`, kept with its report in a folder of `--run`; the same command
-continues with what is not finished. What is measured replaces its section of `sections.json` in `--run`, from which the
-whole page is written; `docs/benchmarks/claims.md` quotes it and judges. `--write` only writes the page.
+continues with what is not finished. What is measured replaces its section of the page, whose others stay;
+`docs/benchmarks/claims.md` quotes it and judges. `text_claims.py` adds the sections of a model that writes text.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
-import sys
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +18,14 @@ from typing import Any, NamedTuple
 import curves
 import torch
 
-from pardec.environment import processor
-
 FOLDER = Path(__file__).resolve().parent
+HEAD = """# What seven papers promise, measured
+
+`python benchmarks/claims.py --run runs/claims`
+
+The tables of the page on claims, which says what is promised and what was found. [What the columns mean](#columns).
+"""
+COLUMNS = "Columns"
 
 
 class Setting(NamedTuple):
@@ -38,6 +41,12 @@ CHAINS: Mapping[str, Any] = {"limit": 60, "batch_size": 60, "max_new_tokens": 19
 # With the prompt, near the 512 positions of the embedded models.
 LONG: Mapping[str, Any] = {"limit": 16, "batch_size": 16, "max_new_tokens": 384, "block_length": 32}
 CODES: Mapping[str, Any] = {"limit": 100, "batch_size": 50}
+# Answers that can be filled in any order, and of which many are right: confidences are not all near 0 or 1.
+GRADED: Mapping[str, Any] = {"limit": 60, "batch_size": 30, "max_new_tokens": 64, "block_length": 32}
+FASTER = (
+    "credit+eos", "localleap+eos", "localleap:radius=1+eos", "prophet+eos", "klass+eos", "hierarchy+eos", "factor+eos",
+    "entropy_bound+eos",
+)  # fmt: skip
 DRAFTER = "model:name=tiny-llamagen-draft,k=5"
 SETTINGS = {
     "credit": Setting("tiny-dream", "chains", ("credit+eos", "credit:free=true+eos"), CHAINS),
@@ -54,6 +63,8 @@ SETTINGS = {
         ("sequential+eos@dkv", "eos@dkv", "eos@dkv:prompt=keep", "eos@dual", "eos@prefix"),
         LONG,
     ),
+    "grids": Setting("tiny-dream", "grids", FASTER, GRADED),
+    "shuffle": Setting("tiny-dream", "shuffle", FASTER, GRADED),
     "sjd": Setting("tiny-llamagen", "captions", ("sequential", "sjd", "sjd:refresh=gumbel"), CODES),
     "sjd-greedy": Setting("tiny-llamagen", "captions", ("sequential", "sjd", "jacobi"), {**CODES, "temperature": 0.0}),
     "lantern": Setting(
@@ -72,19 +83,27 @@ SETTINGS = {
 }
 
 
-def page(document: dict[str, Any]) -> str:
-    """The sections as Markdown."""
-    lines = [
-        "# What seven papers promise, measured\n",
-        f"`{document['command']}`\n",
-        "The tables of the page on claims, which says what is promised and what was found. "
-        "[What the columns mean](#columns).\n",
-    ]
-    for name, section in document["sections"].items():
-        lines += [f"## {name}\n", f"{section['task']} with {section['model']}: {curves.conditions(section)}\n"]
-        lines += [curves.curves_of(section), curves.settings_of(section)]
-    lines += ["## Columns\n", curves.legend(next(iter(document["sections"].values())))]
-    return "\n".join(lines)
+def sections(page: str) -> dict[str, str]:
+    """The sections of the page, by name."""
+    _, *parts = re.split(r"^## (.+)\n", page, flags=re.MULTILINE)
+    return {name: text.strip() for name, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def body(section: Mapping[str, Any], about: str = "") -> str:
+    """One section as Markdown, after a line about its model."""
+    lines = [f"{section['task']} with {section['model']}: {curves.conditions(section)}"]
+    lines += [about.strip()] if about else []
+    return "\n\n".join([*lines, curves.curves_of(section).strip(), curves.settings_of(section).strip()])
+
+
+def write(out: Path, measured: Mapping[str, str]) -> None:
+    """Writes sections to the page, in place of those of the same name."""
+    found = sections(out.read_text(encoding="utf-8")) if out.is_file() else {}
+    found.update(measured)
+    columns = found.pop(COLUMNS, "")
+    named = [name for name in SETTINGS if name in found] + [name for name in found if name not in SETTINGS]
+    parts = [HEAD, *(f"## {name}\n\n{found[name]}\n" for name in named), f"## {COLUMNS}\n\n{columns}\n"]
+    out.write_text("\n".join(parts), encoding="utf-8")
 
 
 def main() -> None:
@@ -93,22 +112,13 @@ def main() -> None:
     parser.add_argument("-n", type=int, help="problems of each setting (default: as listed in SETTINGS)")
     parser.add_argument("--run", type=Path, required=True, help="folder that keeps the comparisons")
     parser.add_argument("--out", type=Path, default=FOLDER / "claims.md", help="the page")
-    parser.add_argument("--write", action="store_true", help="only write the page")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    kept = options.run / "sections.json"
-    if options.write and not kept.exists():
-        parser.error(f"{options.run} has no sections.json: measure first, without --write")
-    document: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {"sections": {}}
-    for name in options.only if not options.write else ():
+    for name in options.only:
         model, task, samplers, arguments = SETTINGS[name]
         limit = {"limit": options.n} if options.n else {}
         (section,) = curves.measure(model, task, samplers, options.run / name, **{**arguments, **limit})
-        sections = {**document["sections"], name: section}
-        document = {"command": "python " + shlex.join(sys.argv), "torch": torch.__version__}
-        document |= {"processor": processor(), "sections": sections}
-        kept.write_text(json.dumps(document, indent=1) + "\n")
-    options.out.write_text(page(document))
+        write(options.out, {name: body(section), COLUMNS: curves.legend(section).strip()})
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def settings_of(section: Section) -> str:
             f"{100 * point['accuracy']:.1f}% ({100 * point['accuracy_low']:.0f}..{100 * point['accuracy_high']:.0f})",
             f"{point['nfe']:.2f}",
             f"{point['tokens_per_forward']:.2f}",
-            f"{point['tokens_fed'] / (point['nfe'] * point['tokens_per_forward']):.1f}",
+            f"{point['tokens_fed'] / answer:.1f}" if (answer := point["nfe"] * point["tokens_per_forward"]) else "",
             "" if oracle is None or "@" in name else f"{100 * oracle['nfe'] / point['nfe']:.0f}%",
             curve_table.interval(points, 1),
         ])  # fmt: skip

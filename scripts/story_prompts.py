@@ -5,14 +5,19 @@
         --batch-size 96 -n 110 --temperature 0.7 --top-p 0.95 --repetition-penalty 1.05
 
 Each request names who and what the story is about, as in TinyStories (arXiv:2305.07759), so that stories differ; the
-words are few and simple. `pardec generate` goes on where the file of stories ends.
+words are few and simple. `pardec generate` goes on where the file of stories ends. With `--held-out stories.jsonl`,
+instructions that train_stories.py leaves out are printed instead, as benchmarks/masked_answers.py reads them.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
-import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from text_training import stories
 
 SEED = 0
 BOYS, GIRLS = ("Tom", "Ben", "Max", "Sam", "Leo", "Tim"), ("Lily", "Anna", "Mia", "Sue", "Amy", "Kate")
@@ -46,6 +51,24 @@ def request(number: int) -> dict[str, object]:
     return {"prompt": content, "id": number}
 
 
+def held_out(count: int, files: list[Path]) -> Iterator[dict[str, object]]:
+    """Instructions that training leaves out: requests, and instructions about their stories in turn."""
+    rows = [row for row in stories.read(files) if stories.is_held_out(row)]
+    rng = random.Random(SEED)
+    for number, row in enumerate(rows[:count]):
+        prompt, answer = stories.about(rng, row) if number % 2 else row
+        yield {"turns": [prompt], "answer": answer}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("count", type=int, help="lines at most")
+    parser.add_argument("--held-out", type=Path, nargs="+", help="files of stories: print the held-out instructions")
+    given = parser.parse_args(argv)
+    lines = held_out(given.count, given.held_out) if given.held_out else map(request, range(given.count))
+    for line in lines:
+        print(json.dumps(line))
+
+
 if __name__ == "__main__":
-    for number in range(int(sys.argv[1])):
-        print(json.dumps(request(number)))
+    main()
