@@ -43,7 +43,8 @@ PROMPTS["tiny-llada"] = PROMPTS["tiny-nemotron"] = PROMPTS["tiny-dream"]
 EAGLE = "eagle:name=tiny-llama-eagle,k=3"
 NAMES = {
     **{
-        kind: f"{kind}:name=tiny-llama-{kind}" for kind in ("medusa", "hydra", "eagle", "dflash", "kangaroo", "prompts")
+        kind: f"{kind}:name=tiny-llama-{kind}"
+        for kind in ("medusa", "hydra", "eagle", "dflash", "kangaroo", "mtp", "prompts")
     },
     **{kind: f"{kind}:name=tiny-llama-draft" for kind in ("model", "pearl", "triforce", "sorted")},
     "auto": f'auto:model="{EAGLE}",copy="lookup:k=7",measured=false',

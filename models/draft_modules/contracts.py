@@ -22,7 +22,7 @@ from ..plan import IdSubset, TargetStates
 
 @dataclass(frozen=True, slots=True)
 class ModuleName:
-    """The kind, name and options of a draft module, as `load_draft_module` takes them."""
+    """The kind, name and options of a draft module, as `load_draft_module` takes them; "" names the target's own."""
 
     kind: str
     name: str

@@ -65,9 +65,9 @@ class EagleLayout:
         names |= {f"fusion.{part}": f"fc.mlp.{part}_proj.weight" for part in ("gate", "up", "down")}
         names["fusion.norm"] = "fc.post_attention_layernorm.weight"
         names |= {f"each_norm.{index}": f"fc_norm.{index}.weight" for index in range(self.features)}
-        names |= _layer("first.", first)
+        names |= layer_names("first.", first)
         for index in range(1, self.config.layers):
-            names |= _layer(f"later.{index - 1}.", f"layers.{index}.")
+            names |= layer_names(f"later.{index - 1}.", f"layers.{index}.")
         return names
 
 
@@ -102,7 +102,7 @@ def _first(files: DraftFiles, config: Mapping[str, Any], published: Mapping[str,
             f"{files.name} has {first}.input_layernorm.weight: the first layer of an EAGLE has no norm before it",
             "if its config has `layernorms`: that variant is not supported",
         )
-    layers = _layers(files, config.get("transformer_layer_config") or config, first, published)
+    layers = layer_shape(files, config.get("transformer_layer_config") or config, first, published)
     head = "lm_head.weight" in published
     if "fc.fc.weight" in published:
         if layers.layers > 1:
@@ -123,7 +123,7 @@ def _third(files: DraftFiles, config: Mapping[str, Any], published: Mapping[str,
     nested = config.get("transformer_layer_config")
     speculators = nested is not None or "speculators_model_type" in config
     first = "midlayer" if "midlayer.hidden_norm.weight" in published else "layers.0"
-    layers = _layers(files, nested or config, first, published)
+    layers = layer_shape(files, nested or config, first, published)
     width = config.get("target_hidden_size") or layers.width
     columns = published["fc.weight"].shape[-1]
     if columns % width:
@@ -152,7 +152,7 @@ def _third(files: DraftFiles, config: Mapping[str, Any], published: Mapping[str,
     )
 
 
-def _layers(
+def layer_shape(
     files: DraftFiles, config: Mapping[str, Any], first: str, published: Mapping[str, Published]
 ) -> DecoderConfig:
     """The shape of the layers; an absent key has Llama's default (rotary base 10000, epsilon 1e-6)."""
@@ -178,8 +178,8 @@ def _layers(
     )
 
 
-def _layer(parameter: str, stem: str) -> dict[str, str | tuple[str, ...]]:
-    """Names of the parameters of one layer."""
+def layer_names(parameter: str, stem: str) -> dict[str, str | tuple[str, ...]]:
+    """Published names of one layer's parameters, by the decoder's names after `parameter`."""
     return {
         parameter + "attn_norm": stem + "input_layernorm.weight",
         parameter + "mlp_norm": stem + "post_attention_layernorm.weight",

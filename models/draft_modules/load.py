@@ -80,6 +80,23 @@ def _check_quantize(files: DraftFiles, target: LanguageModel) -> None:
         )
 
 
+def own_folder(target: LanguageModel, kind: str) -> Path:
+    """The folder of a target whose own files hold a draft module of this `kind`.
+
+    Raises ModelError if they hold none, or if it was loaded from a single file.
+    """
+    import_kinds()
+    folder = target.path
+    if folder is not None and folder.is_dir():
+        files = find(folder)
+        if KINDS[kind].matches(files.config, files.published):
+            return folder
+    raise ModelError(
+        f"the files of {target.name} have no draft layer of kind {kind}",
+        f"name one that was trained for it: {kind}:name=...; quantized copies and GGUF files often leave it out",
+    )
+
+
 def kind_named(name: str) -> DraftKind | None:
     """The kind of this name, which is also its drafter's name; None if there is none."""
     import_kinds()

@@ -21,7 +21,7 @@ from ..kernels import layout
 from ..kernels.cpu.blocks import BlockWeight
 from ..kernels.cpu.packed import as_parameter
 from ..layers.empty_weights import empty_weights
-from .unread import check_unread, has_own_head
+from .unread import check_unread, draft_patterns, has_own_head
 
 ROUTER = (
     "router_weight",
@@ -102,7 +102,7 @@ def check(
     Raises ModelError, with the names, for tensors that are missing, surplus, misshapen or not floating-point, and for
     unread ones that differ from what the decoder computes.
     """
-    harmless = list(spec.harmless)
+    harmless = [*spec.harmless, *draft_patterns(config.layers, published)]
     if config.tied:  # some files repeat the tied embedding
         harmless.append(re.escape(str(names_of(spec, config, published)["head.weight"])))
     surplus = [

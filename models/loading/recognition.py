@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from ..files.tokenizers import load_tokenizer
 from ..files.weights import Published, files_of, inspect, weight_files
 from .decoding_config import build_decoding_config, check_autoregressive, check_tokenizer, describe_ends, end_ids
 from .kinds import IMAGE_MODELS, NEXTSTEP, NO_LANGUAGE_MODELS
+from .unread import draft_patterns
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,9 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
             name: f"{value} (from {decoding.sources[name]})" for name, value in values.items() if value is not None
         }
         description |= {"end tokens": ends} if (ends := decoding.sources["ends"]) else {}
+    mtp = "|".join(draft_patterns(shape.layers, found.published))
+    if count := sum(bool(re.fullmatch(mtp, name)) for name in found.published):
+        description["MTP layer"] = f"{count} tensors, which draft for the model: -s mtp"
     description |= {"layers": shape.layers, "width": shape.width, "vocabulary": shape.vocab, "positions": positions}
     return description
 

@@ -23,6 +23,7 @@ from ..files.weights import AGAIN, Published, tensors_of
 _FREQUENCIES = re.compile(r"(?:.*\.)?(?:layers|blocks)\.(\d+)\..*rotary_emb\.inv_freq|.*rotary_emb\.inv_freq")
 _ROUNDING = 5e-3  # relative error of frequencies that were once stored in 16 bits
 _TABLE = "freqs_cis"  # of the rotation over an image's grid
+_MTP = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")
 _SCALE = re.compile(r".*\.[kv]_scale")  # divisors of keys or values in 8-bit caches
 
 
@@ -42,6 +43,12 @@ def same(published: Mapping[str, Published], first: str, second: str) -> bool:
     one, other = tensors_of(published, first, second)
     kind = torch.promote_types(one.dtype, other.dtype)
     return torch.equal(one.to(kind), other.to(kind))
+
+
+def draft_patterns(layers: int, published: Mapping[str, Published]) -> tuple[str, ...]:
+    """Patterns of the tensors in MTP layers, which follow the `layers` of the model and draft for it."""
+    numbers = [int(match[1]) for name in published if (match := _MTP.fullmatch(name))]
+    return (r"model\.mtp_layers\..*", *(rf"model\.layers\.{number}\..*" for number in numbers if number >= layers))
 
 
 def check_unread(spec: FamilySpec, config: DecoderConfig, published: Mapping[str, Published]) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.draft_modules.contracts import DraftModule, ModuleName
-from pardec.models.draft_modules.load import load_draft_module
+from pardec.models.draft_modules.load import load_draft_module, own_folder
 from pardec.models.load import load, load_continuous, load_scales
 from pardec.models.model import LanguageModel
 from pardec.models.other_device import for_device
@@ -53,12 +53,13 @@ def scale_model(name: str, device: torch.device, dtype: torch.dtype) -> ScaleMod
 
 
 def draft_module(wanted: ModuleName, target: LanguageModel) -> DraftModule:
-    """Loads a draft module for this target and keeps it with the target."""
+    """Loads a draft module for this target, without a name the one in its own files, and keeps it with the target."""
     modules: dict[ModuleName, DraftModule] = target.draft_modules
     if wanted not in modules:
         while len(modules) >= _CACHE_SIZE:
             del modules[next(iter(modules))]
-        modules[wanted] = load_draft_module(wanted.name, target, kind=wanted.kind, **dict(wanted.options))
+        name = wanted.name or own_folder(target, wanted.kind)
+        modules[wanted] = load_draft_module(name, target, kind=wanted.kind, **dict(wanted.options))
     return modules[wanted]
 
 

@@ -29,6 +29,7 @@ SUMMARY = {
     "hydra": "Heads that draft for {0} from its last hidden state and the tokens before, in Hydra's format.",
     "dflash": "A block-diffusion drafter for {0} that reads its hidden states, in DFlash's format.",
     "kangaroo": "An adapter with which the first layers of {0} draft for all of them, in Kangaroo's format.",
+    "mtp": "A layer that drafts for {0} from its last hidden state, in the format of MTP layers.",
     "prompts": "Prompt vectors with which {0} drafts for itself, in peft's prompt-tuning format.",
 }
 EXAMPLE = "Tom has 18 cups. He loses 4. He finds 12 cups. How many cups does Tom have now?"

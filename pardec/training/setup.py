@@ -17,7 +17,7 @@ from .run import Plan, Run, state_file
 from .states import Row, open_states
 
 # Peak learning rates of a whole training.
-RATE = {"eagle": 2e-3, "medusa": 2e-3, "hydra": 2e-3, "dflash": 2e-3, "prompts": 2e-2, "kangaroo": 2e-3}
+RATE = {"eagle": 2e-3, "medusa": 2e-3, "hydra": 2e-3, "dflash": 2e-3, "prompts": 2e-2, "kangaroo": 2e-3, "mtp": 2e-3}
 
 
 def prepare(

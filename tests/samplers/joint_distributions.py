@@ -41,6 +41,7 @@ SMALL = {
     "lookup": "lookup:k=3",
     "medusa": "medusa:name=draft,k=3",
     "model": "model:name=draft,k=3",
+    "mtp": "mtp:name=draft,k=3",
     "paths": "paths:tree=0-1-0.0-0.1-1.0-0.0.0-1.0.0",
     "pearl": "pearl:name=draft,k=3",
     "prompts": "prompts:name=draft",

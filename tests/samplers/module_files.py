@@ -24,7 +24,7 @@ from pardec.samplers.speculative.accept import judge as accept_judge
 from pardec.samplers.speculative.contracts import RoundResult
 from pardec.samplers.speculative.draft.probe_drafter import QueryState
 from tests.models.draft_modules import dflash_writer
-from tests.reference import eagle_folders, head_folders, naive_kangaroo
+from tests.reference import eagle_folders, head_folders, naive_kangaroo, naive_mtp
 
 
 def medusa(folder: Path, model: LanguageModel) -> Path:
@@ -99,6 +99,14 @@ def kangaroo(folder: Path, model: LanguageModel, exit_layer: int = 1, **more: An
     return write(folder, tensors, config | {"exit_layer": exit_layer} | more)
 
 
+def mtp(folder: Path, model: LanguageModel) -> Path:
+    """A layer of the model's sizes."""
+    stack: Any = model.decoder
+    sizes = stack.config
+    shape = {"heads": sizes.heads, "kv_heads": sizes.kv_heads, "head_dim": sizes.head_dim}
+    return write(folder, *naive_mtp.layer("nextn", model.width, **shape))
+
+
 def dflash(folder: Path, model: LanguageModel) -> Path:
     """A DSpark with a Markov head over paths, so that the children of siblings differ."""
     taps = tuple(range(min(2, model.layers)))
@@ -137,6 +145,7 @@ WRITERS: dict[str, Callable[[Path, LanguageModel], Path]] = {
     "kangaroo": kangaroo,
     "longspec": longspec,
     "medusa": medusa,
+    "mtp": mtp,
     "prompts": prompts,
     "transfer": transfer,
 }

@@ -8,10 +8,11 @@ from .eagle import Eagle
 from .hydra import Hydra
 from .kangaroo import Kangaroo
 from .medusa import Medusa
+from .mtp import MtpLayer
 from .prompts import Prompts
 
 KINDS: dict[str, type[Network]] = {
-    network.kind: network for network in (Eagle, Medusa, Hydra, DFlash, Prompts, Kangaroo)
+    network.kind: network for network in (Eagle, Medusa, Hydra, DFlash, Prompts, Kangaroo, MtpLayer)
 }
 
 __all__ = ["KINDS", "Network", "Options", "Target"]

@@ -130,6 +130,7 @@ VERIFIED = (
     "earlyexit:layers=1,k=3",
     "del:k=4",
     "kangaroo:name=tiny-llama-kangaroo,k=3",
+    "mtp:name=tiny-llama-mtp",
     "layerskip:ratio=0.5,k=3,skip=uniform",
     "aggressive",
     "lookahead:window=4,ngram=3",

@@ -34,6 +34,7 @@ NAMES = {
     "dflash": {"fc.weight", "hidden_norm.weight", "norm.weight", "d2t", "t2d"}
     | {f"layers.0.{name}.weight" for name in [*LAYER, "self_attn.q_norm", "self_attn.k_norm"]},
     "prompts": {"prompt_embeddings"},
+    "mtp": {f"model.layers.4.{name}.weight" for name in [*LAYER, "enorm", "hnorm", "eh_proj", "shared_head.norm"]},
     "kangaroo": {"norm.weight", "layers.0.input_layernorm.weight"} | {f"layers.0.{name}.weight" for name in LAYER[:4]},
 }
 

@@ -85,7 +85,7 @@ def test_a_prompt_that_others_begin_with_is_right(name: str) -> None:
         assert rows(run(target(), which, [text], 8, share_prompt=False))[0] == rows(done)[at]
 
 
-@pytest.mark.parametrize("kind", ["model", "pearl", "sorted", "eagle", "falcon", "kangaroo", "hydra"])
+@pytest.mark.parametrize("kind", ["model", "pearl", "sorted", "eagle", "falcon", "kangaroo", "hydra", "mtp"])
 def test_a_drafter_with_a_cache_of_its_own_has_room_for_texts_longer_than_the_target_s(kind: str) -> None:
     which, given = "streaming:sink=2,window=6", prompts((5, 9), vocab=VOCAB, seed=6)
     plain = run(target(), f"sequential@{which}", given, 24)

@@ -26,7 +26,7 @@ from tests.samplers.picture_toys import codes, draw, features, logits, toy_pictu
 
 SIDE, VOCAB = 3, 7
 CAPTIONS = features((3, 1, 2), seed=6)
-KINDS = ("dflash", "eagle", "falcon", "hydra", "kangaroo", "medusa", "model", "pearl", "sorted")
+KINDS = ("dflash", "eagle", "falcon", "hydra", "kangaroo", "medusa", "model", "mtp", "pearl", "sorted")
 NEEDS = {kind: f"{kind}:name=toy,k=3" for kind in KINDS} | {  # what a drafter cannot do without
     "auto": 'auto:model="model:name=toy,k=3"',
     "judge": "judge:head=toy,thr=0.5",

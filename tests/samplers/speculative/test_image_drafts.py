@@ -77,6 +77,8 @@ SPECS = [
     "del:k=3+template:widths=2-2-1",
     "kangaroo:name=toy,k=3",
     "kangaroo:name=toy,k=3+template:widths=2-2-1",
+    "mtp:name=toy,k=3",
+    "mtp:name=toy,k=3+template:widths=2-2-1",
     "sorted:name=toy,exits=1-2-4,tau=0.4,k=3",
     "layerskip:k=3",
     "layerskip:k=3,skip=search,context=6",

@@ -31,7 +31,7 @@ from tests.samplers.module_files import random_modules
 
 VOCAB = 8  # few tokens, so that copies and guesses are often right
 TIE = 1e-4  # two logits nearer than this may change places between a wide and a narrow forward
-MODULES = ("eagle", "falcon", "hydra", "kangaroo", "longspec", "medusa", "prompts", "transfer")
+MODULES = ("eagle", "falcon", "hydra", "kangaroo", "longspec", "medusa", "mtp", "prompts", "transfer")
 # What a drafter cannot do without, and the depth of the random modules that have one, to which fixed trees are cut.
 NEEDS = {name: f"{name}:name=toy" for name in ("model", "pearl", "sorted", "triforce", *MODULES)}
 NEEDS |= {name: f"{NEEDS[name]},k=3" for name in ("hydra", "medusa", "prompts", "transfer")}

@@ -1,0 +1,66 @@
+"""Drafts with the checkpoint's own layer for multi-token prediction (MTP), or with one that was trained for it.
+
+DeepSeek-V3 Technical Report, https://arxiv.org/abs/2412.19437
+
+    q(. | x_1 .. x_i) after the pairs (x_2, h_1) .. (x_i, h_(i-1)),
+    h_j = the target's state at position j where x_j is committed, else the layer's own output there
+
+Without a `name` the layer is read from the target's own files. A layer is trained to predict one token; further ones
+come from its own output, and fewer of them are right. A round drops the K/V of drafted pairs, and feeds the accepted
+tokens again, with the target's states, in the first forward of the next round that drafts; the first such forward feeds
+the prompt.
+
+Deviates from the report: one layer drafts all tokens where the report has one for each; any shape and length, rows of
+any lengths in a batch.
+Exact: greedy and distribution, with an exact acceptance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from pardec.models.draft_modules.contracts import ModuleName
+from pardec.models.hidden import Hidden
+
+from ...registry import register
+from ...spec import DraftModuleName
+from ..contracts import DecodeContext, Draft, RoundResult, SpeculativeSampler, Uniforms
+from .eagle_state import PairState
+from .module_drafter import ModuleDrafter, module_of
+
+
+@register(
+    "mtp",
+    stage="draft",
+    paper="arXiv:2412.19437",
+    exact="greedy",
+    checked="reference:reference.naive_mtp.draft joint",
+)
+@dataclass(frozen=True)
+class Mtp(ModuleDrafter):
+    name: Annotated[DraftModuleName | None, "embedded name, folder or hub id; by default the target's own files"] = None
+    k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 3
+
+    def check(self, sampler: SpeculativeSampler) -> None:
+        """Accepts a missing name: the layer is then the target's own."""
+
+    @property
+    def needed_module(self) -> ModuleName:
+        more = () if self.quantize is None else (("quantize", self.quantize),)
+        return ModuleName(self.registered[0], self.name or "", more)
+
+    def start(self, context: DecodeContext) -> PairState:
+        module = module_of(context)
+        return PairState(context, module, context.drafter_cache(module), own=True)
+
+    def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: PairState) -> None:
+        state.read_prompt(rows, hidden)
+
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: PairState) -> Draft:
+        return state.draft(self.k, remaining, uniforms)
+
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: PairState) -> None:
+        state.follow(outcome)

@@ -1,0 +1,115 @@
+"""An MTP layer drafts: greedy text, states as in one pass over the whole row, and what a trained one is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+import pardec
+from pardec.models.draft_modules.contracts import ModuleName
+from pardec.models.errors import ModelError
+from pardec.models.plan import Plan
+from pardec.requests import draft_models
+from pardec.samplers import registry
+from pardec.samplers.speculative.contracts import Draft
+from pardec.samplers.speculative.draft.eagle_state import PairState
+from tests.models.draft_modules.test_eagle import doubles, same_rope
+from tests.reference import naive_mtp
+from tests.samplers.ar_toys import run, toy_ar
+from tests.samplers.fake_draft_model import NEW, RAGGED, Pausing, keeps_greedy, path, target
+from tests.samplers.module_files import random_modules, write
+
+SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
+SIZES = {"heads": 2, "kv_heads": 1, "head_dim": 8}
+STYLES = ("MiMo", "nextn")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_mtp_keeps_greedy_text_in_a_ragged_batch_and_alone(shape: str) -> None:
+    with random_modules():
+        keeps_greedy(f"mtp:name=toy,k=4+{shape}")
+
+
+@contextmanager
+def compared(style: str, tensors: dict[str, Tensor], config: dict[str, Any]) -> Iterator[list[float]]:
+    """Compares the state after every drafted node with one pass over its whole text, in float64."""
+    errors: list[float] = []
+    raw = PairState._raw
+
+    def truth(state: PairState, text: list[int], drafted: list[int]) -> Tensor:
+        model: Any = state.context.model
+        plan = Plan.full(torch.tensor([text]), model.visible())
+        known = state.model.states.of(model.forward(replace(plan, hidden=state.model.states.layers)))[0, :-1]
+        tokens = [*text, *drafted][1:]
+        return naive_mtp.draft(style, tensors, config, model.decoder.embedding, tokens, known)[0][-1]
+
+    def listened(self: PairState, draft: Draft, nodes: Tensor, *, subset: bool = False) -> Tensor:
+        logits = raw(self, draft, nodes, subset=subset)
+        for row, column in zip(*torch.where(nodes >= 0), strict=True):
+            node = int(nodes[row, column])
+            found = self.states[row, self.slot[row, node]]
+            expected = truth(self, self.context.text.row(int(row)).tolist(), path(draft, int(row), node))
+            errors.append(float((found - expected).abs().max() / expected.abs().max()))
+        return logits
+
+    with patch.object(PairState, "_raw", listened):
+        yield errors
+
+
+@pytest.mark.parametrize("shape", ["chain", "pausing", "template:widths=3-2-1"])
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.covers(1)
+def test_mtp_states_are_the_verified_ones_after_any_history(style: str, shape: str, tmp_path: Path) -> None:
+    """Accepted nodes have the target's states and never the layer's; rows that skipped rounds catch up."""
+    tensors, config = naive_mtp.layer(style, 16, **SIZES)
+    write(tmp_path, tensors, config)
+    model = toy_ar(0, 5, 3.0, layers=4, dtype=torch.float64)
+    made = registry.resolve(f"mtp:name={tmp_path},k=4+{shape.replace('pausing', 'chain')}", "ar", sampling=True)
+    if shape == "pausing":
+        made = replace(made, length=Pausing())
+    with doubles():
+        same_rope(draft_models.draft_module(ModuleName("mtp", str(tmp_path)), model), config)
+        with compared(style, tensors, config) as errors:
+            done = run(model, made, RAGGED, NEW, temperature=4.0)
+    assert max(errors) < 1e-9
+    assert len(errors) > 50
+    assert sum(map(sum, done.trace.accepted)) > 3
+
+
+def test_mtp_without_a_name_is_refused_where_the_target_has_no_layer() -> None:
+    with pytest.raises(ModelError, match="the files of toy have no draft layer of kind mtp"):
+        run(target(), "mtp", RAGGED, NEW)
+
+
+PROMPTS = [
+    "Tom has 18 cups. He loses 4. He finds 12 cups. How many cups does Tom have now?",
+    "Hugo has 55 apples. Olga removes 9. Ravi buys 3. How many remain?",
+    "List the numbers from 3 to 9.",
+]
+
+
+@pytest.mark.seeds("arXiv:2412.19437")
+def test_a_trained_mtp_layer_is_right_more_often_than_the_first_head_of_medusa(tmp_path: Path) -> None:
+    """One layer, used again for every further token, also drafts those: more than one token a round, greedy text."""
+    for style in STYLES:
+        test_mtp_states_are_the_verified_ones_after_any_history(style, "chain", tmp_path / style)
+    model = pardec.load("tiny-llama", device="cpu")
+    plain = model.generate(PROMPTS, sampler="sequential")
+
+    def accepted(spec: str) -> float:
+        """Drafted tokens that stand, per forward after the prompt's."""
+        done = model.generate(PROMPTS, sampler=spec)
+        assert done.tokens == plain.tokens
+        return sum(map(len, done.tokens)) / sum(done.nfe) - 1
+
+    one, three = accepted("mtp:name=tiny-llama-mtp,k=1"), accepted("mtp:name=tiny-llama-mtp,k=3")
+    assert one > accepted("medusa:name=tiny-llama-medusa,k=1")
+    assert three > max(1, one)
