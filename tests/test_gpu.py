@@ -47,6 +47,7 @@ NAMES = {
         for kind in ("medusa", "hydra", "eagle", "dflash", "kangaroo", "mtp", "prompts")
     },
     **{kind: f"{kind}:name=tiny-llama-draft" for kind in ("model", "pearl", "triforce", "sorted")},
+    "diffusion": "diffusion:name=tiny-dream",
     "auto": f'auto:model="{EAGLE}",copy="lookup:k=7",measured=false',
     "linearspec": "linearspec:k=3,mask=4",
 }

@@ -18,6 +18,7 @@ from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.traits import Trait
 from tests.samplers.ar_toys import counted, floor, g_test, joint, run, spread, toy_ar, variation
 from tests.samplers.module_files import random_modules
+from tests.samplers.toys import drafter_named
 
 ROWS = 4000  # of one batch
 
@@ -30,6 +31,7 @@ SMALL = {
     "copyspec": "copyspec:k=4,suffix=1",
     "del": "del:k=3",
     "dflash": "dflash:name=draft,k=3",
+    "diffusion": "diffusion:name=masked,k=3,step=2,small=2",
     "dyspec": "dyspec:nodes=6,children=3",
     "eagle": "eagle:name=toy,k=3",
     "earlyexit": "earlyexit:layers=1",
@@ -97,7 +99,7 @@ class Reading:
 def drafting(vocab: int) -> Iterator[None]:
     """Makes `model` draft with another toy, and replaces all draft modules by random ones."""
     toy = toy_ar(21, vocab, 0.8)
-    with patch.object(draft_models, "language_model", lambda name, device, dtype: toy), random_modules():
+    with patch.object(draft_models, "language_model", lambda name, *_: drafter_named(name, toy)), random_modules():
         yield
 
 

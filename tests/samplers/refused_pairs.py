@@ -32,7 +32,7 @@ from tests.samplers import ar_toys, toys
 FILE = Path(__file__).with_name("refused_pairs.txt")
 NAMED = "name=toy,k=3"
 MODULES = ("eagle", "medusa", "hydra", "dflash", "falcon", "kangaroo", "longspec", "mtp", "prompts", "transfer")
-CHECKPOINTS = ("model", "pearl", "sorted", "triforce")
+CHECKPOINTS = ("diffusion", "model", "pearl", "sorted", "triforce")
 MODEL = f"model:{NAMED}"
 # Every setting of a method that changes its compatibility; methods that are not listed have their defaults. Where two
 # families have a method of one name, the family comes before it.

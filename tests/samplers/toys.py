@@ -95,6 +95,11 @@ class Altered:
         return self.inner.parameters()
 
 
+def drafter_named(name: str, autoregressive: LanguageModel) -> LanguageModel:
+    """The draft model of this name: a masked one if that is "masked", else the autoregressive one."""
+    return toy(vocab=autoregressive.vocab_size, sharp=1.0) if name == "masked" else autoregressive
+
+
 def altered(model: LanguageModel, change: Callable[[Tensor], Tensor]) -> LanguageModel:
     """The model with its logits [M, V] changed."""
     return replace(model, decoder=Altered(model.decoder, change))

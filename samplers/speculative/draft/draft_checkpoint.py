@@ -27,6 +27,11 @@ def check_texts(way: str, drafter: LanguageModel, target: LanguageModel) -> None
 def check_pair(drafter: LanguageModel, target: LanguageModel) -> None:
     """Raises ModelError unless `drafter` predicts the same tokens as `target`, left to right."""
     check_causal(drafter)
+    check_tokens(drafter, target)
+
+
+def check_tokens(drafter: LanguageModel, target: LanguageModel) -> None:
+    """Raises ModelError unless `drafter` has the same tokens as `target`."""
     ours, theirs = (model.tokenizer and model.tokenizer.get_vocab() for model in (target, drafter))
     same = ours == theirs if ours and theirs else target.vocab_size == drafter.vocab_size
     if not same:

@@ -25,6 +25,7 @@ from tests.samplers.module_files import random_modules
 from tests.samplers.picture_toys import draw, features, toy_pictures
 from tests.samplers.speculative import test_image_contract as images
 from tests.samplers.speculative import test_verify_contract as texts
+from tests.samplers.toys import drafter_named
 
 VOCAB, LENGTHS, NEW = texts.VOCAB, (3, 1, 6), 9
 
@@ -116,7 +117,7 @@ def cases(specs: Sequence[str], constraints: dict[str, dict[str, Any]]) -> list[
 
 @pytest.fixture(autouse=True)
 def other_models(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(draft_models, "language_model", lambda name, device, dtype: near())
+    monkeypatch.setattr(draft_models, "language_model", lambda name, *_: drafter_named(name, near()))
     with random_modules():
         yield
 

@@ -37,7 +37,7 @@ from tests.samplers.picture_toys import (
     toy_pictures,
 )
 
-TEXT = ("longspec", "sparsekv", "triforce")  # what reads K/V of a text, which a condition is not
+TEXT = ("diffusion", "longspec", "sparsekv", "triforce")  # what reads K/V of a text, which a condition is not
 SPECS = [
     *(f"sjd:window={window},init={init}" for window, init in ((8, "left"), (12, "up"), (4, "random"), (8, "repeat"))),
     "sjd",

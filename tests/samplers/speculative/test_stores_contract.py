@@ -19,6 +19,7 @@ from tests.samplers.ar_toys import request, rows, run, toy_ar
 from tests.samplers.module_files import random_modules
 from tests.samplers.picture_toys import codes, draw, features, toy_pictures
 from tests.samplers.store_checks import NEW, VOCAB, of_family, target, taught, texts
+from tests.samplers.toys import drafter_named
 
 # Small chunks, so that many are encoded in a short answer.
 STORES = (
@@ -48,7 +49,9 @@ def test_drafted_tokens_are_those_of_sequential_with_the_same_cache(spec: str) -
 def test_every_drafter_is_sequential_with_the_same_cache(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.samplers.speculative.test_verify_contract import names, resolves
 
-    monkeypatch.setattr(draft_models, "language_model", lambda name, device, dtype: toy_ar(4, VOCAB, layers=3))
+    monkeypatch.setattr(
+        draft_models, "language_model", lambda name, *_: drafter_named(name, toy_ar(4, VOCAB, layers=3))
+    )
     expected = rows(run(target(), f"sequential@{spec}", texts(), NEW))
     with random_modules():
         for draft in filter(lambda draft: resolves(f"{draft}@{spec}", sampling=False), names("draft")):

@@ -28,6 +28,7 @@ from tests.models.toys import SMALL
 from tests.samplers.ar_toys import logits, prompts, request, rows, run, toy_ar
 from tests.samplers.drafter_checks import SETTINGS
 from tests.samplers.module_files import random_modules
+from tests.samplers.toys import drafter_named
 
 VOCAB = 8  # few tokens, so that copies and guesses are often right
 TIE = 1e-4  # two logits nearer than this may change places between a wide and a narrow forward
@@ -37,6 +38,7 @@ NEEDS = {name: f"{name}:name=toy" for name in ("model", "pearl", "sorted", "trif
 NEEDS |= {name: f"{NEEDS[name]},k=3" for name in ("hydra", "medusa", "prompts", "transfer")}
 NEEDS["rapid"] = "rapid:chunk=2,chunks=1,query=2,begin=1"  # so that prompts of more than five tokens are shortened
 NEEDS["rasd"] = 'rasd:model="model:name=toy,k=3",span=4,nodes=8'
+NEEDS["diffusion"] = "diffusion:name=masked,k=6,step=3,small=2"
 NEEDS["linearspec"] = "linearspec:mask=5,k=5"
 NEEDS |= {"judge": "judge:head=toy,thr=0.5", "reflective": 'reflective:probe=""'}
 # Readings that leave out most of what there is.
@@ -117,7 +119,7 @@ def of_stage(sampling: bool) -> list[Any]:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The second checkpoint: the target with perturbed weights, often right and often wrong; modules are random."""
-    monkeypatch.setattr(draft_models, "language_model", lambda name, device, dtype: drafter())
+    monkeypatch.setattr(draft_models, "language_model", lambda name, *_: drafter_named(name, drafter()))
     with random_modules():
         yield
 
@@ -236,7 +238,7 @@ def test_every_drafter_is_plain_greedy_on_random_checkpoints(
     checkpoint: Callable[[str], LanguageModel], spec: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = checkpoint(name)
-    monkeypatch.setattr(draft_models, "language_model", lambda *_: model)
+    monkeypatch.setattr(draft_models, "language_model", lambda name, *_: drafter_named(name, model))
     count = mark(spec + name) % 8 + 1
     given = [(row * 3)[: len(row)] for row in prompts([length + 4 for length in LENGTHS[:count]], vocab=61)]
     done = run(model, spec, given, 12)
