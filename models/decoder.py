@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .caches.kv_cache import KVCache
 from .caches.readers import Reader
 from .caches.reuse_cache import ReuseCache
+from .caches.skip_cache import SkipCache
 from .decoder_config import AttentionConfig
 from .decoder_config import DecoderConfig as DecoderConfig
 from .errors import CacheError, ModelError
@@ -134,7 +135,7 @@ class Decoder(nn.Module):
         else:
             steps = self._passes(plan, cache, h, chosen, kept)
         through = None  # runs the layers in another way than one after the other
-        if isinstance(cache, ReuseCache):
+        if isinstance(cache, ReuseCache | SkipCache):
             through = cache.through
         elif plan.parallel > 1:
             through = LayerGroups(count, plan.parallel).through

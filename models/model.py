@@ -14,6 +14,7 @@ from torch import Tensor
 from .caches.kv_cache import KVCache
 from .caches.prefix_cache import PrefixCache
 from .caches.reuse_cache import LayerReuse, ReuseCache
+from .caches.skip_cache import EarlySkip, SkipCache
 from .cuda_graphs.runner import native, plain_decoder
 from .errors import CacheError, CapacityError, ModelError, SpecError
 from .kernels.cpu.blocks import BlockWeight
@@ -186,7 +187,7 @@ class LanguageModel:
         scratch: int = 0,
         shared: int = 0,
         store: Store | None = None,
-        reuse: LayerReuse | None = None,
+        reuse: LayerReuse | EarlySkip | None = None,
         captured: bool = True,
     ) -> KVCache:
         """An empty cache. Raises CapacityError past the length to which this checkpoint can be run faithfully.
@@ -217,14 +218,17 @@ class LanguageModel:
         assert plain is not None, "others have a reason"
         return plain.new_cache(batch, capacity + scratch, shared)
 
-    def _reuse_cache(self, reuse: LayerReuse, batch: int, capacity: int) -> KVCache:
+    def _reuse_cache(self, reuse: LayerReuse | EarlySkip, batch: int, capacity: int) -> KVCache:
         if self.processes > 1:
+            what = "compares the values of all heads" if isinstance(reuse, LayerReuse) else "compares states of layers"
             raise ModelError(
-                f"this cache compares the values of all heads, and each process of {self.name} has a part of them",
+                f"this cache {what}, and each process of {self.name} has a part of them",
                 "use another cache, or one process",
             )
         # Only the native stack without graphs can do this: layers compute different numbers of queries.
         plain = (native(self.decoder) or self.decoder).new_cache(batch, capacity)
+        if isinstance(reuse, EarlySkip):
+            return SkipCache(plain, reuse, width=self.width)
         return ReuseCache(plain, reuse, width=self.width, version=self.weights_version)
 
     def _stored_cache(self, store: Store, batch: int, capacity: int, scratch: int) -> KVCache:

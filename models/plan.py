@@ -94,6 +94,14 @@ _CAUSAL = Visible("causal")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """The importance of queries, for a `SkipCache`; with guidance, that of the rows with the condition."""
+
+    values: Tensor  # [B, Q] float32, or of every position of a canvas [B, L + 1]
+    least: np.ndarray  # [B] the least number of queries that go on
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """One forward: B rows of Q queries each, over a cache addressed by slot."""
 
@@ -114,6 +122,7 @@ class Plan:
     stored: tuple[int, int] | None = None  # host knowledge: the same of every row's slots alone
     origin: Tensor | None = None  # [B] int64 position of the first token of each row's image; None: 0
     similar: Tensor | None = None  # [B] bool: rows whose layers compute only a share of the queries, with a ReuseCache
+    ranking: Ranking | None = None  # by importance only some queries go on to later layers, with a SkipCache; None: all
     narrow: bool = False  # only the outputs `want` are needed: the last layer may skip the rest
     attention: tuple[int, ...] = ()  # layers whose attention is kept: see `Hidden.attention`
     attending: Tensor | None = None  # [B, M] int64 the queries whose attention is kept, -1 pads; None: all

@@ -92,7 +92,7 @@ class ReuseCache(KVCache):
         width = plan.width
         rows = torch.arange(0, len(h), width, device=h.device)[:, None] + picked.clamp(min=0)
         some = h[rows.flatten()]
-        out = layer.forward(some, _narrowed(step, picked, self), index)
+        out = layer.forward(some, narrowed(step, picked, self), index)
         where = torch.where(picked < 0, len(h), rows).flatten()  # padding goes to an extra row
         whole = F.pad(h + added[flat], (0, 0, 0, 1)).index_copy_(0, where, out)[:-1]
         target = torch.where(picked.flatten() < 0, len(added) - 1, flat[rows.flatten()])  # the last row's scratch slot
@@ -161,7 +161,7 @@ def principal(layer: DecoderLayer, rank: int, dtype: torch.dtype) -> Tensor:
     return projection
 
 
-def _narrowed(step: LayerPass, picked: Tensor, cache: KVCache) -> LayerPass:
+def narrowed(step: LayerPass, picked: Tensor, cache: KVCache) -> LayerPass:
     """The `LayerPass` of the queries `picked` [B, M] alone; -1 is padding."""
     inside, at = picked >= 0, picked.clamp(min=0)
 

@@ -574,6 +574,38 @@ class Canvas(RowState):
         self.block_end, self.end = np.minimum(self.block_end, total), np.minimum(self.end, total)
         self._pad(behind)
 
+    def begin_short(self, masks: int) -> None:
+        """Ends rows, but those with given tokens after the prompt, after so many masks; `grow` lengthens them."""
+        order = np.arange(self.length + 1)
+        generated = (order >= self.prompt[:, None]) & (order < self.total[:, None])
+        whole = (generated & ~self.open_host).any(1)
+        self.cut(np.where(whole, self.total, np.minimum(self.total, self.prompt + masks)))
+        self._enter()
+        self._update()
+
+    def grow(self, at: np.ndarray, count: np.ndarray) -> None:
+        """Adds `count` [B] masks after the positions `at` [B]; what is after them moves. For blocks of a fixed grid."""
+        order = np.arange(self.length + 1)
+        source = np.where(order > at[:, None], order - count[:, None], order)
+        source[(order > at[:, None]) & (order <= (at + count)[:, None])] = -1
+        source[:, -1] = self.length
+        moved = upload(source, self.tokens.device)
+        # Other masks of the row have other serial numbers: they differ by forward and by position.
+        number = upload((self.length + self.nfe * self.length)[:, None] + order, self.tokens.device)
+        blanks = (self.mask_id, True, UNCOMMITTED, 0.0, number)
+        for name, blank in zip(("tokens", "open", "commit_step", "commit_score", "serial"), blanks, strict=True):
+            tensor = getattr(self, name)
+            tensor.copy_(torch.where(moved < 0, blank, tensor.gather(1, moved.clamp(min=0))))
+        self.given_host = np.take_along_axis(self.given_host, np.maximum(source, 0), 1) & (source >= 0)
+        self.total, self.num_masked = self.total + count, self.num_masked + count
+        if not self.on_host:
+            self._read()
+        self._update(read=True)
+        started = self.block_started
+        self._enter()
+        self.block_started = self.block_started | started
+        self._update()
+
     def _pad(self, which: np.ndarray) -> None:
         """Open positions `which` [B, L + 1] become padding and stay uncommitted."""
         on_device = self._on_device(which)

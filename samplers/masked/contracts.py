@@ -35,7 +35,9 @@ from .canvas import Update as Update
 
 if TYPE_CHECKING:
     from pardec.models.caches.reuse_cache import LayerReuse
+    from pardec.models.caches.skip_cache import EarlySkip
     from pardec.models.model import LanguageModel
+    from pardec.models.plan import Ranking
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +221,15 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Growth:
+    """How rows become longer after a step."""
+
+    at: Tensor  # [B] the position after which masks are added
+    count: Tensor  # [B] how many
+    wait: Tensor  # [B] bool: rows that commit nothing in this step
+
+
+@dataclass(frozen=True, slots=True)
 class QuerySpec:
     """The positions that a forward computes: [start, stop) of each row, or any set as a mask. Arrays are on the host.
 
@@ -232,6 +243,7 @@ class QuerySpec:
     only: Tensor | None = None  # [B, W] bool, on the host: the only positions of the block to predict
     # [B] bool: rows whose layers compute part of the positions: see `Cache.layer_reuse`.
     similar: np.ndarray | None = None
+    ranking: Ranking | None = None  # of all positions, for a cache whose `layer_reuse` is an `EarlySkip`
     shifted: np.ndarray | None = None  # [B] bool: position p is predicted by the output at p - 1, in any family
 
 
@@ -446,7 +458,7 @@ class Cache(Stateful):
     def query(self, canvas: Canvas, state: Any) -> QuerySpec:
         raise self.undefined("query")
 
-    def layer_reuse(self, layers: int) -> LayerReuse | None:
+    def layer_reuse(self, layers: int) -> LayerReuse | EarlySkip | None:
         """The share of positions that each of `layers` layers computes in `QuerySpec.similar` rows; None: no reuse."""
         return None
 
@@ -522,6 +534,12 @@ class Select(Stateful):
         raise self.undefined("select")
 
     @property
+    def drafts_above(self) -> float | None:
+        """With `LEAVE_ONE_OUT`, the leave-one-out predictions see the last forward's likeliest tokens where they had a
+        higher probability than this, in place of masks; None: they see the canvas."""
+        return None
+
+    @property
     def reference_sampler(self) -> str | None:
         """The spec of a sampler whose finished text (`Request.finished`) it compares with; None: no sampler."""
         return None
@@ -585,7 +603,9 @@ class Revise(Stateful):
 
 
 class Finish(Stage):
-    """Ends rows early, fills them, or cuts them short."""
+    """Ends rows early, fills them, cuts them short, or lets them grow."""
+
+    start: int | None = None  # of a stage that defines `grow`: the generated positions that a row begins with
 
     def done(self, canvas: Canvas, request: Request) -> np.ndarray:
         """[B] bool on the host, called after each commit: the rows that end although positions are open."""
@@ -607,6 +627,12 @@ class Finish(Stage):
     def cut(self, predictions: Predictions, canvas: Canvas, request: Request) -> np.ndarray:
         """[B], called before the commit of a step that enters a block: the new ends of rows, after their blocks."""
         raise self.undefined("cut")
+
+    def grow(
+        self, predictions: Predictions, chosen: Tensor, proposal: Proposal, canvas: Canvas, request: Request
+    ) -> Growth:
+        """Called before each commit; `chosen` [B, W] is what the step commits. Needs `READS_WHOLE_ROW`."""
+        raise self.undefined("grow")
 
 
 @dataclass(frozen=True)
@@ -646,6 +672,11 @@ class MaskedSampler:
     def traits(self) -> frozenset[Trait]:
         """The union of all stages' traits."""
         return NONE.union(*(stage.traits for stage in self.stages))
+
+    @property
+    def growing(self) -> Finish | None:
+        """The stage that lengthens rows, or None."""
+        return next((stage for stage in self.finish if type(stage).grow is not Finish.grow), None)
 
     @property
     def filling(self) -> tuple[Finish, ...]:

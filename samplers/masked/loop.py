@@ -11,7 +11,7 @@ What stages and the request ask for beyond that hooks into the step; `MaskedLoop
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import reduce
 from typing import Any, cast
@@ -58,6 +58,7 @@ from .contracts import (
     Stage,
     Stateful,
 )
+from .drafted_forward import DraftedForward
 from .hypotheses import Branching
 from .predict import LeaveOneOutForward, MaskedForward
 from .query_plan import Queries, visible_open
@@ -132,17 +133,21 @@ class MaskedLoop:
             length=columns,
         )
         self.revising = sampler.revising
-        canvas.revises, canvas.moves = bool(self.revising), sampler.moving is not None
+        canvas.revises = bool(self.revising)
+        canvas.moves = sampler.moving is not None or sampler.growing is not None
         if (total := sampler.select.total_steps(canvas)) is not None:
             canvas.total_steps = total
         self.memory: dict[int, Any] = {id(stage): stage.start(canvas) for stage in sampler.stateful}
         self.branching = None if sampler.branch is None else Branching(self, sampler.branch)
         kind = LeaveOneOutForward if Trait.LEAVE_ONE_OUT in sampler.traits else MaskedForward
+        kind = kind if sampler.select.drafts_above is None else DraftedForward
         self.forward = kind(model, canvas, sampler, request, self._soft if sampler.inputs else None)
         if self.forward.last_states is not None:
             canvas.max_logits = self.forward.max_logits
         self.logprobs = LogprobRecorder.of(request, canvas, canvas.length, model.device)
         self.recorder = TraceRecorder(canvas, self.forward.sequences, self.logprobs)
+        if sampler.growing is not None:
+            canvas.begin_short(sampler.growing.start or 0)
         self.endings = Endings(request.stops, len(canvas))
         self.distributions: list[Read] = []  # of the step, in order
         self.progress: np.ndarray | None = None  # [B] a row commits at least one position before it; None: any
@@ -315,6 +320,9 @@ class MaskedLoop:
         if self.cuts:
             decision.append(self._find_ends)
             after.append(self._cut)
+        if sampler.growing is not None:
+            decision.append(self._find_growth)
+            after.append(self._grow)
         if self.logprobs is not None and forward.raw is not None:
             logprobs = CommittedLogprobs(self.canvas, forward.raw, self.logprobs)
             decision.append(logprobs.decide)
@@ -326,7 +334,7 @@ class MaskedLoop:
         ended: list[Callable[[], np.ndarray]] = []
         if any(type(stage).done is not Finish.done for stage in sampler.finish):
             ended.append(self.ended_rows)
-        if self.cuts:
+        if self.cuts or sampler.growing is not None:
             ended.append(self._cut_rows)
         if self.endings:
             ended.append(self._stopped_rows)
@@ -493,6 +501,21 @@ class MaskedLoop:
         if (self._ends < self.canvas.total).any():
             self.canvas.cut(self._ends)
 
+    def _find_growth(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
+        growing, predictions = self.sampler.growing, self.forward.predictions
+        assert growing is not None, "there is a stage that grows rows"
+        assert predictions is not None, "made for it"
+        growth = growing.grow(predictions, decision.chosen.which, proposal, self.canvas, self.request)
+        self.canvas.read_later({"at": growth.at, "count": growth.count}, self._note_growth)
+        return replace(decision, chosen=decision.chosen.only(~growth.wait[:, None]))
+
+    def _note_growth(self, read: Mapping[str, np.ndarray]) -> None:
+        self._growth: Mapping[str, np.ndarray] = read
+
+    def _grow(self, decision: Decision) -> None:
+        if self._growth["count"].any():
+            self.canvas.grow(self._growth["at"], self._growth["count"])
+
     def _cut_rows(self) -> np.ndarray:
         """[B] bool: the live rows that were cut and are complete."""
         canvas = self.canvas
@@ -586,7 +609,7 @@ class MaskedLoop:
         self.canvas.put(where, other.canvas)
         self.forward.put(where, other.forward)
         self.endings.put(where, other.endings)
-        self.recorder.put(rows, other.canvas.total)
+        self.recorder.put(rows, other.canvas.planned)
         if self.logprobs is not None and other.logprobs is not None:
             self.logprobs.put(rows, other.logprobs)
         theirs = {mine: other.memory[stage] for mine, stage in zip(self.memory, other.memory, strict=True)}

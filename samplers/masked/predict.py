@@ -21,7 +21,7 @@ from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.errors import PardecError
 from pardec.models.images.conditioned import Shifted, copy_cache_rows
 from pardec.models.model import LanguageModel
-from pardec.models.plan import Hidden, IdSubset, Plan
+from pardec.models.plan import Hidden, IdSubset, Plan, Ranking
 
 from ..batching import RowState
 from ..host_transfer import download, upload
@@ -98,7 +98,7 @@ class MaskedForward(RowState):
         self.soft = None if soft is None else SoftInputs(soft, canvas, self.copies)
         self.cache: KVCache | None = None
         if Trait.STORES_KV in traits or self.leave_one_out or request.conditions:
-            capacity = int(canvas.total.max()) + self.leave_one_out
+            capacity = int(canvas.total.max()) + self.extra_slots
             reuse = sampler.cache.layer_reuse(model.layers)
             self.cache = model.new_cache(self.copies * len(canvas), capacity, reuse=reuse)
         tells = self.guidance is None and type(sampler.cache).final is not Cache.final
@@ -110,13 +110,14 @@ class MaskedForward(RowState):
         self.attention = None
         if attention is not None:
             self.attention = AttentionReading(attention, self, model.layers)
-        self.layout = Layout(model, canvas, self.cache, self.copies, self.leave_one_out, attention)
+        self.layout = self._layout(Layout(model, canvas, self.cache, self.copies, self.leave_one_out, attention))
         fills, cuts = Trait.FILLS_ROWS in traits or Trait.READS_WHOLE_ROW in traits, Trait.CUTS_ROWS in traits
         self.predictions = RowPredictions(self, always=fills) if fills or cuts else None
         self.raw = RawDistribution(self) if request.logprobs is not None else None
         self.compact = canvas.tokens.device.type == "cpu"  # on a GPU constant shapes are faster
         self.highest = torch.zeros((), device=canvas.tokens.device)  # sum of the highest logits so far: see `finite`
         self.groups: list[Group] = []
+        self.ranking: Ranking | None = None  # of the coming forward
         self.order: Tensor | None = None  # each live row's index in the concatenated groups; None: one group
         self.runs: list[finite.Run] = []  # the last forward, one per group
         self._key = b""
@@ -156,6 +157,14 @@ class MaskedForward(RowState):
     def _own_hooks(self) -> object | None:
         return None
 
+    def _layout(self, layout: Layout) -> Layout:
+        return layout
+
+    @property
+    def extra_slots(self) -> int:
+        """Slots after the canvas."""
+        return self.leave_one_out
+
     def predict(self, queries: Queries, wanted: np.ndarray) -> Distribution:
         """One forward for every live row: the model's distribution at the `wanted` positions of the active block.
 
@@ -170,6 +179,7 @@ class MaskedForward(RowState):
             self._key = key
             run = self.model.run if self.request.conditions else self.model.forward  # conditions are no tokens
         self.runs.clear()
+        self.ranking = queries.ranking
         each = [self._predict(group, wanted, run) for group in self.groups]
         return each[0] if self.order is None else join(each, self.order)
 
@@ -196,6 +206,8 @@ class MaskedForward(RowState):
                 positions = None if positions is None else positions.gather(1, columns)
             narrow = (group.plan.tokens.shape[1] - want.shape[1]) * len(want) * self.model.width >= _NARROW_GAIN
         plan = replace(group.plan, tokens=group.at_queries(self.canvas.tokens), want=want, narrow=narrow)
+        if self.ranking is not None:
+            plan = replace(plan, ranking=group.ranked(self.ranking))
         if self.tail is not None and index is None and self.captures(want.numel()):
             plan = replace(plan, tail=self.tail)
         for prepare in self.prepare:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.model import LanguageModel
-from pardec.models.plan import Plan, Visible
+from pardec.models.plan import Plan, Ranking, Visible
 
 from ..batching import RowState
 from ..host_transfer import download, upload
@@ -87,6 +87,7 @@ class Queries:
     slots: np.ndarray | None = None  # [n, L + 1] the slot of each position, -1 for none; None: slot = position
     counts: np.ndarray | None = None  # [n] valid slots per row; None: up to its end
     similar: np.ndarray | None = None  # [n] bool: rows whose layers compute part of the positions
+    ranking: Ranking | None = None  # of all positions of the canvas; no part of the key
 
     @property
     def key(self) -> bytes:
@@ -119,6 +120,14 @@ class Group:
     def of(self, values: Tensor) -> Tensor:
         """The rows of `values` [B, ...] in this group."""
         return values if self.rows is None else values[upload(self.rows, values.device)]
+
+    def ranked(self, ranking: Ranking | None) -> Ranking | None:
+        """The `ranking` of the positions that the group computes; None if its layers compute all of them."""
+        if ranking is None or self.plan.similar is None:
+            return None
+        return Ranking(
+            self.at_queries(ranking.values), ranking.least if self.rows is None else ranking.least[self.rows]
+        )
 
     def at_queries(self, values: Tensor) -> Tensor:
         """[n, Q]: `values` [B, L + 1] at the positions that the group computes."""
@@ -209,12 +218,13 @@ class Layout:
         each = self._arrange(rows, queries)
         positions, want, end, span = each.positions, each.want, each.end, each.span
         block, outside = canvas.window_host[rows], each.outside
-        start, stop, block_end = queries.start[rows], queries.stop[rows], canvas.block_end[rows]
+        start, stop = queries.start[rows], queries.stop[rows]
         slots, queried, own = positions, positions, block
         if queries.slots is not None:  # -1 is the scratch column, which has no slot
             slots, own = (np.take_along_axis(queries.slots[rows], at, 1) for at in (positions, block))
         if self.leave_one_out:
-            queried, slots, want = self._with_leave_one_out(positions, slots, np.where(outside, -1, each.wanted), want)
+            wanted = np.where(outside, -1, each.wanted)
+            queried, slots, want = self.with_leave_one_out(rows, positions, slots, wanted, want)
 
         known: list[tuple[Tensor, np.ndarray]] = []
 
@@ -251,8 +261,8 @@ class Layout:
         if device.type != "cpu":  # there the tensors themselves are read
             plan = replace(plan, known=tuple(known))
         if self.leave_one_out:
-            size = canvas.length + self.leave_one_out
-            visible = Visible.mask(on_device(self._leave_one_out(positions, own, block < block_end[:, None], end)))
+            dense = self.visible_to_copies(rows, positions, own, wanted, end)
+            size, visible = dense.shape[-1], Visible.mask(on_device(dense))
             plan = replace(plan, visible=visible, lengths=torch.full_like(plan.lengths, size), uniform=size)
         source = None
         if plan.span is None:
@@ -261,8 +271,8 @@ class Layout:
 
     # --- leave-one-out: an extra mask for each block position, which attends to every position but this one ---
 
-    def _with_leave_one_out(
-        self, positions: np.ndarray, slots: np.ndarray, wanted: np.ndarray, want: np.ndarray
+    def with_leave_one_out(
+        self, rows: np.ndarray, positions: np.ndarray, slots: np.ndarray, wanted: np.ndarray, want: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Positions, slots and wants with the leave-one-out masks after the canvas."""
         width = positions.shape[1]
@@ -274,13 +284,16 @@ class Layout:
             np.concatenate([want, leave_one_out], 1),
         )
 
-    def _leave_one_out(self, positions: np.ndarray, own: np.ndarray, inside: np.ndarray, end: np.ndarray) -> np.ndarray:
+    def visible_to_copies(
+        self, rows: np.ndarray, positions: np.ndarray, own: np.ndarray, wanted: np.ndarray, end: np.ndarray
+    ) -> np.ndarray:
         """[n, Q + W, L + W] bool: what each query attends to; the canvas never attends to the leave-one-out masks.
 
         Args:
             own: [n, W] the slot of each position of the block.
-            inside: [n, W] bool: positions within the block, not padding.
+            wanted: [n, W] the position whose output predicts each block position; -1 outside of the block.
         """
+        inside = self.canvas.window_host[rows] < self.canvas.block_end[rows][:, None]
         length, width = self.canvas.length, positions.shape[1]
         slots = np.arange(length)
         visible = np.zeros((len(positions), width + self.leave_one_out, length + self.leave_one_out), dtype=bool)
@@ -436,5 +449,5 @@ class QueryPlanner:
             similar = query.similar & (canvas.nfe > 0)
             if visible is not None:  # the layers' stored outputs belong to slots
                 similar = similar & ~visible.moved.any(1)
-            queries = replace(queries, similar=similar)
+            queries = replace(queries, similar=similar, ranking=query.ranking)
         return queries

@@ -207,10 +207,12 @@ def table(distributions: Tensor) -> LanguageModel:
 
 
 NEEDS = {
+    "grow": "grow:start=3,step=2,spare=1,enough=0.05,unsure=0.3",  # rows of a toy are short
     "learned": "learned:filter=tiny-dream,force=true",  # no filter was trained on a toy
     # Rows of a toy are shorter than what these leave alone by default.
     "adaptive_length": "adaptive_length:beyond=0,tau=0.4",
     "dpad": "dpad:k=3,window=6",
+    "es": "es:depth1=0,depth2=0",  # toys have two layers
     "suffix": "suffix:window=2",
     "levenshtein": "levenshtein:delete=3,split=4",  # which tokens edit, its config does not say
 }

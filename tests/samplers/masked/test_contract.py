@@ -52,7 +52,7 @@ LOOKS = 16  # most forwards a block that a revise stage costs by its defaults (`
 
 def looks_behind(sampler: MaskedSampler) -> bool:
     """Whether the sampler needs a model that attends to masks after the block."""
-    return sampler.query is not None or bool(sampler.cutting)
+    return sampler.query is not None or bool(sampler.cutting) or sampler.select.drafts_above is not None
 
 
 def fitting(spec: str) -> list[str]:
@@ -113,7 +113,9 @@ def family_of(spec: str) -> str:
 
 
 def revises(spec: str) -> bool:
-    return bool(registry.resolve(spec).revising)
+    """Whether a forward may commit nothing: a row is revised, or grows."""
+    sampler = registry.resolve(spec)
+    return bool(sampler.revising) or sampler.growing is not None
 
 
 def check(got: Finished, mask: int = MASK, *, may_stop: bool = False, revised: bool = False) -> None:
@@ -146,7 +148,7 @@ def test_every_composition_keeps_the_contract_in_a_ragged_batch(spec: str, tempe
     )
     whole = told[-1]
     assert isinstance(whole, Finished)
-    check(whole, may_stop="eos" in spec or "adaptive_length" in spec, revised=revises(spec))
+    check(whole, may_stop=any(name in spec for name in ("eos", "adaptive_length", "grow")), revised=revises(spec))
     for row, prompt in enumerate(given):
         assert whole.tokens[row, : len(prompt)].tolist() == prompt
     for event in told:

@@ -1,0 +1,83 @@
+"""`grow`: rows begin short and become longer until the model predicts their end, and where it is unsure."""
+
+from __future__ import annotations
+
+import pytest
+
+import pardec
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from tests.reference import naive_grow as naive
+from tests.samplers.spec_checks import refused_specs
+from tests.samplers.toys import EOS, MASK, fill, prompts, request, run, same, toy
+
+RULE = {"start": 6, "step": 4, "spare": 5, "enough": 0.02, "sure": 0.5, "unsure": 0.25}
+SPEC = "threshold:tau=0.4+grow:" + ",".join(f"{name}={value}" for name, value in RULE.items())
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+@pytest.mark.parametrize("most", [50, 17, 4])
+@pytest.mark.seeds("arXiv:2508.00819")
+def test_it_is_the_naive_rule(family: str, most: int) -> None:
+    """Tokens, the step of each and the length of the row, up to `max_new_tokens`."""
+    model, replaced, waited = toy(family, sharp=1.2), 0, 0
+    for seed in range(4):
+        (prompt,) = prompts((5,), seed=seed)
+        got = fill(model, f"{SPEC}@none", [prompt], most, block_length=8, stop_ids=(EOS,))
+        tokens, when, moves = naive.decode(model, prompt, most, size=8, tau=0.4, ends=(EOS,), **RULE)
+        assert got.tokens[0, : len(tokens)].tolist() == tokens
+        assert got.trace.commit_step[0, : len(tokens)].tolist() == when
+        assert (got.trace.commit_step[0, len(tokens) :] < -1).all()
+        replaced, waited = replaced + moves, waited + (0 not in when)
+    assert most < 50 or (replaced and waited), "no row grew in one of the two ways: the test shows nothing"
+
+
+def test_rows_of_a_batch_grow_for_themselves() -> None:
+    model, rows, new = toy(sharp=1.2), prompts((3, 6, 1)), (17, 40, 23)
+    together = fill(model, f"{SPEC}@none", rows, new, block_length=8, stop_ids=(EOS,))
+    for row, prompt in enumerate(rows):
+        assert same(together, row, fill(model, f"{SPEC}@none", [prompt], new[row], block_length=8, stop_ids=(EOS,)), 0)
+
+
+def test_a_row_with_given_tokens_in_it_does_not_grow() -> None:
+    row = [4, 5, *[MASK] * 20, 7, MASK]
+    grown, plain = (
+        run(toy(sharp=1.2), spec, request([row], [2], stop_ids=(EOS,)))
+        for spec in (f"{SPEC}@none", "threshold:tau=0.4@none")
+    )
+    assert grown.tokens.tolist() == plain.tokens.tolist()
+
+
+def test_the_row_follows_the_answer_and_computes_less_than_the_bound() -> None:
+    """On `chains`: all right as at full length, rows at most 1.5 times the answer, fewer positions than at 256."""
+    model, task = pardec.load("tiny-dream", device="cpu", dtype="float32"), pardec.tasks.task("chains")
+    problems = task.problems(split="heldout", n=6, seed=3)
+    texts = [problem.prompt for problem in problems]
+    plain, grown = (
+        model.generate(texts, sampler=f"{spec}@none", max_new_tokens=256) for spec in ("threshold", "threshold+grow")
+    )
+    assert sum(map(task.score, problems, grown.text)) >= sum(map(task.score, problems, plain.text))
+    used = (grown.trace.commit_step >= 0).sum(1)
+    ratio = used.sum() / sum(map(len, grown.tokens))
+    assert ratio <= 1.5
+    assert sum(grown.tokens_fed) < sum(plain.tokens_fed)
+
+
+def test_what_keeps_positions_is_refused() -> None:
+    with pytest.raises(SpecError, match="grow moves tokens, and dual keeps keys and values"):
+        registry.resolve("threshold+grow@dual")
+    with pytest.raises(SpecError, match="grow looks at the end of the row, and toy has block-causal attention"):
+        pardec.Model(toy("sdar")).prepare("a", sampler="threshold+grow@none")
+    with pytest.raises(SpecError, match="grow lengthens rows and adaptive_length shortens them"):
+        registry.resolve("threshold+grow+adaptive_length@none")
+
+
+test_bad_parameters = refused_specs(
+    [
+        ("start=0", "grow: start must be at least 1, got 0"),
+        ("step=0", "grow: step must be at least 1, got 0"),
+        ("spare=-1", "grow: spare must be at least 0, got -1"),
+        ("sure=2", r"grow: sure must lie in \[0, 1\], got 2.0"),
+    ],
+    before="threshold+grow:",
+)
