@@ -55,6 +55,15 @@ def behind(draft: Draft, chains: ProbeLayout, remaining: np.ndarray, carry: Carr
     return ProbeNodes(chains, torch.where(has, size + number, -1), real.sum(2))
 
 
+def after_last(draft: Draft, chains: ProbeLayout, remaining: np.ndarray) -> ProbeNodes:
+    """Adds probe `chains` after the last node of each row's chain, like `behind`."""
+    device, step = draft.tokens.device, np.array(chains.step)[:, None]
+    last = np.arange(draft.width) == draft.sizes[:, None, None] - 1  # [B, 1, T]
+    has = last & (step < (remaining - draft.sizes)[:, None, None])
+    number = draft.sizes[:, None, None] + np.arange(len(chains.step))[:, None]
+    return ProbeNodes(chains, upload(np.where(has, number, -1), device), has.sum(2))
+
+
 def extended(draft: Draft) -> Draft:
     """The draft with its probe nodes as nodes of token -1, under the same numbers."""
     queries = draft.queries

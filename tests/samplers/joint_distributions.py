@@ -37,6 +37,7 @@ SMALL = {
     "earlyexit": "earlyexit:layers=1",
     "falcon": "falcon:name=draft,k=3",
     "hydra": "hydra:name=draft,k=3",
+    "idlm": "idlm:mask=2,k=2",
     "kangaroo": "kangaroo:name=draft,k=3",
     "linearspec": "linearspec:mask=2,k=3",
     "longspec": "longspec:name=draft,k=3",

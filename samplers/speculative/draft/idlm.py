@@ -1,0 +1,152 @@
+"""Drafts with masks after the draft that the same forward verifies, for a causal model that has learned to fill them.
+
+Introspective Diffusion Language Models (I-DLM), https://arxiv.org/abs/2604.11035
+
+    a forward feeds  [last, s_1 .. s_n, mask x k]  under the causal mask of the model
+    p(. | text, s_1 .. s_i) at s_i verifies s_(i+1);  the mask j after s_n predicts the token j + 1 positions after s_n
+    all of s_1 .. s_n accepted:  the token after s_n is drawn, and the masks' predictions draft s_1 .. s_k of the next
+    forward, whose q they are;  else nothing is drafted, and the next forward feeds  [last, mask x k]
+
+A stride of N in the paper is k = N - 1. K/V of masks are never kept. The model is a causal one: a checkpoint with
+attention="causal", and `mask` is the id that its training fills in. The text is that of the causal model, whatever the
+masks predict; how often a draft is accepted is the model's merit.
+Deviates from the authors' code: the prompt's forward has no masks, so the first draft comes a round later; rows of any
+lengths in a batch. The published LoRA, which is on at masks alone, is not supported.
+Exact: greedy and distribution, with an exact acceptance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pardec.models import finite
+from pardec.models.errors import ModelError, PardecError, SpecError
+from pardec.models.hidden import TargetStates
+from pardec.models.model import LanguageModel
+
+from ...limits import check_nodes
+from ...registry import register
+from ...request import Request
+from ...traits import Reasons, Trait, Why
+from ..contracts import DecodeContext, Draft, Drafter, ProbeLayout, RoundResult, Uniforms
+from ..probe_nodes import after_last
+from .probe_drafter import QueryState
+
+_STATES = TargetStates(normed=True)
+
+
+@dataclass(frozen=True)
+class MaskProbes:
+    """The masks of a forward in the role of a draft module: their states give the next draft's logits."""
+
+    target: LanguageModel
+    depth: int
+
+    @property
+    def step(self) -> tuple[int, ...]:
+        return tuple(range(self.depth))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.target.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.target.device
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """Logits, float32 [B, s, V], from the normed states [B, s, E] at the masks."""
+        decoder: Any = self.target.decoder
+        flat: Tensor = decoder.unembed(normed.flatten(0, 1)).float()
+        return flat.view(*normed.shape[:2], -1)
+
+
+class MaskState(QueryState):
+    """The states of the masks after an accepted draft."""
+
+    def failure(self) -> PardecError:
+        model = self.context.model
+        error = finite.by_weights(model.name, "logits", model.decoder)
+        return error or ModelError(f"{model.name} gives logits that are not finite at masks")
+
+
+@register(
+    "idlm",
+    stage="draft",
+    paper="arXiv:2604.11035",
+    exact="greedy",
+    checked="reference:reference.naive_idlm.decode joint",
+)
+@dataclass(frozen=True)
+class Idlm(Drafter):
+    provides = frozenset(
+        {
+            Trait.TAKES_SHAPE,
+            Trait.TAKES_LENGTH,
+            Trait.DRAFTS_DURING_VERIFY,
+            Trait.ADDS_VERIFY_NODES,
+            Trait.SPLITS_TARGET,
+        }
+    )
+    conflicts: ClassVar[Reasons] = {Trait.DRAFTS_TREES: Why("{me} drafts a chain, and {does}", "leave {other} out")}
+    tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (3, 7, 2)}
+
+    k: Annotated[int, "masks after a draft, which is how many tokens the next one has"] = 3
+    mask: Annotated[int | None, "id of the mask token; default: that of the checkpoint, if it denoises blocks"] = None
+
+    def __post_init__(self) -> None:
+        self.require("k", least=1)
+        if self.mask is not None:
+            self.require("mask", least=0)
+
+    def width(self, model: LanguageModel) -> int:
+        self.mask_id(model)
+        return self.k + 1
+
+    def mask_id(self, model: LanguageModel) -> int:
+        """The id of the masks. Raises SpecError for a model that names none, or has no such id."""
+        own = model.decoding_config.denoising
+        mask = self.mask if own is None or self.mask is not None else own.mask_id
+        if mask is None:
+            raise SpecError(
+                f"idlm: {model.name} is loaded as a causal model without a mask token",
+                "write mask=ID, the id that its training fills in",
+            )
+        if mask >= model.vocab_size:
+            raise SpecError(f"idlm: mask={mask} is not one of the {model.vocab_size} ids of {model.name}")
+        if not hasattr(model.decoder, "unembed"):
+            raise SpecError(f"idlm: {model.name} runs through transformers, and idlm needs a native family")
+        return mask
+
+    def target_taps(self, model: LanguageModel) -> TargetStates:
+        return _STATES
+
+    def most_queries(self, nodes: int, request: Request) -> int:
+        check_nodes("idlm", nodes + self.k)
+        return self.k
+
+    def start(self, context: DecodeContext) -> MaskState:
+        return MaskState(context, MaskProbes(context.model, self.k), self.k)
+
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: MaskState) -> Draft:
+        draft = state.draft(self.k, remaining, uniforms)
+        masks = torch.full((self.k,), self.mask_id(context.model), device=context.text.device)
+        probes = after_last(draft, ProbeLayout.single(self.k), remaining)
+        return replace(draft, queries=replace(probes, inputs=_embedded(context.model, masks)))
+
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: MaskState) -> None:
+        state.observe(outcome)
+
+    def to_observe(self, outcome: RoundResult, state: MaskState) -> Mapping[str, Tensor]:
+        return state.to_observe(outcome)
+
+
+def _embedded(model: LanguageModel, ids: Tensor) -> Tensor:
+    """[n, E]: the input embeddings of `ids` [n]."""
+    return model.embed_mixture(ids[:, None], torch.ones_like(ids[:, None], dtype=torch.float32))
