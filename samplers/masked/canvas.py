@@ -592,9 +592,14 @@ class Canvas(RowState):
         moved = upload(source, self.tokens.device)
         # Other masks of the row have other serial numbers: they differ by forward and by position.
         number = upload((self.length + self.nfe * self.length)[:, None] + order, self.tokens.device)
-        blanks = (self.mask_id, True, UNCOMMITTED, 0.0, number)
-        for name, blank in zip(("tokens", "open", "commit_step", "commit_score", "serial"), blanks, strict=True):
-            tensor = getattr(self, name)
+        marks = (
+            (self.tokens, self.mask_id),
+            (self.open, True),
+            (self.commit_step, UNCOMMITTED),
+            (self.commit_score, 0),
+        )
+        columns: Sequence[tuple[Tensor, Tensor | float]] = (*marks, (self.serial, number))
+        for tensor, blank in columns:
             tensor.copy_(torch.where(moved < 0, blank, tensor.gather(1, moved.clamp(min=0))))
         self.given_host = np.take_along_axis(self.given_host, np.maximum(source, 0), 1) & (source >= 0)
         self.total, self.num_masked = self.total + count, self.num_masked + count

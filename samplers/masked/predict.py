@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -74,7 +74,7 @@ class MaskedForward(RowState):
         complete: each adds to the evidence.
     """
 
-    per_row = ("guidance", "last_states", "limits", "reuse", "visible")
+    per_row: ClassVar[tuple[str, ...]] = ("guidance", "last_states", "limits", "reuse", "visible")
     leave_one_out = 0  # positions per row added for the leave-one-out prediction of the block
 
     def __init__(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+
+import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
+from tests.models.families.test_families import published, rewrite
 from tests.reference import naive_idlm as naive
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 
@@ -33,6 +38,17 @@ def test_greedy_text_is_kept_in_a_ragged_batch() -> None:
     model, texts, new = toy_ar(3, sharp=0.3), [[1, 2, 3], [2], [3, 3, 1, 0, 2]], (11, 17, 5)
     done = run(model, f"idlm:mask={MASK},k=3", texts, new)
     assert rows(done) == [plain_greedy(model, text, count) for text, count in zip(texts, new, strict=True)]
+
+
+def test_a_folder_in_the_layout_of_sdar_gives_the_greedy_text_of_qwen3(tmp_path: Path) -> None:
+    reference = published("Qwen3", tmp_path, num_key_value_heads=2)
+    rewrite(tmp_path, model_type="sdar", architectures=["SDARForCausalLM"], mask_token_id=60)
+    model = pardec.load(tmp_path, device="cpu", dtype="float32", attention="causal")
+    text = [5, 9, 3, 7]
+    done = model.generate(input_ids=[text], max_new_tokens=16, stop_ids=[], sampler="idlm:mask=60")
+    with torch.no_grad():  # each token is the likeliest after those before it
+        expected = reference(torch.tensor([text + done.tokens[0]])).logits[0, 3:-1].argmax(-1)
+    assert done.tokens[0] == expected.tolist()
 
 
 def test_what_has_no_mask_or_drafts_trees_is_refused() -> None:
