@@ -67,7 +67,7 @@ def _decoder(config: Config) -> DecoderConfig:
 LLADA2 = register(
     FamilySpec(
         name="llada2",
-        summary="LLaDA2.0, LLaDA2.1, DMax",
+        summary="LLaDA2.0 to 2.2, DMax",
         matches=lambda config: (
             architecture(config) == "LLaDA2MoeModelLM"
             or config.get("model_type") in ("llada2_moe", "llada2_moe_veomni", "llada21_moe")

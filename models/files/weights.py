@@ -38,6 +38,7 @@ class Published:
     change: Callable[[Tensor], Tensor] | None = None  # an adapter's change, which keeps the shape
     tensor: Tensor | None = None  # the tensor, where it is in memory and in no file
     blocks: FileTensor | None = None  # the tensor of a GGUF file
+    made: Callable[[], Tensor] | None = None  # makes the tensor of others: see `quantized`
 
 
 def files_of(folder: Path, gguf: Path | None) -> list[Path]:
@@ -108,6 +109,8 @@ def read(published: dict[str, Published], load: Callable[[str, Tensor], None]) -
     for name, entry in published.items():
         if entry.tensor is not None:
             hand_over(name, entry.tensor)
+        elif entry.made is not None:
+            hand_over(name, entry.made())
         elif entry.blocks is not None:
             hand_over(name, entry.blocks.values())
         else:

@@ -117,6 +117,9 @@ def build_decoding_config(
     )
 
 
+_MASK_KEYS = ("mask_token_id", "text_mask_token_id")  # the second is SDLM's
+
+
 def check_autoregressive(
     name: str, spec: FamilySpec | None, config: dict[str, Any], generation: dict[str, Any]
 ) -> None:
@@ -134,13 +137,14 @@ def check_autoregressive(
     if spec is not None and spec.attention != "causal":
         return
     files = {"config.json": config, "generation_config.json": generation}
-    where = next((file for file, values in files.items() if values.get("mask_token_id") is not None), None)
-    if where is None:
+    named = [(file, key) for file, values in files.items() for key in _MASK_KEYS if values.get(key) is not None]
+    if not named:
         return
-    mask = files[where]["mask_token_id"]
-    problem = f"{where} of {name} has mask_token_id={mask}: it is a masked model, published as an autoregressive one"
+    where, key = named[0]
+    mask = files[where][key]
+    problem = f"{where} of {name} has {key}={mask}: it is a masked model, published as an autoregressive one"
     if spec is None:
-        raise ModelError(problem, "no native family supports it; to decode it token by token, remove mask_token_id")
+        raise ModelError(problem, f"no native family supports it; to decode it token by token, remove {key}")
     raise ModelError(
         problem,
         'load it with attention="bidirectional" (--attention), and shift=0 if positions predict their own token; '

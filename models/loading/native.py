@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from ..decoder_config import DecoderConfig
-from ..errors import ModelError
 from ..families import FamilySpec
 from ..files import configs
 from ..files.lora import Adapter
+from ..files.quantized import whole_weights
 from ..files.weights import Published, files_of, inspect
 from ..layers.quantize import preferred_dtype
 from ..parallel.placement import choose_dtype, stored_dtype
@@ -40,17 +40,15 @@ def describe_native(
 ) -> NativeModel:
     """The model that `found`, a checkpoint of a native family, gives with these arguments of `load`.
 
-    Raises ModelError for a quantized checkpoint, missing weights, and an adapter of another model.
+    Raises ModelError for a quantization that is not known, missing weights, and an adapter of another model.
     """
     source, spec = found.source, found.spec
     assert spec is not None, "of a native family"
-    if found.config.get("quantization_config"):
-        raise ModelError(
-            f"{source.name} is quantised, which is not supported", "load the 16-bit checkpoint from which it was made"
-        )
     with configs.reading(source.name):
         shape, positions = spec.decoder(found.config), spec.positions(found.config)
     published = found.published or inspect(files_of(source.folder, source.gguf))
+    if quantized := found.config.get("quantization_config"):
+        published = whole_weights(source.name, quantized, published)
     shape = assemble.as_published(spec, shape, published)
     if adapter is not None:
         names = assemble.names_of(spec, shape, published)

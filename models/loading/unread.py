@@ -98,7 +98,7 @@ def other_frequencies(config: DecoderConfig, published: Mapping[str, Published])
 
 
 def check_floating(name: str, config: Mapping[str, Any], published: Mapping[str, Published]) -> None:
-    """Raises ModelError for weights that are no floating-point numbers, in a checkpoint that is not quantised.
+    """Raises ModelError for weights that are no floating-point numbers, in a checkpoint that is not quantized.
 
     transformers casts them.
     """

@@ -246,7 +246,7 @@ def _nonsense_sizes(folder):
         (_bad_index, "cannot be read as a weight index"),
         (_index_leads_outside, "names files outside its folder"),
         (_twice, "is in a.safetensors and again in b.safetensors"),
-        (_quantised, "is quantised"),
+        (_quantised, "is quantized by None"),
         (_nonsense_sizes, "does not describe a llama model: .*even rotary dimension"),
     ],
 )
@@ -377,6 +377,14 @@ def test_peak_memory_stays_near_the_size_of_the_weights(tmp_path):
     ratio, weights = map(float, done.stdout.split())
     assert weights > 200e6
     assert ratio < 1.5, ratio
+
+
+def test_a_mask_token_by_sdlms_key_is_refused_too(tmp_path):
+    config = llama_config(text_mask_token_id=5)
+    write_checkpoint(tmp_path, config, llama_tensors(config))
+    with pytest.raises(ModelError, match="config.json of .* has text_mask_token_id=5: it is a masked model"):
+        load(tmp_path, device="cpu")
+    assert not load(tmp_path, device="cpu", attention="causal").decoding_config.masked
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])

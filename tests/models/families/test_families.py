@@ -214,12 +214,13 @@ def test_older_configs_say_the_same(tmp_path):
     ("kind", "model_type", "family", "changes", "block"),
     [
         ("Qwen2", "Dream", "dream", {"mask_token_id": 60}, None),
+        ("Qwen3", "CoDA", "coda", {"mask_token_id": 60, "tie_word_embeddings": False}, None),
         ("Qwen3", "sdar", "sdar", {"mask_token_id": 60, "block_size": 8}, 8),
         ("Qwen3", "sdar", "sdar", {"mask_token_id": 60}, 4),
         ("Qwen2", "Fast_dLLM_Qwen", "fast_dllm_v2", {"mask_token_id": 60, "bd_size": 8}, 8),
         ("Qwen2", "Fast_dLLM_Qwen", "fast_dllm_v2", {"mask_token_id": 60}, 32),
     ],
-    ids=["dream", "sdar-b8", "sdar", "fast_dllm_v2-b8", "fast_dllm_v2"],
+    ids=["dream", "coda", "sdar-b8", "sdar", "fast_dllm_v2-b8", "fast_dllm_v2"],
 )
 def test_diffusion_families_are_their_base_under_another_mask(kind, model_type, family, changes, block, tmp_path):
     reference = published(kind, tmp_path, num_key_value_heads=2)

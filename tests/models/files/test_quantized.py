@@ -1,0 +1,163 @@
+"""Quantized checkpoints: small folders in the published layouts, against weights made whole number by number."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+from pardec.models.errors import ModelError
+from pardec.models.load import load
+from pardec.models.plan import Plan
+from tests.models.families.test_diffusion_gemma import published as diffusion_gemma
+
+LLADA2 = Path(__file__).parents[2] / "golden" / "llada2" / "checkpoint"
+BLOCK, GROUP = (16, 24), 32
+SCHEMES: dict[str, dict[str, Any]] = {
+    "fp8 blocks": {"quant_method": "fp8", "weight_block_size": list(BLOCK), "activation_scheme": "dynamic"},
+    "fp8 whole": {"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "dynamic"},
+    "fp8 rows": {"format": "float-quantized", "num_bits": 8, "type": "float", "strategy": "channel"},
+    "fp8 compressed blocks": {
+        "format": "float-quantized", "num_bits": 8, "type": "float", "strategy": "block",
+        "block_structure": list(BLOCK),
+    },
+    "int4 groups": {"format": "pack-quantized", "num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP},
+    "int4 rows": {"format": "pack-quantized", "num_bits": 4, "type": "int", "strategy": "channel"},
+}  # fmt: skip
+
+
+def settings(scheme: str, **changes: Any) -> dict[str, Any]:
+    """The `quantization_config` of a scheme."""
+    own = SCHEMES[scheme] | changes
+    if "quant_method" in own:
+        return own
+    form = own.pop("format")
+    weights = own | {"symmetric": True, "dynamic": False, "actorder": own.get("actorder")}
+    states = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True} if form[0] == "f" else None
+    group = {"weights": weights, "input_activations": states, "targets": ["Linear"], "format": form}
+    return {
+        "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
+        "config_groups": {"group_0": group}, "ignore": ["lm_head"], "kv_cache_scheme": None,
+    }  # fmt: skip
+
+
+def sizes(scheme: str, rows: int, columns: int) -> tuple[int, int]:
+    """Rows and columns of the blocks that share a scale."""
+    kind = scheme.split(maxsplit=1)[1]
+    return {"whole": (rows, columns), "rows": (1, columns), "groups": (1, GROUP)}.get(kind, BLOCK)
+
+
+def quantized(scheme: str, weight: Tensor, stem: str) -> tuple[dict[str, Tensor], Tensor]:
+    """The stored tensors of a matrix, and the matrix that they stand for, number by number."""
+    (rows, columns), top = weight.shape, 7 if scheme.startswith("int4") else 448
+    high, wide = sizes(scheme, rows, columns)
+    scale = torch.empty(-(-rows // high), -(-columns // wide))
+    numbers, whole = torch.empty_like(weight), torch.empty_like(weight)
+    for i in range(scale.shape[0]):
+        for j in range(scale.shape[1]):
+            at = slice(i * high, (i + 1) * high), slice(j * wide, (j + 1) * wide)
+            scale[i, j] = weight[at].abs().amax() / top
+            each = weight[at] / scale[i, j]
+            numbers[at] = each.round() if top == 7 else each.to(torch.float8_e4m3fn).float()
+            whole[at] = numbers[at] * scale[i, j]
+    if top == 448:
+        name = "weight_scale_inv" if "quant_method" in SCHEMES[scheme] else "weight_scale"
+        scale = scale.view(()) if scheme == "fp8 whole" else scale
+        return {f"{stem}weight": numbers.to(torch.float8_e4m3fn), f"{stem}{name}": scale}, whole
+    packed = torch.zeros(rows, -(-columns // 8), dtype=torch.int64)
+    for column in range(columns):
+        packed[:, column // 8] += (numbers[:, column].long() + 8) << 4 * (column % 8)
+    packed = torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)
+    shape = torch.tensor([rows, columns])
+    return {f"{stem}weight_packed": packed, f"{stem}weight_scale": scale, f"{stem}weight_shape": shape}, whole
+
+
+def both(source: Path, scheme: str, tmp_path: Path) -> tuple[Path, Path]:
+    """Copies of a checkpoint: quantized, and with the weights that its quantized ones stand for."""
+    stored, whole = tmp_path / "stored", tmp_path / "whole"
+    for folder in (stored, whole):
+        shutil.copytree(source, folder)
+    tensors = load_file(source / "model.safetensors")
+    small, full = dict(tensors), dict(tensors)
+    for name, tensor in tensors.items():
+        linear = name.endswith(("_proj.weight", "query_key_value.weight", "dense.weight"))
+        if linear and tensor.dim() == 2 and "vision" not in name:
+            parts, full[name] = quantized(scheme, tensor.float(), name.removesuffix("weight"))
+            del small[name]
+            small |= parts
+    assert len(small) > len(tensors)
+    save_file(small, stored / "model.safetensors", metadata={"format": "pt"})
+    save_file(full, whole / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    (stored / "config.json").write_text(json.dumps(config | {"quantization_config": settings(scheme)}))
+    return stored, whole
+
+
+def logits(folder: Path) -> Tensor:
+    model = load(folder, device="cpu", dtype="float32")
+    tokens = torch.arange(3, 27).view(2, 12)
+    return model.forward(Plan.full(tokens, model.visible())).logits()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_llada2_checkpoint_has_the_logits_of_its_whole_weights(scheme: str, tmp_path: Path) -> None:
+    stored, whole = both(LLADA2, scheme, tmp_path)
+    assert torch.equal(logits(stored), logits(whole))
+    assert not torch.equal(logits(stored), logits(LLADA2))
+
+
+@pytest.mark.parametrize("scheme", ["fp8 blocks", "int4 groups"])
+def test_a_diffusion_gemma_checkpoint_has_the_logits_of_its_whole_weights(scheme: str, tmp_path: Path) -> None:
+    diffusion_gemma(tmp_path / "source")
+    stored, whole = both(tmp_path / "source", scheme, tmp_path)
+    assert torch.equal(logits(stored), logits(whole))
+
+
+def test_fp8_blocks_are_made_whole_as_transformers_does() -> None:
+    weight = torch.randn(32, 48, generator=torch.Generator().manual_seed(0))
+    parts, whole = quantized("fp8 blocks", weight, "")
+    theirs = Fp8Dequantize(None)._dequantize_one(parts["weight"], parts["weight_scale_inv"], torch.float32)
+    assert torch.equal(theirs, whole)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "is quantized by 'gptq', which is not supported"),
+        ({"bits": 4}, "is quantized by None, which is not supported"),
+        (settings("fp8 blocks", activation_scheme="static"), "activation_scheme='static'"),
+        (settings("fp8 blocks", expert_dtype="fp4"), "expert_dtype='fp4'"),
+        (settings("int4 groups", format="nvfp4-pack-quantized"), "format='nvfp4-pack-quantized'"),
+        (settings("int4 groups", num_bits=3), "num_bits=3"),
+        (settings("int4 groups", actorder="group"), "actorder='group'"),
+        (settings("int4 groups") | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme={'num_bits': 8}"),
+        (settings("int4 groups", group_size=16), "scales, and blocks of"),
+        (settings("fp8 rows"), "is quantized, and lacks model.layers.0"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    stored, _ = both(LLADA2, "int4 groups", tmp_path)
+    file = stored / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": config}))
+    with pytest.raises(ModelError, match=message.replace("{", r"\{")):
+        load(stored, device="cpu")
+
+
+def test_missing_and_foreign_tensors_are_named(tmp_path: Path) -> None:
+    stored, _ = both(LLADA2, "int4 groups", tmp_path)
+    file = stored / "model.safetensors"
+    tensors = load_file(file)
+    name = next(each for each in tensors if each.endswith("weight_packed"))
+    save_file({key: value for key, value in tensors.items() if key != name}, file)
+    with pytest.raises(ModelError, match=f"is quantized, and lacks {name}"):
+        load(stored, device="cpu")
+    save_file(tensors | {name.replace("packed", "g_idx"): torch.zeros(4, dtype=torch.int32)}, file)
+    with pytest.raises(ModelError, match="weight_g_idx"):
+        load(stored, device="cpu")
