@@ -49,6 +49,7 @@ NAMES = {
     **{kind: f"{kind}:name=tiny-llama-draft" for kind in ("model", "pearl", "triforce", "sorted")},
     "diffusion": "diffusion:name=tiny-dream",
     "auto": f'auto:model="{EAGLE}",copy="lookup:k=7",measured=false',
+    "idlm": "idlm:k=3,mask=4",
     "linearspec": "linearspec:k=3,mask=4",
 }
 OTHERS = (

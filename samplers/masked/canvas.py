@@ -238,6 +238,7 @@ class Canvas(RowState):
         self.hold_block = np.zeros(len(rows), dtype=bool)
         self.total_steps = np.zeros(len(rows), dtype=np.int64)
         self.stale = False  # whether `eligible` is not up to date: see `committed_on_device`
+        self.serial_host: np.ndarray | None = None  # [B, L + 1] of a device's canvas that moves tokens
         self.revises = self.moves = False  # whether committed tokens of an active block may change, and move within it
         self.commit_order: Tensor | None = None  # [B, W] int64 on the host, where a cache needs it
         self.max_logits: Callable[[], np.ndarray] | None = None  # [B, L]: see `REUSES_PREDICTIONS` of `Cache.provides`
@@ -277,6 +278,8 @@ class Canvas(RowState):
     def _read(self, beside: Tensor | None = None) -> float:
         """Updates `tokens_host` and `open_host` by one transfer from the device, which also carries `beside`."""
         parts = {"packed": torch.where(self.open, _OPEN, self.tokens)}
+        if self.moves:
+            parts["serial"] = self.serial
         read = self._transfer(parts if beside is None else parts | {"beside": beside})
         return 0.0 if beside is None else float(read["beside"])
 
@@ -288,6 +291,7 @@ class Canvas(RowState):
         read = to_host(parts)
         if "packed" in parts:
             self._unpack(read["packed"])
+            self.serial_host = read.get("serial")
         for number, (asked, then) in enumerate(later):
             then({name: read[f"{number} {name}"] for name in asked})
         return read
@@ -380,6 +384,10 @@ class Canvas(RowState):
         self.eligible_host = self.compete_host & np.take_along_axis(self.open_host, self.window_host, 1)
         self.eligible = self._on_device(self.eligible_host)
         self.block_remaining = self.eligible_host.sum(1)
+
+    def serials(self) -> np.ndarray:
+        """[B, L + 1]: `serial` on the host."""
+        return download(self.serial) if self.serial_host is None else self.serial_host
 
     @property
     def block_lengths(self) -> np.ndarray:
@@ -591,25 +599,30 @@ class Canvas(RowState):
         source[:, -1] = self.length
         moved = upload(source, self.tokens.device)
         # Other masks of the row have other serial numbers: they differ by forward and by position.
-        number = upload((self.length + self.nfe * self.length)[:, None] + order, self.tokens.device)
+        numbers = (self.length + self.nfe * self.length)[:, None] + order
         marks = (
             (self.tokens, self.mask_id),
             (self.open, True),
             (self.commit_step, UNCOMMITTED),
             (self.commit_score, 0),
         )
-        columns: Sequence[tuple[Tensor, Tensor | float]] = (*marks, (self.serial, number))
+        columns: Sequence[tuple[Tensor, Tensor | float]] = (*marks, (self.serial, upload(numbers, self.tokens.device)))
         for tensor, blank in columns:
             tensor.copy_(torch.where(moved < 0, blank, tensor.gather(1, moved.clamp(min=0))))
         self.given_host = np.take_along_axis(self.given_host, np.maximum(source, 0), 1) & (source >= 0)
         self.total, self.num_masked = self.total + count, self.num_masked + count
-        if not self.on_host:
-            self._read()
+        if not self.on_host:  # the same on the host, which need not wait
+            at = np.maximum(source, 0)
+            self.open_host = np.where(source < 0, True, np.take_along_axis(self.open_host, at, 1))
+            self.tokens_host = np.where(source < 0, self.mask_id, np.take_along_axis(self.tokens_host, at, 1))
+            if self.serial_host is not None:
+                self.serial_host = np.where(source < 0, numbers, np.take_along_axis(self.serial_host, at, 1))
         self._update(read=True)
         started = self.block_started
         self._enter()
         self.block_started = self.block_started | started
-        self._update()
+        self._update(read=True)
+        self.eligible = self._on_device(self.eligible_host)
 
     def _pad(self, which: np.ndarray) -> None:
         """Open positions `which` [B, L + 1] become padding and stay uncommitted."""
@@ -631,6 +644,7 @@ class Canvas(RowState):
     def keep(self, rows: np.ndarray) -> None:
         if not self.on_host:
             self.tokens_host, self.open_host = self.tokens_host[rows], self.open_host[rows]
+            self.serial_host = None if self.serial_host is None else self.serial_host[rows]
             where = self._on_device(rows)
             self._later = [({name: each[where] for name, each in parts.items()}, then) for parts, then in self._later]
         super().keep(rows)

@@ -66,7 +66,7 @@ class TraceRecorder:
             committed=was_open & ~open_ & ~canvas.given_host[:, : canvas.length],  # without new padding
             settled=canvas.settled,
             revised=revised,
-            serial=download(canvas.serial[:, : canvas.length]).copy() if canvas.moves else None,
+            serial=canvas.serials()[:, : canvas.length].copy() if canvas.moves else None,
         )
 
     def finish_row(self, at: int, reason: str) -> RowFinished:

@@ -27,8 +27,8 @@ from torch import Tensor
 
 from pardec.models import finite
 from pardec.models.errors import ModelError, PardecError, SpecError
-from pardec.models.hidden import TargetStates
 from pardec.models.model import LanguageModel
+from pardec.models.plan import TargetStates
 
 from ...limits import check_nodes
 from ...registry import register
