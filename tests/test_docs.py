@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 import pardec
-from pardec.cli.app import app
+from pardec.cli.app import command_line
 from pardec.samplers import registry
 
 sys.path.append(str(Path(__file__).resolve().parent))
@@ -73,7 +72,7 @@ def test_no_block_escapes_the_test() -> None:
 
 def _options(words: list[str]) -> set[str]:
     """The options of the command that words begin with."""
-    command: Any = typer.main.get_command(app)
+    command: Any = command_line()
     for word in words:
         if word not in getattr(command, "commands", {}):
             break

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal, get_args, get_origin
 
-import typer
-
 from pages.text import escaped, table
-from pardec.cli.app import app
+from pardec.cli.app import command_line
 
 
 def pages() -> dict[str, str]:
-    group = typer.main.get_command(app)
+    group = command_line()
     lines = [
         "# Command line",
         "Results go to stdout and everything else to stderr. The exit code is 0 when done, 1 when something failed, "

@@ -33,12 +33,12 @@ def run(arguments: Sequence[str]) -> int:
     warnings.formatwarning = _format_warning  # before imports, which may name a broken file
 
     from . import wording
-    from .app import app
+    from .app import command_line
 
     # By version, typer has its own copy of click or uses the installed one; this base class is of the right one.
     usage_error = typer.BadParameter.__bases__[0]
     try:
-        code = app(list(arguments) or ["--help"], prog_name="pardec", standalone_mode=False)
+        code = command_line()(list(arguments) or ["--help"], prog_name="pardec", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return report("interrupted", None, 130)
@@ -62,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
             return 1
         if isinstance(error, PardecError):
             of_a_file = re.search(r", line \d+\b", str(error))  # which has fields, not options
-            names = {} if of_a_file else wording.option_names(app, arguments)
+            names = {} if of_a_file else wording.option_names(command_line(), arguments)
             message, hint = (
                 wording.as_options(text, names) for text in (str(error), error.hint or _default_hint(error))
             )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -63,3 +64,9 @@ app.command("list")(list_)
 app.command("show")(show)
 app.command("view")(view)
 app.command("env")(env)
+
+
+@cache
+def command_line() -> Any:
+    """All commands as click runs them; made once, since that takes longer than many a command."""
+    return typer.main.get_command(app)

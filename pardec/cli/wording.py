@@ -16,11 +16,11 @@ _SAFE = re.compile(r"[^\s$`*?;&|<>()]+")  # characters that a shell needs no quo
 _VALUE = r"\"[^\"]*\"|'[^']*'|\[[^\]]*\]|\([^)]*\)|\{[^}]*\}|[^\s,;()]+(?=[\s,;()]|$)"
 
 
-def option_names(app: Any, arguments: Sequence[str]) -> dict[str, str]:
-    """The options of the command that `arguments` begin with, by the name of the argument in Python."""
-    import typer
+def option_names(command: Any, arguments: Sequence[str]) -> dict[str, str]:
+    """The options of the command that `arguments` begin with, by the name of the argument in Python.
 
-    command: Any = typer.main.get_command(app)
+    `command`: all commands, as click runs them.
+    """
     for word in arguments:
         inner = getattr(command, "commands", {}).get(word)
         if inner is None:

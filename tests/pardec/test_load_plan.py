@@ -199,11 +199,10 @@ def test_every_option_of_loading_is_followed_or_refused(cli: Cli, tmp_path: Path
     tried = {option for options, _ in [*FOLLOWED, *REFUSED] for option in map(str, options) if option.startswith("--")}
     tried |= {"--device", "--sampler", "--memory", "--acceptance", "--json", "--debug", "--help"}
     tried |= {"--no-cuda-graphs"}  # a plan counts none
-    import typer
 
-    from pardec.cli.app import app
+    from pardec.cli.app import command_line
 
-    command: Any = typer.main.get_command(app).commands["plan"]  # type: ignore[attr-defined]
+    command: Any = command_line().commands["plan"]  # type: ignore[attr-defined]
     options = {name for each in command.params for name in (*each.opts, *each.secondary_opts) if name.startswith("--")}
     assert options <= tried
 

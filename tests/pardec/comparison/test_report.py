@@ -480,9 +480,7 @@ def test_the_call_that_makes_it_again_is_the_one_that_made_it(run: Run) -> None:
 
 
 def test_the_command_has_every_flag_that_is_shown(run: Run) -> None:
-    from typer.main import get_command
-
-    from pardec.cli.app import app
+    from pardec.cli.app import command_line
 
     where = {"device": "cpu", "device_map": None, "executor": "torchrun", "workers": 2}
     generate = {"max_new_tokens": 12, "block_length": 4, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "cfg": 1.5}
@@ -491,7 +489,7 @@ def test_the_command_has_every_flag_that_is_shown(run: Run) -> None:
     config = {**run.config, **more, "where": where, "generate": generate, "tasks": [*run.config["tasks"], file]}
     words = shlex.split(" ".join(line.removesuffix("\\") for line in shell(config)))
     assert words[:7] == ["torchrun", "--nproc-per-node", "2", "-m", "pardec", "compare", "random-dream"]
-    command = get_command(app).commands["compare"]  # type: ignore[attr-defined]
+    command = command_line().commands["compare"]  # type: ignore[attr-defined]
     read = command.make_context("compare", words[6:]).params
     assert read["sampler"] == SAMPLERS
     assert read["task"] == ["arithmetic", "lists"]

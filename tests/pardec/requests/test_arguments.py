@@ -6,11 +6,10 @@ import inspect
 from typing import Any
 
 import pytest
-import typer
 from fastapi.testclient import TestClient
 
 import pardec
-from pardec.cli.app import app
+from pardec.cli.app import command_line
 from pardec.interop.lm_eval.requests import generation
 from pardec.requests.argument import Takes
 from pardec.requests.settings import ARGUMENTS, Arguments, Settings
@@ -72,7 +71,7 @@ def test_an_argument_is_refused_by_the_models_that_do_not_take_it(name: str, kin
 
 
 def test_commands_have_the_options_and_their_help() -> None:
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands: dict[str, Any] = command_line().commands  # type: ignore[attr-defined]
     for command in ("generate", "chat", "serve", "simulate", "image", "compare"):
         options = {each.name: each for each in commands[command].params}
         for name, each in ARGUMENTS.items():
