@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.fx import Node
 
 from pardec.models.cuda_graphs.capture import CaptureError, Graphs
 from pardec.models.cuda_graphs.runner import GraphRunner
@@ -144,9 +143,12 @@ def windows(kind: str, lengths: list[int], start: int = 20, width: int = 20) -> 
 
 def masks_of(network: GraphRunner) -> list[bool]:
     """Whether attention has a mask, for each captured forward and layer."""
-    programs = network._capturer.programs  # type: ignore[attr-defined]
-    nodes = [node for program in programs for node in program.graph.nodes if "scaled_dot_product" in str(node.target)]
-    return [any(isinstance(each, Node) for each in (*node.args[3:], *node.kwargs.values())) for node in nodes]
+    found = []
+    for program in network._capturer.programs:  # type: ignore[attr-defined]
+        for func, given in program.operations:
+            if "scaled_dot_product" in str(func):
+                found.append(any(word.startswith("v") for each in given[3:] for word in each.split("=")))
+    return found
 
 
 def test_windows_of_a_lasting_canvas_are_captured_without_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,12 +118,11 @@ STORES: list[Any] = []
 
 
 @pytest.mark.parametrize(
-    ("name", "sampler"), [("tiny-mar", "sequential"), ("tiny-mar", "cspd"), ("tiny-var", "sequential")]
+    ("name", "sampler"),
+    [("tiny-mar", "mar:steps=8"), ("tiny-mar", "cspd:draft=tiny-mar-draft,steps=8"), ("tiny-var", "sequential")],
 )
 def test_images_are_those_of_uncaptured_forwards(name: str, sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"label": [1, 2], "seed": 3, "cfg": 2.0}
-    if sampler == "cspd":
-        options["sampler"] = "cspd:draft=tiny-mar-draft"
+    options: dict[str, Any] = {"label": [1, 2], "seed": 3, "cfg": 2.0, "sampler": sampler}
     expected = pardec.load(name, device="cpu").generate(**options)
     model, network = images(name)
     if name == "tiny-var":
