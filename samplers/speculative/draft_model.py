@@ -15,6 +15,7 @@ from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import ModelError, PardecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Hidden, Plan, Visible
+from pardec.models.trimmed import parameters_read
 
 from ..batching import RowState
 from ..host_transfer import download, upload
@@ -23,6 +24,14 @@ from ..prefix_reuse import DraftReuse
 from ..traits import Trait
 from .contracts import DecodeContext, Draft, DraftModel, RoundResult, SubsetLogits, Uniforms, Verdict
 from .forward import CacheRows, catch_up_groups
+
+
+def parameter_ratio(target: LanguageModel, draft_model: object) -> float | None:
+    """A draft model's parameters divided by the target's: a forward spends most of its time on reading them.
+
+    None where there is no draft model.
+    """
+    return parameters_read(draft_model) / target.parameters if isinstance(draft_model, LanguageModel) else None
 
 
 class DraftModelState(RowState, DraftModel):

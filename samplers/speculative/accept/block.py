@@ -20,7 +20,6 @@ Exact: distribution.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,8 +27,8 @@ from torch.nn.functional import pad
 
 from ...registry import register
 from ...rng import wide
-from ...traits import Reasons, Trait, Why
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
+from ..ops.one_chain import one_chain
 from ..ops.verification import drafted_probs, judge, total, uniforms_of_nodes
 from .greedy import follow
 
@@ -45,18 +44,7 @@ _NOTHING = 1e-12  # a mass below this is rounding error
 )
 @dataclass(frozen=True)
 class BlockVerification(Acceptance):
-    requires: ClassVar[Reasons] = {
-        Trait.DRAFTS_ONE_CHAIN: Why(
-            "{me} needs a new chain in every round, and {other!r} lays out its own nodes or keeps rejected tokens",
-            "accept with speculative, or draft with model:name=..., a draft module or lookup",
-        )
-    }
-    conflicts: ClassVar[Reasons] = {
-        Trait.DRAFTS_TREES: Why(
-            "{me} verifies chains, and {other!r} drafts trees", "leave the shape out, or accept with rrs"
-        ),
-        Trait.ADDS_BRANCHES: Why("{me} verifies chains, and {does}", "draft with its model alone, or accept with rrs"),
-    }
+    requires, conflicts = one_chain("verifies one chain per row", ", or accept with speculative")
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
         if distributions.greedy:

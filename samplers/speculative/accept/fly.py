@@ -27,25 +27,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...registry import register
-from ...traits import Reasons, Trait, Why
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
+from ..ops.one_chain import one_chain
 from ..ops.relaxed import end_of_chain
 from ..ops.verification import Exact, drafted_probs, judge, uniforms_of_nodes
 from .greedy import follow
-
-_CHAINS = "draft with model:name=..., a draft module or lookup, without a shape"
 
 
 @register("fly", stage="accept", paper="arXiv:2511.22972", checked="reference:samplers.speculative.test_fly.naive")
 @dataclass(frozen=True)
 class Fly(Acceptance):
-    requires: ClassVar[Reasons] = {
-        Trait.DRAFTS_ONE_CHAIN: Why("{me} verifies one chain per row, and {other!r} lays out its own nodes", _CHAINS)
-    }
-    conflicts: ClassVar[Reasons] = {
-        Trait.DRAFTS_TREES: Why("{me} verifies one chain per row, and {other!r} drafts trees", _CHAINS),
-        Trait.ADDS_BRANCHES: Why("{me} verifies one chain per row, and {does}", _CHAINS),
-    }
+    requires, conflicts = one_chain("verifies one chain per row")
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"entropy": (0.9, 0.6, 0.3, 0.1, 0.0)}
 
     entropy: Annotated[float, "least entropy of the target at an overruled token, over its likeliest ones, in nats"] = (

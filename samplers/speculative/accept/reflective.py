@@ -40,6 +40,7 @@ from ...ops.confidence import argmax
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import Acceptance, DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
+from ..ops.one_chain import one_chain
 from ..ops.relaxed import relaxed
 from ..ops.verification import Exact, Trial, judge
 from .greedy import follow
@@ -83,9 +84,6 @@ class Reflection(RowState):
 _PROBE = " Let me check this again: "
 
 
-_ONE_CHAIN = "draft with model:name=..., a draft module or lookup"
-
-
 @register(
     "reflective",
     stage="accept",
@@ -94,19 +92,12 @@ _ONE_CHAIN = "draft with model:name=..., a draft module or lookup"
 )
 @dataclass(frozen=True)
 class Reflective(Acceptance):
-    requires: ClassVar[Reasons] = {
-        Trait.DRAFTS_ONE_CHAIN: Why(
-            "{me} repeats one drafted chain per row, and {other!r} lays out its own nodes", _ONE_CHAIN
-        )
-    }
+    requires, _one_chain = one_chain("repeats one drafted chain per row")
     conflicts: ClassVar[Reasons] = {
-        Trait.DRAFTS_TREES: Why(
-            "{me} repeats one drafted chain per row, and {other!r} drafts trees",
-            "leave the shape out: chain is the default",
-        ),
-        Trait.ADDS_BRANCHES: Why("{me} repeats one drafted chain per row, and {does}", _ONE_CHAIN),
+        **_one_chain,
         Trait.ADDS_VERIFY_NODES: Why(
-            "{me} adds nodes to the verify forward, and {other!r} drafts in that forward", _ONE_CHAIN
+            "{me} adds nodes to the verify forward, and {other!r} drafts in that forward",
+            "draft with model:name=..., a draft module or lookup",
         ),
     }
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"alpha": (0.1, 0.2, 0.3, 0.5, 0.8)}

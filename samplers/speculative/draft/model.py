@@ -44,14 +44,13 @@ from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.parallel.layer_parallel import check_parallel
-from pardec.models.trimmed import parameters_read
 
 from ...conditioning import conditioned_model
 from ...registry import register
 from ...spec import ModelName
 from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
-from ..draft_model import DraftModelState
+from ..draft_model import DraftModelState, parameter_ratio
 from .cross_vocabulary import CrossVocabularyState, TokenMap
 from .draft_checkpoint import check_device, check_pair, check_texts
 
@@ -114,8 +113,7 @@ class Model(Drafter):
         return self.k + 1
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        """The drafter's parameters divided by the target's: a forward spends most of its time on reading them."""
-        return parameters_read(draft_model) / target.parameters if isinstance(draft_model, LanguageModel) else None
+        return parameter_ratio(target, draft_model)
 
     def start(self, context: DecodeContext) -> DraftModelState | CrossVocabularyState:
         drafter = context.request.draft_model

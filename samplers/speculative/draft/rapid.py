@@ -35,7 +35,6 @@ from torch import Tensor
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
-from pardec.models.trimmed import parameters_read
 
 from ...conditioning import conditioned_model
 from ...host_transfer import upload
@@ -43,7 +42,7 @@ from ...registry import register
 from ...spec import ModelName
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
-from ..draft_model import DraftModelState
+from ..draft_model import DraftModelState, parameter_ratio
 from .draft_checkpoint import check_pair
 
 
@@ -125,8 +124,9 @@ class Rapid(Drafter):
         return self.k + 1
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        """The drafter's parameters divided by the target's; that it reads fewer K/V is not counted."""
-        return parameters_read(draft_model) / target.parameters if isinstance(draft_model, LanguageModel) else 1.0
+        """1 where the target drafts for itself; that it reads fewer K/V is not counted."""
+        ratio = parameter_ratio(target, draft_model)
+        return 1.0 if ratio is None else ratio
 
     def start(self, context: DecodeContext) -> ShortContextState:
         drafter: LanguageModel | DraftModule | None = context.model

@@ -32,7 +32,6 @@ from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Hidden, Plan, Visible
-from pardec.models.trimmed import parameters_read
 
 from ...conditioning import conditioned_model
 from ...host_transfer import download, upload
@@ -40,7 +39,7 @@ from ...registry import register
 from ...spec import ModelName
 from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, SubsetLogits, Uniforms
-from ..draft_model import DraftModelState
+from ..draft_model import DraftModelState, parameter_ratio
 from ..forward import catch_up_groups
 from .draft_checkpoint import check_pair
 from .exits import all_copies, fitting_exits, parse_exits
@@ -197,8 +196,8 @@ class Sorted(Drafter):
         return self.k + 1
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        """The parameters of all the drafter's layers divided by the target's: an upper bound."""
-        return parameters_read(draft_model) / target.parameters if isinstance(draft_model, LanguageModel) else None
+        """That of all the drafter's layers: an upper bound."""
+        return parameter_ratio(target, draft_model)
 
     def start(self, context: DecodeContext) -> NestedState:
         drafter = context.request.draft_model

@@ -199,8 +199,8 @@ def test_point_masses_alone_are_verified_by_the_usual_rule() -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("sjd+block", "block needs a new chain in every round"),
-        ("recycling+block", "block needs a new chain in every round"),
+        ("sjd+block", "block verifies one chain per row, and .* keeps rejected tokens"),
+        ("recycling+block", "block verifies one chain per row, and .* keeps rejected tokens"),
         ('rasd:model="model:name=x"+block', "adds branches"),
         ("model:name=x+template+block", "drafts trees"),
     ],
