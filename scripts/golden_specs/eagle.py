@@ -272,10 +272,10 @@ def _rounds(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
     room = case.get("new_tokens", 0) + 2 * p["depth"] + 8  # levels are not cut to what is left
     cut = Tree.cut
 
-    def noted(tree: Tree, chosen: np.ndarray, draft_model: Any) -> tuple[Draft, np.ndarray]:
+    def noted(tree: Tree, count: int, draft_model: Any) -> tuple[Draft, np.ndarray]:
         paths = _paths(tree.tokens[0].tolist(), tree.parents[0].tolist())
         tape.candidates = dict(zip(paths, np.log(tree.values[0]).tolist(), strict=True))
-        return cut(tree, chosen, draft_model)
+        return cut(tree, count, draft_model)
 
     try:
         with patch.object(Tree, "cut", noted):

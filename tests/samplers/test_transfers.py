@@ -74,6 +74,8 @@ def test_a_step_makes_no_more_transfers_than_listed(spec: str, temperature: floa
         ("tiny-llama", "lookup"),
         ("tiny-llama", "model:name=tiny-llama-draft"),
         ("tiny-llama", "eagle:name=tiny-llama-eagle,k=3+beam:beams=4,nodes=6"),
+        ("tiny-llama", "eagle:name=tiny-llama-eagle,k=4+dyspec:nodes=6,children=3"),
+        ("tiny-llama", 'rasd:model="eagle:name=tiny-llama-eagle,k=3"+beam:beams=3,nodes=4'),
         ("tiny-dream", "adablock"),
         ("tiny-dream", "adablock+edit:tau=0.1"),
         ("tiny-dream", "slowfast"),

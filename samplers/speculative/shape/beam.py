@@ -6,7 +6,8 @@ EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees, https://a
     in the end the `nodes` of the highest score are kept, which include their parents
 
 No child has a higher score than its parent: a node that is not among the `nodes` highest already is not expanded, and
-a level without any ends the draft, which changes nothing of the tree.
+a level without any ends the draft, which changes nothing of the tree. On a GPU all levels are drafted, since the host
+would have to wait to see that one has none.
 
 Deviates from the authors' code: the depth is the drafter's k, which is their `depth` + 1, and `nodes` is their
 `total_token` - 1. By default q has the temperature and filters of the request; theirs has none (`raw`). The children
@@ -22,12 +23,11 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from ...host_transfer import to_host, upload
 from ...ops.confidence import likeliest
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
-from .tree_growth import Tree, drops_last, highest, packed, stopped_rows
+from .tree_growth import Tree, drops_last, stopped_rows
 
 
 @register(
@@ -62,26 +62,24 @@ class Beam(Shape):
     def grow(
         self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: None
     ) -> Draft:
-        tree, live = Tree(context.text), budget > 0
-        rows, device = tree.rows, context.text.device
-        frontier = np.where(live, 0, -1)[:, None]
+        tree, live = Tree.of(context.text), budget > 0
+        frontier = tree.own(np.where(live, 0, -1)[:, None])
         for depth in range(int(budget.max())):
-            nodes = upload(frontier, device)
+            nodes = tree.put(frontier)
             over = draft_model.forward_subset(tree.draft(), nodes)
             stopped = stopped_rows(context, draft_model, over.logits, nodes, depth)
             top, columns = likeliest(over.logits, self.beams)
-            children = to_host({"probs": top.exp(), "tokens": over.tokens(columns)})
             more = live if stopped is None else live & ~stopped
-            expanding = (more if drops_last(context) else live)[:, None] & (frontier >= 0)
-            values = tree.values[rows, frontier.clip(0)] * expanding
+            expanding = tree.own((more if drops_last(context) else live)[:, None]) & (frontier >= 0)
+            values = tree.values[tree.rows, frontier.clip(0)] * expanding
             first = tree.tokens.shape[1]
-            tree.add(children["tokens"], values[..., None] * children["probs"], frontier)
+            tree.add(tree.own(over.tokens(columns)), values[..., None] * tree.own(top.exp()), frontier)
             live = more & (budget > depth + 1)
             if not live.any():
                 break
-            level = np.where(tree.best(self.nodes)[:, first:], tree.values[:, first:], 0) * live[:, None]
-            frontier = packed(highest(level, self.beams))
+            level = tree.xp.where(tree.best(self.nodes)[:, first:], tree.values[:, first:], 0)
+            frontier = tree.packed(tree.highest(level * tree.own(live[:, None]), self.beams), self.beams)
             if not frontier.shape[1]:
                 break
-            frontier = np.where(frontier >= 0, frontier + first, -1)
-        return tree.cut(tree.best(self.nodes), draft_model)[0]
+            frontier = tree.xp.where(frontier >= 0, frontier + first, -1)
+        return tree.cut(self.nodes, draft_model)[0]

@@ -15,19 +15,19 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...host_transfer import to_host, upload
+from ...host_transfer import upload
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
 from .siblings import conditional_distributions, siblings
-from .tree_growth import Tree, drops_last, packed, stopped_rows
+from .tree_growth import Tree, drops_last, stopped_rows
 
 
 @register("dyspec", stage="shape", paper="arXiv:2410.11744", exact="greedy", checked="joint")
@@ -47,41 +47,42 @@ class DySpec(Shape):
     def grow(
         self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: None
     ) -> Draft:
-        tree, live, sampling = Tree(context.text), budget > 0, context.request.temperature > 0
-        rows, device = tree.rows, context.text.device
-        reach = np.ones(tree.tokens.shape)  # [B, M] value of each node's token
-        column = np.zeros_like(tree.tokens)  # [B, M] index of the distribution after each node's parent
+        tree, live, sampling = Tree.of(context.text), budget > 0, context.request.temperature > 0
+        device, xp = context.text.device, tree.xp
+        reach = xp.ones_like(tree.values)  # [B, M] value of each node's token
+        column = xp.zeros_like(tree.tokens)  # [B, M] index of the distribution after each node's parent
         distributions: list[Tensor] = []
-        frontier = np.where(live, 0, -1)[:, None]
+        frontier = tree.own(np.where(live, 0, -1)[:, None])
         for depth in range(int(budget.max())):
-            nodes, order = upload(frontier, device), np.arange(frontier.shape[1])
+            nodes, order = tree.put(frontier), np.arange(frontier.shape[1])
             logits = draft_model.forward(tree.draft(), nodes)
             stopped = stopped_rows(context, draft_model, logits, nodes, depth)
             keys = upload(depth * (self.nodes + 1) + order, device)
             children = siblings(logits, min(self.children, self.nodes), context, uniforms, keys.expand_as(nodes))
-            new = to_host({"tokens": children.tokens, "share": children.share, "real": children.real})
             more = live if stopped is None else live & ~stopped
-            expanding = (more if drops_last(context) else live)[:, None] & (frontier >= 0)
-            parent_reach = (reach[rows, frontier.clip(0)] * expanding)[..., None]
-            share = new["share"].astype(np.float64)
-            remaining = (1 - share).cumprod(-1)
-            value = parent_reach * np.concatenate((np.ones_like(share[..., :1]), remaining[..., :-1]), -1) * new["real"]
+            expanding = tree.own((more if drops_last(context) else live)[:, None]) & (frontier >= 0)
+            parent_reach = (reach[tree.rows, frontier.clip(0)] * expanding)[..., None]
+            share = tree.own(children.share.double())
+            remaining = xp.concatenate((xp.ones_like(share[..., :1]), (1 - share).cumprod(-1)[..., :-1]), -1)
+            value = parent_reach * remaining * tree.own(children.real)
             token = value * share
             offset = sum(distribution.shape[1] for distribution in distributions)
             distributions.append(children.distribution)
-            tree.add(new["tokens"], value if sampling else token, frontier)
-            reach = np.concatenate((reach, token.reshape(len(token), -1)), 1)
-            columns = np.broadcast_to((offset + order)[None, :, None], token.shape)
-            column = np.concatenate((column, columns.reshape(len(token), -1)), 1)
+            tokens = tree.own(children.tokens)
+            tree.add(tokens, value if sampling else token, frontier)
+            reach = tree.with_level(reach, token)
+            column = tree.with_level(column, tree.own((offset + order)[:, None]) + xp.zeros_like(tokens))
             live = more & (budget > depth + 1)
-            next_level = tree.best(self.nodes) & (tree.depths == depth + 1) & (reach > 0) & live[:, None]
-            frontier = packed(next_level)
+            if not live.any():
+                break
+            below = tree.best(self.nodes) & (tree.depths == depth + 1) & (reach > 0)
+            frontier = tree.packed(below & tree.own(live[:, None]), self.nodes)
             if not frontier.shape[1]:
                 break
-        draft, survivors = tree.cut(tree.best(self.nodes), draft_model)
+        draft, kept = tree.cut(self.nodes, draft_model)
         if not sampling:
             return draft
-        where = upload(column[rows, survivors], device)[..., None]
+        where = tree.put(column[tree.rows, kept])[..., None]
         distribution = torch.cat(distributions, 1).gather(1, where.expand(-1, -1, distributions[0].shape[-1]))
         q = conditional_distributions(draft.tokens, draft.parent, distribution, replacement=context.siblings == "with")
-        return Draft(draft.tokens, draft.sizes, draft.base, draft.parents, draft.depths, draft.levels, q=q)
+        return replace(draft, q=q)
