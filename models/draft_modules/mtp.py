@@ -28,14 +28,13 @@ from ..caches.kv_cache import KVCache
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError, listed
 from ..files.weights import Published
-from ..hidden import Hidden, TargetStates
 from ..kernels.attention import attention_pattern
 from ..kernels.matmul import matmul
 from ..kernels.ops import choose_ops
 from ..layers.layer import DecoderLayer, LayerPass
 from ..layers.rope import Rope
 from ..model import LanguageModel
-from ..plan import Plan
+from ..plan import Hidden, Plan, TargetStates
 from .contracts import DraftFiles, DraftKind, DraftModule, register
 from .eagle_files import layer_names, layer_shape
 from .parameters import fill, left_out, parameter

@@ -12,9 +12,8 @@ from torch import Tensor
 
 import pardec
 from pardec.models.errors import SpecError
-from pardec.models.hidden import Hidden
 from pardec.models.model import LanguageModel
-from pardec.models.plan import Plan
+from pardec.models.plan import Hidden, Plan
 
 PROMPTS = ["Tom has 8 cups. He loses 3. How many cups does Tom have now?", "Ann has 4 cups."]
 SLOTS = {"sign": ["+", "-", "minus 1"], "value": ["5", "12 cups", "7"]}

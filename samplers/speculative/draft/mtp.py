@@ -23,7 +23,7 @@ from typing import Annotated
 import numpy as np
 
 from pardec.models.draft_modules.contracts import ModuleName
-from pardec.models.hidden import Hidden
+from pardec.models.plan import Hidden
 
 from ...registry import register
 from ...spec import DraftModuleName
