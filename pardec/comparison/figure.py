@@ -143,8 +143,8 @@ def figure(rows: Sequence[Mapping[str, Any]], cost: str, quality: str, log: bool
     drawing.text(11, (_TOP + _HEIGHT - _BOTTOM) / 2, y.title, _INK, "middle", turned=True)
     on = sorted((x.at(row[cost]), y.at(row[quality])) for _, row in points if row["sampler"] in best)
     if len(on) > 1:
-        right_first = (cost in GAINS) == (quality in GAINS)  # the frontier falls to the right
-        corners = [((b if right_first else a)[0], (a if right_first else b)[1]) for a, b in pairwise(on)]
+        # Between two points the quality is that of the cheaper one.
+        corners = [(a[0], b[1]) if cost in GAINS else (b[0], a[1]) for a, b in pairwise(on)]
         steps = [on[0], *(each for corner, point in zip(corners, on[1:], strict=True) for each in (corner, point))]
         drawing.line(steps, _BLUE, 1, "4,3")
     for number, row in points:

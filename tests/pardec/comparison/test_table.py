@@ -17,6 +17,7 @@ import pytest
 from rich.console import Console
 
 from pardec.comparison import Run, Table
+from pardec.comparison.figure import figure
 from pardec.comparison.frontier import GAINS, frontier
 from pardec.comparison.report.finding import finding
 from pardec.comparison.table import _SHORT, FIELDS
@@ -255,6 +256,16 @@ def test_a_figure_is_svg_or_pdf_with_the_same_points_and_a_key(run: Run, tmp_pat
     for name, path, message in (("accuracies", "f.svg", "no column 'accuracies'"), ("nfe", "f.png", "SVG or PDF")):
         with pytest.raises(SpecError, match=message):
             table.plot(tmp_path / path, cost=name)
+
+
+@pytest.mark.parametrize("cost", ["nfe", "tokens_per_second"])
+def test_the_frontier_of_a_figure_has_the_quality_of_the_cheaper_point(cost: str) -> None:
+    ends = ((5, 0.6), (10, 0.9)) if cost == "nfe" else ((5, 0.9), (10, 0.6))
+    rows = [{"sampler": str(at), cost: each[0], "accuracy": each[1]} for at, each in enumerate(ends)]
+    [line] = [part for part in figure(rows, cost, "accuracy", False).parts if part[0] == "line" and part[4]]
+    first, middle, last = line[1]
+    assert first[0] < last[0]
+    assert middle == ((last[0], first[1]) if cost == "nfe" else (first[0], last[1]))
 
 
 def test_ticks_of_a_logarithmic_axis_are_round_and_enough() -> None:
