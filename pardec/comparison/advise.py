@@ -25,7 +25,7 @@ from . import sources
 PLAIN = "sequential"
 CANDIDATES: Mapping[str, tuple[str, ...]] = {
     "masked": ("threshold+eos", "threshold+eos@dual", "hierarchy:high=0.95+eos", "factor+eos"),
-    "ar": ("lookup:k=7", "suffix"),
+    "ar": ("auto", "lookup:k=7", "suffix"),
 }
 GAIN = 1.05  # times as fast as plain decoding, below which that is advised
 MOST = 200  # prompts
