@@ -296,11 +296,11 @@ def test_no_column_of_the_results_is_cut_at_1280_pixels(opened: Callable[..., An
 
 
 @pytest.mark.parametrize(
-    ("model", "named"),
+    ("given", "named"),
     [("/data/models/my-model", "my-model"), ("runs/a.gguf", "a"), ("./x/y/", "y"), ("owner/name", "owner/name")],
 )
-def test_titles_name_the_model_and_not_its_path(run: Run, model: str, named: str) -> None:
-    text = page(Run({**run.config, "model": model}, run.environment, run.rows, run.traces))
+def test_titles_name_the_model_and_not_its_path(run: Run, given: str, named: str) -> None:
+    text = page(Run({**run.config, "model": given}, run.environment, run.rows, run.traces))
     assert f"<title>{named}: " in text
 
 
