@@ -64,7 +64,7 @@ SETTINGS = {
         LONG,
     ),
     "grids": Setting("tiny-dream", "grids", FASTER, GRADED),
-    "shuffle": Setting("tiny-dream", "shuffle", FASTER, GRADED),
+    "shuffle": Setting("tiny-dream", "shuffle", FASTER, {**GRADED, "limit": 24, "batch_size": 24}),
     "sjd": Setting("tiny-llamagen", "captions", ("sequential", "sjd", "sjd:refresh=gumbel"), CODES),
     "sjd-greedy": Setting("tiny-llamagen", "captions", ("sequential", "sjd", "jacobi"), {**CODES, "temperature": 0.0}),
     "lantern": Setting(

@@ -22,6 +22,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,13 @@ def specs() -> list[str]:
 def likelihood(parent: pardec.Model, model: pardec.Model, asked: Sequence[str]) -> Quality:
     """The parent's geometric mean probability per token of an answer."""
 
-    def quality(row: Row) -> float:
-        answer = masked_answers.in_tokens_of(parent, model, before_end(model, row["tokens"]))
-        nats = masked_answers.nats(parent, chat_ids(parent, asked[int(row["problem"])]), answer)
+    @cache  # many settings give the same answer
+    def probability(problem: int, tokens: tuple[int, ...]) -> float:
+        answer = masked_answers.in_tokens_of(parent, model, list(tokens))
+        nats = masked_answers.nats(parent, chat_ids(parent, asked[problem]), answer)
         return 0.0 if nats is None else math.exp(nats)
 
-    return quality
+    return lambda row: probability(int(row["problem"]), tuple(before_end(model, row["tokens"])))
 
 
 def agreement(model: pardec.Model, sequential: Sequence[Row]) -> Quality:

@@ -5,7 +5,7 @@
         --batch-size 96 -n 110 --temperature 0.6
     python scripts/text_rows.py benchmarks/gpu/state "$(./scripts/get_smollm2)" > texts.jsonl
     python scripts/make_tokenizer.py runs/stories/tokenizer --pairs 4096 --rows stories.jsonl texts.jsonl
-    python scripts/train_stories.py --rows stories.jsonl --others texts.jsonl --steps 120000 --out OUT
+    python scripts/train_stories.py --rows stories.jsonl --others texts.jsonl --steps 125000 --out OUT
 
 The state is stored every two minutes; the same command goes on after an interruption, and a larger --steps goes on
 after the end. The stories may grow during a run: they are read again every 2,048 rows. Every ten minutes the moving

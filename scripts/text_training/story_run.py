@@ -175,7 +175,7 @@ class StoryRun(Run):
 
 def page(card: dict[str, Any]) -> str:
     """The card as Markdown."""
-    lines = opening(card, f'pardec generate {card["name"]} -p "{ASKED[0]}" -n 96')
+    lines = opening(card, f'pardec generate . -p "{ASKED[0]}" -n 96  # in this folder')
     bound = "an upper bound of the negative log-likelihood per token"
     lines += [f"The loss on held-out rows ({bound}, in nats), and in training:", ""]
     keys = list(card["curve"][-1])
