@@ -350,7 +350,7 @@ class Model(Engine):
         expected: float | None = None,
         samples: int = 64,
         pairs: int = 3,
-        **arguments: Unpack[AnyNames],
+        **arguments: Any,
     ) -> Check:
         """Decodes with and without a drafter or cache, and says whether the output is what the sampler promises.
 

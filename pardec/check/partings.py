@@ -85,40 +85,44 @@ def parting(plain: Result, checked: Result, row: int, *, exact: bool, bound: flo
     at = min(different, key=lambda at: (min(int(step[at]) for step in steps), at), default=length)
     tokens = tuple(row[at] if at < len(row) else None for row in (one, other))
     texts = tuple(None if token is None or plain.tokenizer is None else _text(plain, token) for token in tokens)
-    found = {"row": row, "position": at, "tokens": tokens, "texts": texts}
-    if not different:
-        cause: Cause = "fault" if exact else "lossy"
-        return Parting(**found, plain=None, checked=None, cause=cause, why="one decoding ends and the other does not")
-    values = [_values(result, row, at, tokens) for result in (plain, checked)]
-    found |= {"plain": values[0], "checked": values[1]}
-    if not exact:
-        return Parting(**found, cause="lossy", why="the sampler does not promise plain decoding's tokens")
-    gap, own = (first - second for first, second in values)
-    same = _common(plain, checked, row) if plain.trace.accepted == () else length
-    if same <= min(int(step[at]) for step in steps) - 1:
-        return Parting(**found, **_of_order(furthest, bound))
-    return Parting(**found, **_of_gap(gap, own, bound, furthest))
+    values = [_values(result, row, at, tokens) if different else None for result in (plain, checked)]
+    cause: Cause = "lossy"
+    why = "the sampler does not promise plain decoding's tokens"
+    if exact and (values[0] is None or values[1] is None):
+        cause, why = "fault", "one decoding ends and the other does not"
+    elif exact and not plain.trace.accepted and _common(plain, checked, row) < min(int(step[at]) for step in steps):
+        cause, why = _of_order(furthest, bound)
+    elif exact:
+        gap, own = (first - second for first, second in filter(None, values))
+        cause, why = _of_gap(gap, own, bound, furthest)
+    return Parting(
+        row=row,
+        position=at,
+        tokens=(tokens[0], tokens[1]),
+        texts=(texts[0], texts[1]),
+        plain=values[0],
+        checked=values[1],
+        cause=cause,
+        why=why,
+    )
 
 
-def _of_gap(gap: float, own: float, bound: float, furthest: float) -> dict[str, str]:
+def _of_gap(gap: float, own: float, bound: float, furthest: float) -> tuple[Cause, str]:
     """The cause where both decodings saw the same tokens: plain decoding prefers its token by `gap`."""
     if gap == 0:
-        return {"cause": "tie", "why": "both tokens have the same logit"}
+        return "tie", "both tokens have the same logit"
     if abs(gap) <= bound:
-        return {"cause": "rounding", "why": f"their logits differ by {gap:.2g}, and rounding reaches {bound:.2g}"}
+        return "rounding", f"their logits differ by {gap:.2g}, and rounding reaches {bound:.2g}"
     if own > bound:
-        return {
-            "cause": "fault",
-            "why": f"its own logits prefer the other token by {own:.2g}: one was accepted that should not be",
-        }
-    return {"cause": "fault", "why": f"its logits differ from the model's by {max(furthest, abs(gap - own)):.2g}"}
+        return "fault", f"its own logits prefer the other token by {own:.2g}: one was accepted that should not be"
+    return "fault", f"its logits differ from the model's by {max(furthest, abs(gap - own)):.2g}"
 
 
-def _of_order(furthest: float, bound: float) -> dict[str, str]:
+def _of_order(furthest: float, bound: float) -> tuple[Cause, str]:
     """The cause where the two decodings had committed positions in another order before."""
     if furthest <= bound:
-        return {"cause": "rounding", "why": "before it, positions were committed in another order, with equal logits"}
-    return {"cause": "fault", "why": f"its logits differ from the model's by {furthest:.2g}"}
+        return "rounding", "before it, positions were committed in another order, with equal logits"
+    return "fault", f"its logits differ from the model's by {furthest:.2g}"
 
 
 def _values(result: Result, row: int, at: int, tokens: tuple[int | None, ...]) -> tuple[float, float]:
@@ -138,6 +142,9 @@ def _from_whole_forward(model: LanguageModel, result: Result) -> list[float]:
     assert result.token_logprobs is not None, "they were requested"
     for row, start in enumerate(result.prompts):
         own, count = result.token_logprobs[row], len(result.tokens[row])
+        if not count:
+            found.append(0.0)
+            continue
         ids = result.sequences[row, : start + count]
         outputs = torch.arange(start - 1, start + count - 1, device=model.device)
         with torch.inference_mode():

@@ -252,8 +252,7 @@ def _drafts(results: Sequence[Result], call: Call, expected: float | None, *, gr
 def _of_card(call: Call) -> tuple[float | None, str]:
     """Tokens per round by the card of the drafter, for chains of the sampler's length, and its name."""
     module = getattr(call.request, "draft_model", None)
-    path = Path(module.path) / "card.json" if isinstance(module, DraftModule) else None
-    if path is None or not path.is_file():
+    if not isinstance(module, DraftModule) or not (path := Path(module.path) / "card.json").is_file():
         return None, ""
     figures = json.loads(path.read_text(encoding="utf-8")).get("acceptance")
     if not isinstance(figures, Mapping) or not {"length", "depths"} <= figures.keys():

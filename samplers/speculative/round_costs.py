@@ -75,7 +75,7 @@ class RoundCosts:
     """The seconds of a request's rounds after that of the prompt."""
 
     def __init__(self, model: LanguageModel) -> None:
-        self.plain = kept(_PLAIN, model)
+        self.plain: dict[int, Costs] = kept(_PLAIN, model)
         self.seconds = 0.0
         self.rounds = 0
         self.drafted = False

@@ -280,7 +280,8 @@ class Auto(Nesting):
 
     def to_observe(self, outcome: RoundResult, state: BanditState | CopyState) -> Mapping[str, Tensor]:
         if isinstance(state, CopyState):
-            return self._copy.to_observe(outcome, state.copy)
+            copied: Mapping[str, Tensor] = self._copy.to_observe(outcome, state.copy)
+            return copied
         own = {} if state.copies is None else {"guess": state.copies}
         return {**own, **self._model.to_observe(outcome, state.model)}
 

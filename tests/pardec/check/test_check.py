@@ -166,9 +166,9 @@ def test_noise_as_large_as_rounding_in_bfloat16_is_no_fault_there_and_one_in_flo
     ("gap", "own", "cause"), [(0.0, 0.0, "tie"), (0.05, -0.02, "rounding"), (0.5, 0.5, "fault"), (0.5, -0.5, "fault")]
 )
 def test_causes_where_both_decodings_saw_the_same_tokens(gap: float, own: float, cause: str) -> None:
-    found = partings._of_gap(gap, own, bound=0.1, furthest=1.0)
-    assert found["cause"] == cause
-    assert ("accepted" in found["why"]) == (own == 0.5)
+    found, why = partings._of_gap(gap, own, bound=0.1, furthest=1.0)
+    assert found == cause
+    assert ("accepted" in why) == (own == 0.5)
 
 
 # --- samplers that are broken ---
