@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations, product
 from math import comb
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 import pytest
+
+T = TypeVar("T")
 
 
 def thinned(cases: Iterable[tuple[Any, ...]], always: Callable[..., bool]) -> list[Any]:
@@ -54,3 +56,8 @@ def pairwise(cases: Iterable[tuple[Any, ...]], axes: Callable[..., tuple[Any, ..
     cases = list(cases)
     taken = covering([axes(*case) for case in cases], together)
     return [pytest.param(*case, marks=() if at in taken else pytest.mark.slow) for at, case in enumerate(cases)]
+
+
+def fewer_where(slow: bool) -> Callable[[T], T]:
+    """A decorator of tests: where their cases are `slow`, only the few that cover every value always run."""
+    return pytest.mark.covers(1) if slow else lambda test: test

@@ -232,6 +232,7 @@ def test_page_tells_runs_that_differ_from_a_first_one_that_does() -> None:
     assert seen == ["yes, after the first", "no", "yes"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 def test_kernels_are_timed_beside_their_versions_before(tmp_path: Path) -> None:
     """Under the interpreter, with tiny shapes: every changed kernel has a row, and is near its definition."""

@@ -20,6 +20,7 @@ from pardec.models.kernels import ops as ops_module
 from pardec.models.kernels.ops import REFERENCE, triton_ops
 from pardec.models.layers.rope import Rope, default_frequencies
 from pardec.models.plan import Plan, Visible
+from tests.grids import fewer_where
 from tests.models.kernels.test_kernels_triton import DEVICE, INTERPRETED, close, random
 from tests.models.toys import ids, model
 
@@ -35,6 +36,7 @@ def weights(rows: int, columns: int, dtype: torch.dtype, seed: int) -> Tensor:
     return (random(rows, columns, dtype=torch.float32, seed=seed) / columns**0.5).to(dtype)
 
 
+@fewer_where(INTERPRETED)
 @DTYPES
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("rows", "entries", "outputs"), [(1, 8, 5), (3, 130, 40), (64, 128, 17)], ids=str)
@@ -54,6 +56,7 @@ def test_norm_before_a_matmul(rows: int, entries: int, outputs: int, biased: boo
     close(swiglu_matmul(x, gain, 1e-5, weight, bias), (F.silu(gate) * up).to(dtype), times=2)
 
 
+@fewer_where(INTERPRETED)
 @DTYPES
 @pytest.mark.parametrize(("rows", "entries", "outputs"), [(0, 8, 4), (65, 64, 5), (70, 40, 130)], ids=str)
 def test_gate_after_a_matmul_of_many_rows(rows: int, entries: int, outputs: int, dtype: torch.dtype) -> None:
@@ -67,6 +70,7 @@ def test_gate_after_a_matmul_of_many_rows(rows: int, entries: int, outputs: int,
         close(found, (F.silu(gate) * up).to(dtype))
 
 
+@fewer_where(INTERPRETED)
 @DTYPES
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5, 24), (0, 8), (2, 1000)], ids=str)
 def test_residual_sum_with_its_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -105,6 +109,7 @@ def test_a_layer_in_few_operations(rows: int, bias: bool, cached: bool, monkeypa
         assert (out.float() - expected.float()).norm() < 0.05 * expected.float().norm()
 
 
+@fewer_where(INTERPRETED)
 @DTYPES
 @pytest.mark.parametrize(("dim", "turned"), [(16, 16), (24, 12)])
 def test_heads_are_normed_before_they_are_turned(dim: int, turned: int, dtype: torch.dtype) -> None:
