@@ -97,4 +97,5 @@ class RoundCosts:
         known = (key in self.plain and self.plain[key].rounds >= _KNOWN for key in self.steps)
         if not self.drafted or self.rounds < _KNOWN or not all(known):
             return None
-        return sum(count * self.plain[key].seconds / self.plain[key].weight for key, count in self.steps.items())
+        each = (count * self.plain[key].seconds / self.plain[key].weight for key, count in self.steps.items())
+        return float(sum(each))

@@ -77,5 +77,5 @@ def as_parameter(weight: Tensor) -> nn.Parameter:
         return nn.Parameter(weight, requires_grad=False)
     # What nn.Parameter marks after it has called `detach`: for a subclass, PyTorch 2.13.0 then imports its distributed
     # tensors, 40 MB.
-    weight._is_param = True  # type: ignore[attr-defined]
+    weight._is_param = True
     return weight  # type: ignore[return-value]
