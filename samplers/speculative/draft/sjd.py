@@ -4,6 +4,8 @@ Accelerating Auto-regressive Text-to-Image Generation with Training-free Specula
 https://arxiv.org/abs/2410.01699
 MC-SJD: Maximal Coupling Speculative Jacobi Decoding, https://arxiv.org/abs/2510.24211 (SCD: refresh=coupled, gumbel)
 SJD++: Improved Speculative Jacobi Decoding, https://arxiv.org/abs/2512.07503 (reuse)
+SJD-PAC: Accelerating Speculative Jacobi Decoding via Proactive Drafting and Adaptive Continuation,
+https://arxiv.org/abs/2603.18599 (tree; its continuation is refresh=coupled)
 
     x_i ~ q_i = p(. | text, x'_1 .. x'_(i-1)),  x' the tokens of the round before;  accepted iff u q_i(x_i) < p_i(x_i)
     after the first rejection every x_i is sampled again from p_i, its q_i in the next round
@@ -16,6 +18,10 @@ With `reuse` a token after the rejection stays where p_i gives it more than that
 that all are labelled with the mixture q' = q [p > reuse] + (1 - sum q [p > reuse]) p; with their own q, as SJD++ labels
 those that stay, samples do not follow the target.
 
+With `tree=3x3` each of the first three positions has three tokens: x_i, and two of q_i without replacement, tested one
+after the other. The tree is full, and the rest of the window follows the first tokens. A position has the same tokens
+after all tokens before it, so those after a sibling are labelled with a distribution that another token conditions.
+
 Deviates from the papers: each row advances by its own accepted tokens, and fresh tokens count as point masses, since
 only `random` ones were sampled; with `uniform` these are tested against the uniform distribution, which matters only
 for small vocabularies.
@@ -25,6 +31,8 @@ Exact: greedy, and distribution with an exact acceptance.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from itertools import product
 from typing import Annotated, Literal
 
 import numpy as np
@@ -40,7 +48,9 @@ from ...ops.inverse_cdf import sample
 from ...registry import register
 from ...rng import gumbel, wide
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
+from ..ops.trees import Template
 from ..ops.verification import residual, without
+from ..shape.siblings import conditional_distributions
 from .jacobi_window import Init, fresh, refuse_narrow, refuse_without_image, slice_from
 
 
@@ -94,6 +104,12 @@ def gumbel_sample(p: Tensor, u: Tensor) -> Tensor:
     return (wide(p).log() + gumbel(u)).argmax(-1)
 
 
+@cache
+def window_tree(width: int, depth: int, most: int) -> Template:
+    """The tree over `most` positions: full over the first `depth`, then a chain after the first tokens."""
+    return Template.of([*product(range(width), repeat=min(depth, most)), (0,) * most])
+
+
 _TEXT, _IMAGE = 16, 32  # the default window
 
 
@@ -106,6 +122,7 @@ class WindowState:
     old: Tensor  # [B, K] int64, at all positions with a distribution but the last
     q: Tensor  # [B, K, V] float32: the distributions that `old` was sampled from
     point: Tensor  # [B, K] bool: `old` is a point mass
+    counts: np.ndarray  # [B] on the host: positions of the latest draft
 
 
 @register("sjd", stage="draft", paper="arXiv:2410.01699", exact="greedy", checked="golden/llamagen joint")
@@ -127,6 +144,7 @@ class Sjd(Drafter):
         False
     )
     reuse: Annotated[float | None, "a guess stays if its new probability is above this; none: off"] = None
+    tree: Annotated[str | None, "tokens per position and positions that have so many, as 3x3; none: one each"] = None
 
     def __post_init__(self) -> None:
         if self.window is not None:
@@ -134,6 +152,12 @@ class Sjd(Drafter):
         if self.uniform and self.init not in (None, "random"):
             raise SpecError(f"sjd: uniform=true needs init=random, got init={self.init}", hint="leave uniform out")
         self.require("reuse", least=0, most=1)
+        if self.tree is not None:
+            width, _, depth = self.tree.partition("x")
+            if not (width.isdecimal() and depth.isdecimal() and 1 <= int(width) <= 8 and 1 <= int(depth) <= 4):
+                raise SpecError(
+                    f"sjd: tree must be tokens x positions, at most 8x4, got {self.tree!r}", hint="write tree=3x3"
+                )
         if self.reuse is not None and self.refresh == "gumbel":
             raise SpecError(
                 "sjd: reuse does not work with refresh=gumbel, whose noise is fixed", hint="write refresh=coupled"
@@ -141,9 +165,20 @@ class Sjd(Drafter):
 
     def width(self, model: LanguageModel) -> int:
         refuse_without_image("sjd", self.init, model)
+        width, depth = self.sides
+        return self.positions(model) + sum(width**level - 1 for level in range(1, depth + 1))
+
+    def positions(self, model: LanguageModel) -> int:
+        """The window: positions of a forward, the last known one included."""
         if self.window is not None:
             return self.window
         return _TEXT if model.imaging is None else _IMAGE
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Tokens per position of the tree, and positions that have so many."""
+        width, _, depth = (self.tree or "1x0").partition("x")
+        return int(width), int(depth)
 
     def opening(self, model: LanguageModel) -> Init:
         """The rule for fresh guesses."""
@@ -155,10 +190,11 @@ class Sjd(Drafter):
         batch, device = len(context.text), context.text.device
         token = torch.zeros(batch, 0, dtype=torch.int64, device=device)
         distribution = torch.zeros(batch, 0, context.model.vocab_size, device=device)
-        return WindowState(distribution, np.zeros_like(context.text.length), token, distribution, token.bool())
+        none = np.zeros_like(context.text.length)
+        return WindowState(distribution, none, token, distribution, token.bool(), none)
 
     def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: WindowState) -> Draft:
-        counts = np.minimum(remaining, self.width(context.model) - 1)
+        state.counts = counts = np.minimum(remaining, self.positions(context.model) - 1)
         most = int(counts.max(initial=0))
         known = np.minimum(state.known, most)
         redrawn, distribution, stays = (each[:, :most] for each in self._redraw(context, uniforms, state))
@@ -168,9 +204,47 @@ class Sjd(Drafter):
             return Draft.chain(context.text, tokens, counts)
         new = torch.arange(-1, most, device=tokens.device) >= upload(known, tokens.device)[:, None]
         q = pad(distribution, (0, 0, 1, missing))
+        point = new | pad(stays, (1, missing))
         if self.uniform:
-            return Draft.chain(context.text, tokens, counts, q=q.masked_fill(new[..., None], 1 / q.shape[-1]))
-        return Draft.chain(context.text, tokens, counts, q=q, is_point_mass=new | pad(stays, (1, missing)))
+            q, point = q.masked_fill(new[..., None], 1 / q.shape[-1]), None
+        draft = Draft.chain(context.text, tokens, counts, q=q, is_point_mass=point)
+        return draft if self.sides[0] == 1 else self._with_siblings(draft, counts, ~new, context, uniforms)
+
+    def _with_siblings(
+        self, chain: Draft, counts: np.ndarray, sampled: Tensor, context: DecodeContext, uniforms: Uniforms
+    ) -> Draft:
+        """The tree after `chain`; `sampled` [B, T] bool are the nodes that have a distribution."""
+        width, depth = self.sides
+        most, device = chain.width - 1, chain.tokens.device
+        tree, depth = window_tree(*self.sides, most).to(device), min(depth, most)
+        assert chain.q is not None, "its tokens were sampled"
+        q, first = chain.q[:, 1 : depth + 1], chain.tokens[:, 1 : depth + 1, None]
+        positions = chain.start[:, None] + 1 + torch.arange(depth, device=device)
+        rank = wide(q).log() + gumbel(uniforms.noise(positions, "siblings", q.shape[-1]))
+        some = min(width, q.shape[-1]) - 1
+        others = rank.scatter(2, first, -torch.inf).topk(some).indices
+        real = (q.gather(2, others) > 0) & (others != first) & sampled[:, 1 : depth + 1, None]
+        missing = (0, width - 1 - some)
+        tokens = pad(torch.cat((first, pad(others, missing)), 2), (0, 0, 0, most - depth))
+        tokens[:, depth:, 0] = chain.tokens[:, depth + 1 :]
+        tested = pad(pad(real, missing), (1, 0, 0, most - depth), value=False)
+        tested[:, :, 0] = True
+        level, rank_of = (tree.depths - 1).clamp(min=0), tree.ranks
+        nodes = torch.cat((chain.tokens[:, :1], tokens[:, level, rank_of][:, 1:]), 1)
+        parents = tree.parents.expand(len(nodes), -1)
+        own = conditional_distributions(nodes, parents, chain.q[:, tree.depths], replacement=False)
+        point = chain.is_point_mass
+        return Draft(
+            nodes,
+            np.searchsorted(window_tree(*self.sides, most).depths.numpy(), counts, side="right"),
+            chain.base,
+            tree.parents,
+            tree.depths,
+            most,
+            verify=tested[:, level, rank_of],
+            q=own,
+            is_point_mass=None if point is None else point[:, tree.depths] & (rank_of == 0),
+        )
 
     def _redraw(self, context: DecodeContext, uniforms: Uniforms, state: WindowState) -> tuple[Tensor, Tensor, Tensor]:
         """A token [B, K] per position with a distribution, the distribution [B, K, V], and point masses [B, K] bool."""
@@ -195,13 +269,38 @@ class Sjd(Drafter):
         return tokens.view_as(state.old), label.view_as(p), (stays & mass).view_as(state.point)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: WindowState) -> None:
-        draft, gained = outcome.draft, outcome.gained
-        state.known = np.maximum(draft.sizes - gained, 0)
+        draft, gained, probs = outcome.draft, outcome.gained, outcome.distributions.probs
+        tokens, q, point = draft.tokens, draft.q, draft.is_point_mass
+        if draft.parents is not None:
+            tokens, probs, q, point = self._window_of(draft, outcome, probs)
+        state.known = np.maximum(state.counts + 1 - gained, 0)
         most = int(state.known.max())
-        state.distribution = slice_from(outcome.distributions.probs, gained, most)
-        state.old = slice_from(draft.tokens, gained + 1, most)
-        state.q = state.distribution if draft.q is None else slice_from(draft.q, gained + 1, most)
-        if draft.is_point_mass is not None:
-            state.point = slice_from(draft.is_point_mass, gained + 1, most)
+        state.distribution = slice_from(probs, gained, most)
+        state.old = slice_from(tokens, gained + 1, most)
+        state.q = state.distribution if q is None else slice_from(q, gained + 1, most)
+        if point is not None:
+            state.point = slice_from(point, gained + 1, most)
         else:
-            state.point = torch.full_like(state.old, draft.q is None, dtype=torch.bool)
+            state.point = torch.full_like(state.old, q is None, dtype=torch.bool)
+
+    def _window_of(
+        self, draft: Draft, outcome: RoundResult, probs: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Tokens, distributions, q and point masses of the window's positions, the last known one included.
+
+        Distributions of the tree are those after the accepted tokens, then after first tokens.
+        """
+        width, depth = self.sides
+        tree = window_tree(width, depth, draft.deepest)
+        first = upload(torch.tensor([0, *(level.start for level in tree.levels)]), probs.device)
+        path, count = outcome.verdict.path, outcome.verdict.count
+        columns = [path[:, 0]]
+        for level in range(1, len(first)):
+            below = first[level] + (columns[-1] - first[level - 1]) * width  # the first child
+            reached = path[:, level] if level < path.shape[1] else below
+            chosen = torch.where(level <= count, reached, below)
+            columns.append(chosen if level <= depth else first[level].expand_as(chosen))
+        at = torch.stack(columns, 1)
+        own = probs.gather(1, at[..., None].expand(-1, -1, probs.shape[-1]))
+        q = None if draft.q is None else draft.q[:, first]
+        return draft.tokens[:, first], own, q, None if draft.is_point_mass is None else draft.is_point_mass[:, first]

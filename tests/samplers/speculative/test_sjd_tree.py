@@ -1,0 +1,94 @@
+"""`sjd:tree`: one token per position is plain `sjd`; the law; what the next round reads; fewer forwards."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+import pardec
+from pardec.models.errors import SpecError
+from pardec.samplers import registry
+from pardec.samplers.speculative.contracts import DecodeContext, RoundResult
+from pardec.samplers.speculative.draft.sjd import Sjd, WindowState
+from tests.samplers.ar_toys import counted, g_test, joint, logits, rows, run, toy_ar
+from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, target
+from tests.samplers.picture_toys import codes, draw, features, toy_pictures
+
+MODEL, CAPTIONS = toy_pictures(3, 4, 6, 1.5), features([3, 1, 2])
+FIRST = (1, 4, 13)  # the first node of each level of a tree of three tokens per position
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_sjd_tree_of_one_token_per_position_is_sjd(temperature: float) -> None:
+    plain, single = (draw(MODEL, spec, CAPTIONS, temperature=temperature) for spec in ("sjd", "sjd:tree=1x3"))
+    assert (plain.tokens == single.tokens).all()
+    assert (plain.nfe, plain.tokens_fed) == (single.nfe, single.tokens_fed)
+
+
+def test_a_sjd_tree_keeps_greedy_text() -> None:
+    assert rows(run(target(), "sjd:window=6,tree=3x2", RAGGED, NEW)) == greedy()
+
+
+def the_law_is_kept(spec: str, accept: str, **more: Any) -> None:
+    draws, model = 5000, toy_ar(8, 3)
+    done = run(model, f"sjd:window=5,tree={spec}+{accept}", [[2, 0]] * draws, 5, seeds=range(draws), **more)
+    assert g_test(counted(done, 2, 5, 3), joint(model, [2, 0], 5, **more)) < 4
+
+
+@pytest.mark.parametrize(("spec", "accept"), [("3x2", "rrs"), ("2x3", "speculative"), ("3x3,reuse=0.3", "rrs")])
+def test_a_sjd_tree_keeps_the_law(spec: str, accept: str) -> None:
+    """With three tokens, three siblings are all of them; texts are longer than the tree, so that states are kept."""
+    the_law_is_kept(spec, accept, temperature=0.9)
+
+
+def test_an_image_is_the_same_alone_and_in_a_batch_with_a_sjd_tree() -> None:
+    batch = draw(MODEL, "sjd:tree=3x2", CAPTIONS, temperature=1.0)
+    alone = draw(MODEL, "sjd:tree=3x2", CAPTIONS[1:2], temperature=1.0, seeds=[101])
+    assert (codes(alone, CAPTIONS[1:2])[0] == codes(batch, CAPTIONS)[1]).all()
+    assert alone.nfe[0] == batch.nfe[1]
+
+
+def the_next_round_reads_distributions_after_the_accepted_tokens() -> None:
+    """Within the tree they are those after the accepted path and the first token below it."""
+    observe, siblings = Sjd.observe, [0]
+
+    def watched(self: Sjd, outcome: RoundResult, context: DecodeContext, state: WindowState) -> None:
+        draft, gained = outcome.draft, outcome.gained
+        texts = [context.text.row(row)[: draft.base[row] + 1].tolist() for row in range(len(gained))]
+        observe(self, outcome, context, state)
+        for row, text in enumerate(texts):
+            count = int(gained[row]) - 1
+            if draft.parents is None or count >= min(3, int(state.counts[row])) or not state.known[row]:
+                continue
+            path = outcome.verdict.path[row, 1 : count + 1].tolist()
+            siblings[0] += any(node not in FIRST for node in path)
+            after = [*text, *draft.tokens[row, path].tolist(), int(draft.tokens[row, FIRST[count]])]
+            expected = logits(context.model, [after])[0, -1].softmax(-1)
+            torch.testing.assert_close(state.distribution[row, 0], expected, rtol=1e-4, atol=1e-5)
+
+    with patch.object(Sjd, "observe", watched):
+        run(toy_ar(3, 5), "sjd:window=6,tree=3x3", RAGGED * 4, 25, temperature=1.0)
+    assert siblings[0] > 3
+
+
+@pytest.mark.seeds("arXiv:2603.18599")
+def test_a_sjd_tree_takes_fewer_forwards_than_coupled_samples_alone_and_keeps_the_law() -> None:
+    the_next_round_reads_distributions_after_the_accepted_tokens()
+    the_law_is_kept("3x2", "rrs", temperature=1.0)
+    model = pardec.load("tiny-llamagen", device="cpu")
+    prompts = [one.prompt for one in pardec.task("captions").problems(split="heldout", n=4, seed=3)]
+
+    def forwards(more: str) -> int:
+        return sum(model.generate(prompts, sampler=f"sjd:{more}", temperature=0.9, cfg=2.5, seed=0).nfe)
+
+    independent, coupled, tree = map(forwards, ("refresh=independent", "refresh=coupled", "tree=3x3"))
+    assert independent > coupled > tree
+
+
+@pytest.mark.parametrize("tree", ["3", "0x2", "3x0", "9x2", "3x5", "axb"])
+def test_sjd_trees_that_make_no_sense_are_refused(tree: str) -> None:
+    with pytest.raises(SpecError, match="sjd: tree must be tokens x positions, at most 8x4"):
+        registry.resolve(f"sjd:tree={tree}", "ar")
