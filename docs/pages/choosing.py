@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from pages import figures
 from pages.benchmarks import Row, Table
 from pages.figures import Point
 from pages.text import table
+from pardec.cards import list_samplers
+from pardec.samplers.measured import of_method, verdict
 
 MASKED = (
     "sequential", "oracle", "threshold:tau=0.98", "threshold:tau=0.9", "threshold:tau=0.7", "fixed:steps=64",
@@ -29,9 +32,32 @@ def snippets(measured: Sequence[Table]) -> dict[str, str]:
         + _rows(masked, MASKED, ("right", "forwards", "positions per token", "above reference")),
         "ar": _tasks(drafting),
         "codes": _rows(codes, CODES, ("exact", "accuracy", "forwards", "speed-up", "deviation")),
+        "verdicts": verdicts(),
+        "images": images(),
         "vectors": _rows(vectors, [row.spec for row in vectors.rows], ("exact", "accuracy", "forwards", "speed-up")),
     }
     return {f"reference/generated/choosing-{name}.txt": text for name, text in found.items()}
+
+
+def verdicts() -> str:
+    """The methods of each stage by verdict."""
+    rows = []
+    for (family, stage), cards in groupby(list_samplers(), key=lambda card: (card.family, card.stage)):
+        found: dict[str, list[str]] = {}
+        for card in cards:
+            found.setdefault(verdict(card.name, family), []).append(f"`{card.name}`")
+        needs = [
+            f"{word.removeprefix('needs ')}: {', '.join(names)}" for word, names in found.items() if "needs" in word
+        ]
+        cells = (", ".join(found.get(word, [])) for word in ("gains", "level", "loses"))
+        rows.append((f"{family}, {stage}", *cells, "; ".join(needs)))
+    return table(("stage", "gains", "level", "loses", "needs"), rows) + "\n"
+
+
+def images() -> str:
+    """The further rows of methods made for text, and that of `fastvar`."""
+    further = [row for card in list_samplers() for row in of_method(card.name, card.family)[1:]]
+    return "\n".join(f"- `{row.spec}`: {row}" for row in (*further, *of_method("fastvar", "scales"))) + "\n"
 
 
 def _row(one: Table, spec: str) -> Row:

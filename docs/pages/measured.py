@@ -9,34 +9,23 @@ from pages import figures
 from pages.benchmarks import Row, Table
 from pages.figures import Point
 from pages.text import table
-
-_COMPARED = {
-    "masked": "tiny-dream --task arithmetic",
-    "ar": "tiny-llama --task arithmetic",
-    "continuous": "tiny-mar --task classes",
-    "scales": "tiny-var --task classes",
-}
-# The default methods, which rows use that name no other of the stage, and the page of those rows.
-_DEFAULT = {"confidence": "samplers", "none": "samplers", "greedy": "speculation", "chain": "speculation"}
+from pardec.samplers.measured import Measured, of_method
 
 
-def section(card: Any, tables: Sequence[Table], example: str) -> str:
-    """The section of one method: every benchmark page whose tables name it."""
-    found = []
+def section(card: Any, tables: Sequence[Table]) -> str:
+    """The section of one method: its verdict, and every benchmark page whose tables name it."""
+    found = [_verdict(row) for row in of_method(card.name, card.family)]
     for page in dict.fromkeys(one.page for one in tables):
         of = [(one, [row for row in one.rows if card.name in row.names]) for one in tables if one.page == page]
         chosen = [(one, rows) for one, rows in of if rows]
         if chosen:
             found.append(_quote(card.name, chosen))
-    if found:
-        return "\n\n".join(found)
-    if card.name in _DEFAULT:
-        link = f"[that table](../../benchmarks/pages/{_DEFAULT[card.name]}.md)"
-        return f"It is the default of its stage: every row of {link} that names no other method of the stage uses it."
-    model = "MODEL --task arithmetic" if card.name == "block" else _COMPARED[card.family]
-    specs = dict.fromkeys(("sequential", example))
-    command = f"pardec compare {model} {' '.join(f'-s {spec}' for spec in specs)} --out runs/{card.name}"
-    return f"No committed benchmark names this method. To measure it: `{command}`."
+    return "\n\n".join(found)
+
+
+def _verdict(row: Measured) -> str:
+    verdict, _, rest = str(row).partition(": ")
+    return f"**{verdict}**: {rest}. [Every method, and what the words mean](../../benchmarks/pages/methods.md)."
 
 
 def _quote(name: str, chosen: Sequence[tuple[Table, Sequence[Row]]]) -> str:

@@ -12,6 +12,7 @@ from pages import measured
 from pages.benchmarks import Table
 from pages.text import escaped, paper, prose, table
 from pardec.cards import list_drafters
+from pardec.samplers.measured import verdict
 
 FAMILIES = {
     "masked": "masked diffusion models",
@@ -145,7 +146,7 @@ def _page(card: Any, tables: Sequence[Table]) -> str:
         lines += ["## Where it differs from the published method", prose(differs)]
     if keeps:
         lines += ["## Exactness", prose(keeps)]
-    lines += ["## Parameters", _parameters(card), "## Measured", measured.section(card, tables, example(card))]
+    lines += ["## Parameters", _parameters(card), "## Measured", measured.section(card, tables)]
     return "\n\n".join(lines) + "\n"
 
 
@@ -196,7 +197,10 @@ def _index(cards: Sequence[Any], files: dict[tuple[str, str], str]) -> str:
             chosen = [card for card in cards if (card.family, card.stage) == (family, stage)]
             lines += [
                 f"### {stage}: {_stage(chosen[0])[0]}",
-                table(("method", "exact", "checked", "paper", "what it does"), [_row(card, files) for card in chosen]),
+                table(
+                    ("method", "exact", "verdict", "checked", "paper", "what it does"),
+                    [_row(card, files) for card in chosen],
+                ),
             ]
     return "\n\n".join(lines) + "\n"
 
@@ -204,4 +208,5 @@ def _index(cards: Sequence[Any], files: dict[tuple[str, str], str]) -> str:
 def _row(card: Any, files: dict[tuple[str, str], str]) -> tuple[str, ...]:
     kinds = ", ".join(dict.fromkeys(word.partition("/")[0] for word in card.checked))
     link = f"[`{card.name}`]({files[card.name, card.family]}.md)"
-    return link, card.exact, kinds, paper(card.paper), escaped(re.sub(r"\s+", " ", card.summary))
+    found = verdict(card.name, card.family)
+    return link, card.exact, found, kinds, paper(card.paper), escaped(re.sub(r"\s+", " ", card.summary))

@@ -16,6 +16,7 @@ from pardec.models.files.catalog import EMBEDDED
 from pardec.models.files.gguf.listing import converted_files
 from pardec.models.files.packaged import PACKAGED, fetched
 from pardec.models.files.sources import local
+from pardec.samplers.measured import of_method, verdict
 
 from ..cards import DrafterCard, ModelCard, list_drafters, list_models, list_samplers
 from . import options as o
@@ -62,7 +63,7 @@ def list_(
     elif matches:
         names = [
             name
-            for name in ("name", "kind", "target", "stage", "exact", "spec", "family", "group", "summary")
+            for name in ("name", "kind", "target", "stage", "exact", "verdict", "spec", "family", "group", "summary")
             if name in matches[0]
         ]
         if kind == "samplers":
@@ -89,7 +90,7 @@ def show(
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Show a sampler's rule, parameters, paper and source, the card of a task or preset, or what a model loads as.
+    """Show a sampler's rule, parameters, source and verdict, the card of a task or preset, or what a model loads as.
 
     pardec show threshold
 
@@ -256,7 +257,7 @@ def _describe_task(entry: dict[str, Any]) -> str:
 
 def table(cards: list[dict[str, Any]]) -> str:
     """The samplers as a Markdown table."""
-    lines = ["| name | stage | paper | exact | checked | parameters | what it does |", "|---|---|---|---|---|---|---|"]
+    lines = ["| name | stage | paper | exact | verdict | checked | parameters | what it does |", "|---" * 8 + "|"]
     for card in cards:
         parameters = ", ".join(
             f"`{p['name']}={p['default']}`" if p["default"] else f"`{p['name']}`" for p in card["parameters"]
@@ -265,7 +266,16 @@ def table(cards: list[dict[str, Any]]) -> str:
         number = paper.removeprefix("arXiv:")
         link = paper if number == paper else f"[{paper}](https://arxiv.org/abs/{number})"
         kinds = _check_kinds(card["checked"])
-        cells = (f"`{card['name']}`", card["stage"], link, card["exact"], kinds, parameters, card["summary"])
+        cells = (
+            f"`{card['name']}`",
+            card["stage"],
+            link,
+            card["exact"],
+            card["verdict"],
+            kinds,
+            parameters,
+            card["summary"],
+        )
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 
@@ -290,6 +300,7 @@ def _plain(card: Card | ModelCard | DrafterCard | Preset) -> dict[str, Any]:
     if "parameters" in values and "stage" in values:
         values["parameters"] = [dict(parameter) for parameter in values["parameters"]]
         del values["references"]  # files of the repository's tests
+        values["verdict"] = verdict(values["name"], values["family"])
     return values
 
 
@@ -314,6 +325,7 @@ def _describe_sampler(entry: dict[str, Any]) -> str:
         lines.append(f"checked: {_describe_checks(entry['checked'])}")
     if entry["paper"]:
         lines.append(f"paper: {entry['paper']}")
+    lines += [f"measured: {row}" for row in of_method(entry["name"], entry["family"])]
     if entry["family"] == "masked" and entry["stage"] in ("propose", "select", "widen", "logits"):
         lines.append(f"CUDA graphs: {_describe_capture(entry['file'])}")
     if entry["stage"] == "draft" and (published := _drafting_presets(entry["name"])):
