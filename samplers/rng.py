@@ -62,8 +62,11 @@ class Keyed:
 
     def row_keys(self, rows: np.ndarray, purpose: str) -> np.ndarray:
         """[B] int64: the part of a key that does not depend on step and position, for `keys_at`."""
-        salt = _signed(zlib.crc32(purpose.encode()) << 32)
-        return _mix_(self._seeds[rows] ^ salt)
+        return _mix_(self._seeds[rows] ^ _salt(purpose))
+
+    def seeds_of(self, rows: np.ndarray) -> np.ndarray:
+        """[B] int64: the seeds of `rows`, for `DeviceSeeds`."""
+        return self._seeds[rows]
 
     def _key(self, rows: np.ndarray, step: np.ndarray, purpose: str) -> np.ndarray:
         return _mix_(self.row_keys(rows, purpose) + step * _GOLDEN)
@@ -83,6 +86,20 @@ class JoinableSource:
 
     def row_keys(self, rows: np.ndarray, purpose: str) -> np.ndarray:
         return self.keyed.row_keys(rows, purpose)
+
+    def seeds_of(self, rows: np.ndarray) -> np.ndarray:
+        return self.keyed.seeds_of(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceSeeds:
+    """Draws what `Keyed` does, where the seeds [B] and the clocks are on the device, as within a CUDA graph."""
+
+    seeds: Tensor
+
+    def uniform(self, rows: object, step: Tensor, positions: Tensor, purpose: str, width: int = 0) -> Tensor:
+        keys = keys_at(_mix(self.seeds ^ _salt(purpose)), step, positions)
+        return uniforms(keys, width) if width else _as_uniforms(keys)
 
 
 def assign_rows(source: Source, rows: np.ndarray, other: Source, theirs: np.ndarray) -> None:
@@ -131,6 +148,10 @@ def wide(values: Tensor) -> Tensor:
 def gumbel(uniform: Tensor) -> Tensor:
     """Standard Gumbel noise from uniforms in float64 (see `wide`); lower precision cuts the tail (arXiv:2409.02908)."""
     return torch.log(uniform).neg_().log_().neg_()
+
+
+def _salt(purpose: str) -> int:
+    return _signed(zlib.crc32(purpose.encode()) << 32)
 
 
 def _signed(value: int) -> int:

@@ -79,6 +79,7 @@ class Trait(StrEnum):
     ADAPTIVE_TREES = "grows trees depending on the sampled tokens", "shape"
     UNPROCESSED_SCORES = "grows drafts by unprocessed logits", "shape"
     DROPS_LAST = "does not draft the token at which it stops", "length"
+    OBSERVES_TOKENS = "observes the accepted tokens, and no distributions of the target", "stage"
     TIMES_ROUNDS = "decides by the clock", "stage"
     FOLLOWS_PICK = "accepts the child that equals one picked token", "accept"
     SEEDED = "has samples that do not depend on the drafts", "accept"

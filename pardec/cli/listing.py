@@ -304,11 +304,21 @@ def _plain(card: Card | ModelCard | DrafterCard | Preset) -> dict[str, Any]:
     return values
 
 
-def _describe_capture(file: str) -> str:
-    """Whether the stage in a file can be part of a step that is captured whole; read without importing torch."""
-    if "Trait.NEEDS_NO_HOST" in Path(file).read_text(encoding="utf-8"):
-        return "part of a captured step, if all stages that decide are"
-    return "needs the host: of its steps only the forward is captured"
+_ROUND = "round that verifies a chain, if all stages can be"
+# The trait with which a stage can be part of a captured step or round, by its family and kind.
+_CAPTURED_BY = dict.fromkeys((("masked", kind) for kind in ("propose", "select", "widen", "logits")), "NEEDS_NO_HOST")
+_CAPTURED_BY |= {
+    ("ar", "accept"): "NEEDS_NO_HOST",
+    ("ar", "draft"): "OBSERVES_TOKENS",
+    ("ar", "length"): "OBSERVES_TOKENS",
+}
+
+
+def _describe_capture(file: str, family: str, stage: str) -> str:
+    """Whether the stage in a file can be part of a step or round in one graph; read without importing torch."""
+    if f"Trait.{_CAPTURED_BY[family, stage]}" in Path(file).read_text(encoding="utf-8"):
+        return f"part of a captured {'step, if all stages that decide are' if family == 'masked' else _ROUND}"
+    return f"needs the host: of its {'steps' if family == 'masked' else 'rounds'} only the forward is captured"
 
 
 def _describe_sampler(entry: dict[str, Any]) -> str:
@@ -326,8 +336,8 @@ def _describe_sampler(entry: dict[str, Any]) -> str:
     if entry["paper"]:
         lines.append(f"paper: {entry['paper']}")
     lines += [f"measured: {row}" for row in of_method(entry["name"], entry["family"])]
-    if entry["family"] == "masked" and entry["stage"] in ("propose", "select", "widen", "logits"):
-        lines.append(f"CUDA graphs: {_describe_capture(entry['file'])}")
+    if (entry["family"], entry["stage"]) in _CAPTURED_BY:
+        lines.append(f"CUDA graphs: {_describe_capture(entry['file'], entry['family'], entry['stage'])}")
     if entry["stage"] == "draft" and (published := _drafting_presets(entry["name"])):
         lines += ["", "presets, with the trees of their papers", columns(published), ""]
     if entry["stage"] == "draft" and (layouts := _layouts(entry["name"])):

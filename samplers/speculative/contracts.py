@@ -327,7 +327,8 @@ class Drafter(Stage):
         drafting forward gives all of a round's tokens; `DRAFTS_DURING_VERIFY`: it drafts within the forward that
         verifies, in all rows and every round; `ADDS_VERIFY_NODES`: it adds probe nodes or states to it; `COPIES`:
         it drafts chains of known tokens, with no state but the text's; `READS_PROMPT`: `read_prompt` is to be called;
-        `ADDS_BRANCHES`: its drafts are trees whatever the shape.
+        `ADDS_BRANCHES`: its drafts are trees whatever the shape; `OBSERVES_TOKENS`: `observe` reads the draft, the
+        verdict and states, and no distributions, which a round within a CUDA graph does not keep.
         """
         return NONE
 
@@ -404,7 +405,8 @@ class Acceptance(Stage):
         """Traits of the acceptance.
 
         `FOLLOWS_PICK`: it picks one token after each node and accepts the child equal to it; `SEEDED`: its
-        noise is fixed per position, so that its picks do not depend on the draft.
+        noise is fixed per position, so that its picks do not depend on the draft; `NEEDS_NO_HOST`:
+        for a chain of point masses `accept` reads tensors and draws alone, and can be part of a CUDA graph.
         """
         return NONE
 
@@ -565,7 +567,7 @@ class Length(Stage):
     """Controls how many tokens each round drafts."""
 
     # With `DROPS_LAST` the token at which `stop` is True is not drafted; with `TIMES_ROUNDS` it measures time, so that
-    # two processes may decide differently.
+    # two processes may decide differently; with `OBSERVES_TOKENS` `observe` reads no distributions, as of a drafter.
     requires: ClassVar[Reasons] = {Trait.TAKES_LENGTH: FOR_MODELS}
 
     def budget(self, most: int, context: DecodeContext, state: Any) -> np.ndarray:

@@ -163,6 +163,12 @@ class VerifyForward(RowState):
         logits = self._joined(parts[0], draft.width)
         return logits, self._joined(parts[1], whole.width) if parts[1] else None
 
+    def add_captured(self, draft: Draft) -> None:
+        """Records the forward of a chain that ran within a graph, with all rows in one."""
+        self.fed.append(FedNodes(self.text.rows, draft.base, draft.sizes))
+        self.runs.clear()
+        self.padded += int(draft.sizes.max()) * len(draft.sizes) - int(draft.sizes.sum())
+
     def _groups(self, draft: Draft) -> list[np.ndarray]:
         """The groups of rows, one for each forward of a round."""
         return [np.zeros(1, dtype=np.int64)] if len(draft.sizes) == 1 else grouped(draft.sizes)

@@ -266,6 +266,11 @@ class ExtendedForward(VerifyForward):
         self._queries.pick(verdict)
         super().keep_path(draft, verdict)
 
+    @property
+    def reads_queries(self) -> bool:
+        """Whether a stage reads the target's query vectors."""
+        return self._queries.count > 0
+
     def last_queries(self) -> tuple[Tensor, ...]:
         """The target's query vectors, [B, n, H, D] per layer: see `Stage.last_queries`."""
         return self._queries.layers

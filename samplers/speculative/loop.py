@@ -36,6 +36,7 @@ from ..request import Request
 from ..rng import assign_rows
 from ..traits import Trait
 from . import compatibility, features, round_costs
+from .captured_round import CapturedRound, NotKept, obstacle
 from .contracts import (
     Acceptance,
     DecodeContext,
@@ -125,6 +126,7 @@ class VerifyLoop:
         self.logprobs = LogprobRecorder.of(request, self.text, self.text.host.shape[1], model.device)
         self.costs = RoundCosts(model)
         self.recorder = TraceRecorder(self.text, self.processing.allowed.forced, self.logprobs)
+        self.captured: CapturedRound | None = None
         self._compose()
 
     # --- the round ---
@@ -139,8 +141,10 @@ class VerifyLoop:
         uniforms = RoundUniforms(self.request.source, text.rows, text.nfe.copy(), text.device)
         remaining = text.limit - text.length
         draft = self.propose(self.context, remaining - 1, uniforms, self.memory.get(id(drafter)))
-        distributions, states = self.predict(draft)
-        outcome = self._decide(draft, distributions, uniforms, states)
+        outcome = None if self.captured is None else self.captured.run(draft)
+        if outcome is None:
+            distributions, states = self.predict(draft)
+            outcome = self._decide(draft, distributions, uniforms, states)
         self._observe(outcome)
         self.costs.add(draft, outcome.gained, round_costs.clock() - started)
 
@@ -185,13 +189,18 @@ class VerifyLoop:
         self.summary = self.to_host(parts)
         if "depths" in parts:
             self.forward.fed[-1].depths = self.summary["depths"]
-        if draft.highest is not None and not np.isfinite(self.summary["highest"]):
-            raise self.state(self.sampler.draft).failure()
-        gained = self._commit(draft, distributions, verdict)
+        gained = self.commit(draft, distributions, verdict)
         return RoundResult(draft, verdict, distributions, before, gained, states, self.summary)
 
-    def _commit(self, draft: Draft, distributions: TargetDistributions, verdict: Verdict) -> np.ndarray:
-        """Appends the accepted path and the next token, cut at an end token and at the length limit; [B] counts."""
+    def commit(
+        self, draft: Draft, distributions: TargetDistributions, verdict: Verdict, *, written: bool = False
+    ) -> np.ndarray:
+        """Appends the accepted path and the next token, cut at an end token and at the length limit; [B] counts.
+
+        `written`: a graph has written them to the text's tensor.
+        """
+        if draft.highest is not None and not np.isfinite(self.summary["highest"]):
+            raise self.state(self.sampler.draft).failure()
         path, count, text = verdict.path, self.summary["count"], self.text
         tokens, width = self.summary["next"][:, None], path.shape[1]
         if width > 1:
@@ -206,7 +215,8 @@ class VerifyLoop:
             stops = end(tokens, counts)
             counts, self.ended = np.where(stops >= 0, stops, counts), self.ended | (stops >= 0)
         fresh = (np.arange(width) < counts[:, None]).nonzero()
-        text.commit(tokens, counts, self._scores(draft, distributions, path, tokens, fresh), fresh)
+        scores = self._scores(draft, distributions, path, tokens, fresh)
+        text.commit(tokens, counts, scores, fresh, written=written)
         return counts
 
     def _scores(
@@ -223,10 +233,11 @@ class VerifyLoop:
         token's logits are not finite.
         """
         row, column = fresh
-        if self.on_host or self.records:
+        known = "score" in self.summary
+        if not known or self.records:
             where, token = upload(row, path.device), upload(tokens[fresh], path.device)
             node = torch.zeros_like(where) if path.shape[1] == 1 else path[where, upload(column, path.device)]
-        if self.on_host:
+        if not known:
             raw = distributions.raw
             at = where if raw.shape[1] == 1 else where * raw.shape[1] + node
             parts = {"score": probability_of(raw, at, token)}
@@ -238,6 +249,8 @@ class VerifyLoop:
             on_host = {name: self.summary[name][fresh] for name in names}
         for values in on_host.values():
             if not np.isfinite(values).all():
+                if isinstance(distributions, NotKept):
+                    distributions, _ = self.predict(draft)
                 where = upload(row, path.device)
                 raise self._failure(draft, distributions, where, path[where, upload(column, path.device)])
         scores = np.zeros(tokens.shape, dtype=np.float32)
@@ -306,6 +319,10 @@ class VerifyLoop:
         self.checks = () if processing.unchanged else (features.highest_processed,)
         self.records = () if self.logprobs is None else (features.log_probabilities(self.logprobs, self.text),)
         self.observers = features.observers(sampler)
+        if self.captured is None:
+            self.captured = CapturedRound.of(self)
+        else:
+            self.captured.obstacle = obstacle(self)
 
     # --- events ---
 
@@ -381,6 +398,9 @@ class VerifyLoop:
         """Returns the leases of the prefix cache and drops the states, which refer to the context and it to them."""
         if self.forward.reuse is not None:
             self.forward.reuse.close()
+        if self.captured is not None:
+            self.captured.close()
+            self.captured = None
         self.memory.clear()
 
     # --- rows that enter ---

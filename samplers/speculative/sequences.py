@@ -44,7 +44,8 @@ class Sequences(RowState):
         for row, prompt in enumerate(prompts):
             self.host[row, : len(prompt)] = download(prompt)
             self.commit_step[row, : len(prompt)] = PROMPT
-        self.tokens = upload(self.host, torch.device(device))
+        self.device = torch.device(device)
+        self.rows_changed()
         self.device = self.tokens.device
 
     def __len__(self) -> int:
@@ -58,6 +59,8 @@ class Sequences(RowState):
     @property
     def last(self) -> Tensor:
         """[B] int64: the last committed token of each row, whose K/V are not in the cache yet."""
+        if self.newest is not None:
+            return self.newest
         return upload(self.host[np.arange(len(self.rows)), self.length - 1], self.device)
 
     def at(self, positions: np.ndarray) -> Tensor:
@@ -69,11 +72,18 @@ class Sequences(RowState):
         return self.host[at, : self.length[at]]
 
     def commit(
-        self, tokens: np.ndarray, counts: np.ndarray, scores: np.ndarray, fresh: tuple[np.ndarray, ...] | None = None
+        self,
+        tokens: np.ndarray,
+        counts: np.ndarray,
+        scores: np.ndarray,
+        fresh: tuple[np.ndarray, ...] | None = None,
+        *,
+        written: bool = False,
     ) -> None:
         """Appends the first counts[b] of `tokens` [B, D], with `scores` [B, D], as written by the forward counted last.
 
-        `fresh` are the rows and the columns of these tokens, where the caller has them.
+        `fresh` are the rows and the columns of these tokens, where the caller has them; `written`: a graph has
+        written them to the tensor.
         """
         fresh = (np.arange(tokens.shape[1]) < counts[:, None]).nonzero() if fresh is None else fresh
         row, column = fresh
@@ -82,10 +92,17 @@ class Sequences(RowState):
         self.host[at] = own = tokens[fresh]
         self.commit_step[at] = self.nfe[row] - 1
         self.commit_score[at] = scores[fresh]
-        if self.device.type != "cpu":
+        self.newest = None
+        if self.apart and not written:
             new = upload(np.stack((row, where, own)), self.device)
             self.tokens[new[0], new[1]] = new[2]
         self.length += counts
 
     def rows_changed(self) -> None:
         self.tokens = upload(self.host, self.device)
+        self.apart = self.device.type != "cpu"  # whether `tokens` has memory of its own, beside `host`
+        self.newest: Tensor | None = None  # `last`, where it is on the device already
+
+    def move_tokens(self, tokens: Tensor) -> None:
+        """Replaces the tensor by its copy in other memory."""
+        self.tokens, self.apart = tokens, True

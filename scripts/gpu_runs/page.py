@@ -105,7 +105,7 @@ def _first(row: Row) -> str:
 def _graphs(row: Row) -> str:
     if "whole" not in row or not row["cuda_graphs"]:  # whole steps are measured since November 2026
         return "yes" if row["cuda_graphs"] else "no"
-    return "whole steps" if row.get("step_counts") else "forwards"
+    return "whole steps" if row["whole"] and "replayed" in row.get("step_counts", {}) else "forwards"
 
 
 def _steps(rows: Sequence[Row]) -> str:

@@ -2,10 +2,10 @@
 
 Weights are random, in bfloat16; rows never end early. `step_ms` is the time of a whole decode over its steps, the best
 of `_TIMES` after one that is not counted. `median_ms` is the median of single steps, the GPU waited for after each: for
-`dual` and `dkv` that is a step on the window of 32. Graphs hold `whole` steps, selection and commit included, or the
-forward and the confidence alone; `step_counts` says how many steps were whole. `matmuls_ms` is the time of the model's
-own matmuls alone, over all layers, with as many rows as such a step has, and the head's: a bound that a step of these
-shapes cannot pass.
+`dual` and `dkv` that is a step on the window of 32. Graphs hold `whole` steps, selection or verdict and commit
+included, or forwards alone, of a masked model with the confidence; `step_counts` says how many steps were whole.
+`matmuls_ms` is the time of the model's own matmuls alone, over all layers, with as many rows as such a step has, and
+the head's: a bound that a step of these shapes cannot pass.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run(report: Report) -> None:
                 bounds(report, name, loaded)
             for _, spec, batch, prompt, new in [case for case in cases(report.dry) if case[0] == name]:
                 names = {"model": name, "loop": "pardec", "sampler": spec, "batch": batch, "cuda_graphs": graphs}
-                for whole in (True, False) if graphs and name == MASKED else (graphs,):
+                for whole in (True, False) if graphs else (False,):
                     measure = partial(timed, loaded, spec, batch, prompt, new, whole=whole)
                     report.measure({**names, "whole": whole}, measure)
                 if not graphs and spec != "lookup:k=7":

@@ -203,6 +203,36 @@ def test_a_captured_step_is_one_replay_and_one_copy(spec: str, temperature: floa
     assert result.tokens == pardec.load("tiny-dream", device="cpu", dtype="float32").generate(PROMPTS, **asked).tokens
 
 
+@pytest.mark.parametrize(
+    ("spec", "most_uploads"),
+    [
+        ("sequential", 1),  # the table; the first token of a draft is on the device
+        ("lookup", 2),  # and the drafted tokens
+        ("model:name=tiny-llama-draft,k=3", None),  # those of its own forwards
+        (EAGLE, None),
+    ],
+)
+def test_a_captured_round_is_one_replay_and_one_copy(spec: str, most_uploads: int | None, device: FakeDevice) -> None:
+    model, capturer = captured(device, "tiny-llama")
+    asked = {"sampler": spec, "max_new_tokens": 18, "stop_ids": []}
+    counts = model.language_model.decoder.step_counts  # type: ignore[attr-defined]
+    replays, crossings, whole, found, steady = 0, 0, 0, 0, False
+    for _ in range(2):
+        for event in model.stream(PROMPTS, **asked):
+            replayed = isinstance(event, Step) and counts["replayed"] > whole
+            if replayed and steady:  # not after rows have left, or after a round without a graph
+                kinds = [crossing.kind for crossing in device.crossings[crossings:]]
+                assert (kinds.count("download"), kinds.count("blocking upload")) == (1, 0)
+                if most_uploads is not None:
+                    assert capturer.replays == replays + 1
+                    assert kinds.count("upload") <= most_uploads
+                found += 1
+            replays, crossings, whole, steady = capturer.replays, len(device.crossings), counts["replayed"], replayed
+    assert found > 3
+    result = model.generate(PROMPTS, **asked)
+    assert result.tokens == pardec.load("tiny-llama", device="cpu", dtype="float32").generate(PROMPTS, **asked).tokens
+
+
 def test_a_host_value_in_a_captured_step_is_found(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     from pardec.samplers.masked.select.threshold import Threshold
 

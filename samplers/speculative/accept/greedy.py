@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ...ops.rank import suits_numpy
 from ...registry import register
 from ...traits import Trait
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
@@ -31,7 +32,7 @@ from ..ops.tree_walk import descend, reached
 )
 @dataclass(frozen=True)
 class Greedy(Acceptance):
-    provides = frozenset({Trait.FOLLOWS_PICK, Trait.LIKELIEST_ONLY})
+    provides = frozenset({Trait.FOLLOWS_PICK, Trait.LIKELIEST_ONLY, Trait.NEEDS_NO_HOST})
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
         return follow(draft, distributions.pick)
@@ -45,7 +46,7 @@ def follow(draft: Draft, pick: Tensor) -> Verdict:
     if draft.width == 1:
         first = torch.zeros_like(draft.tokens)
         return Verdict(first, first.squeeze(1), pick.squeeze(1), first.bool(), first.float(), pick=pick)
-    if draft.preaccepted is None and pick.device.type == "cpu":
+    if draft.preaccepted is None and suits_numpy(pick):
         return _follow_chains(draft, pick) if draft.parents is None else _follow_on_host(draft, pick)
     if draft.parents is None:
         same = draft.tested & pad(draft.tokens[:, 1:] == pick[:, :-1], (1, 0))

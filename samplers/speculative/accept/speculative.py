@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
 from ..ops.verification import judge
 
@@ -30,5 +31,7 @@ from ..ops.verification import judge
 )
 @dataclass(frozen=True)
 class Speculative(Acceptance):
+    provides = frozenset({Trait.NEEDS_NO_HOST})
+
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
         return judge(draft, distributions.probs, uniforms)

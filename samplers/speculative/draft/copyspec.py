@@ -38,7 +38,7 @@ from .text_history import NGramIndex, PerRow, chain, repeated
 )
 @dataclass(frozen=True)
 class CopySpec(Drafter):
-    provides = frozenset({Trait.COPIES, Trait.DRAFTS_ONE_CHAIN})
+    provides = frozenset({Trait.COPIES, Trait.DRAFTS_ONE_CHAIN, Trait.OBSERVES_TOKENS})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "suffix": (1, 3, 5)}
 
     k: Annotated[int, "tokens drafted"] = 10

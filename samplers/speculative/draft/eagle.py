@@ -29,6 +29,7 @@ from pardec.models.caches.kv_cache import KVCache
 from pardec.models.plan import Hidden
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
 from .eagle_state import PairState
 from .module_drafter import ModuleDrafter, module_of
@@ -64,6 +65,10 @@ class Eagle(ModuleDrafter):
     prompt_ids: Annotated[
         bool, "also draft the ids of a row's prompt, if the module drafts with some rows of the target's head"
     ] = False
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return super().provides | {Trait.OBSERVES_TOKENS}
 
     def options(self) -> tuple[tuple[str, Any], ...]:
         return () if self.taps is None else (("taps", self.taps),)

@@ -42,7 +42,7 @@ Index = NGramIndex | SuffixIndex | GridIndex
 )
 @dataclass(frozen=True)
 class Lookup(Drafter):
-    provides = frozenset({Trait.COPIES, Trait.DRAFTS_ONE_CHAIN})
+    provides = frozenset({Trait.COPIES, Trait.DRAFTS_ONE_CHAIN, Trait.OBSERVES_TOKENS})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "max_ngram": (3, 2)}
 
     k: Annotated[int, "tokens drafted"] = 10

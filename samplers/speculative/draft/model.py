@@ -93,7 +93,7 @@ class Model(Drafter):
 
     @property
     def provides(self) -> frozenset[Trait]:
-        traits = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})
+        traits = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH, Trait.OBSERVES_TOKENS})
         return traits | {Trait.KEEPS_DRAFTS} if self.keep and self.map == "text" else traits
 
     @property

@@ -83,7 +83,7 @@ class Pearl(Model):
 
     @property
     def provides(self) -> frozenset[Trait]:
-        return super().provides - {Trait.TAKES_LENGTH}
+        return (super().provides | {Trait.OBSERVES_TOKENS}) - {Trait.TAKES_LENGTH}
 
     @property
     def conflicts(self) -> Reasons:

@@ -16,6 +16,7 @@ import numpy as np
 from pardec.models.model import LanguageModel
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 
 
@@ -28,6 +29,8 @@ from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 )
 @dataclass(frozen=True)
 class Sequential(Drafter):
+    provides = frozenset({Trait.OBSERVES_TOKENS})
+
     def width(self, model: LanguageModel) -> int:
         return 1
 

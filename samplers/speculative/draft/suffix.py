@@ -165,7 +165,8 @@ class Suffix(Drafter):
 
     @property
     def provides(self) -> frozenset[Trait]:
-        chains = frozenset() if self.tree else frozenset({Trait.COPIES, Trait.DRAFTS_ONE_CHAIN})
+        copies = frozenset({Trait.COPIES, Trait.DRAFTS_ONE_CHAIN, Trait.OBSERVES_TOKENS})
+        chains = frozenset() if self.tree else copies
         return chains | {Trait.KEEPS_DRAFTS} if self.keep else chains
 
     def width(self, model: LanguageModel) -> int:

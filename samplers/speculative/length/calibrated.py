@@ -49,6 +49,8 @@ class _Counts:
 @register("calibrated", stage="length", paper="arXiv:2405.19715", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Calibrated(Length):
+    provides = frozenset({Trait.OBSERVES_TOKENS})
+
     h: Annotated[float, "probability of a rejection at which to stop"] = 0.7
     buckets: Annotated[int, "buckets of equal width for the highest drafting probability"] = 32
     prior: Annotated[float, "weight of a bucket's initial acceptance rate (its middle), in tokens"] = 2.0

@@ -25,7 +25,7 @@ from ..contracts import DecodeContext, Length
 @register("fallback", stage="length", paper="arXiv:2302.07863", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Fallback(Length):
-    provides = frozenset({Trait.DROPS_LAST})
+    provides = frozenset({Trait.DROPS_LAST, Trait.OBSERVES_TOKENS})
 
     below: Annotated[float, "the target takes over if the drafter's likeliest token has less than this probability"] = (
         0.6

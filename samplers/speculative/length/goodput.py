@@ -119,7 +119,7 @@ class _Memory:
 @register("goodput", stage="length", paper="arXiv:2406.14066", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Goodput(Length):
-    provides = frozenset({Trait.DROPS_LAST, Trait.TIMES_ROUNDS})
+    provides = frozenset({Trait.DROPS_LAST, Trait.TIMES_ROUNDS, Trait.OBSERVES_TOKENS})
 
     c: Annotated[float, "cost of a drafting forward, in target forwards"] = 0.1
     token: Annotated[float, "cost of each position fed to the target, in target forwards"] = 0.005

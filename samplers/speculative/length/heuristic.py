@@ -17,6 +17,7 @@ from typing import Annotated
 import numpy as np
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Length, RoundResult
 
 
@@ -28,6 +29,8 @@ class _Wanted:
 @register("heuristic", stage="length", paper="arXiv:2405.04304", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Heuristic(Length):
+    provides = frozenset({Trait.OBSERVES_TOKENS})
+
     first: Annotated[int, "tokens of the first draft"] = 5
     more: Annotated[int, "tokens added after a full acceptance"] = 2
     less: Annotated[int, "tokens taken off after a rejection"] = 1

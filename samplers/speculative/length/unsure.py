@@ -16,12 +16,15 @@ from typing import Annotated
 from torch import Tensor
 
 from ...registry import register
+from ...traits import Trait
 from ..contracts import DecodeContext, Length
 
 
 @register("unsure", stage="length", paper="arXiv:2404.18911", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Unsure(Length):
+    provides = frozenset({Trait.OBSERVES_TOKENS})
+
     tau: Annotated[float, "stop if the drafter's likeliest token has less than this probability; SWIFT uses 0.8"] = 0.4
 
     def __post_init__(self) -> None:

@@ -58,13 +58,13 @@ class Processing(RowState):
         logits = self._constrained(raw, draft, nodes)
         if self.stages:
             logits = self._by_length(logits, draft, nodes, self._staged)
-        return self._filtered(logits)
+        return self.filtered(logits)
 
     def compose(self) -> None:
         """Chooses the steps that this request needs; called again when rows leave or join.
 
-        Sets `excludes`, whether any row may be without some tokens before the filters, and `unchanged`, whether the
-        target's logits stay as they are.
+        Sets `excludes`, whether any row may be without some tokens before the filters, `only_filters`, whether the
+        temperature and filters are all that changes the target's logits, and `unchanged`, whether nothing does.
         """
         self.excludes = bool(self.allowed or any(self.grammars) or self.request.min_new_tokens)
         steps = (
@@ -78,7 +78,8 @@ class Processing(RowState):
         self._constraints = tuple(step for applies, step in steps if applies)
         self._filters = self.request.filters
         self._filters_apply = bool(self._filters) or self.request.temperature not in (0, 1)
-        self.unchanged = not (self._constraints or self.stages or self._filters_apply)
+        self.only_filters = not (self._constraints or self.stages)
+        self.unchanged = self.only_filters and not self._filters_apply
 
     def _constrained(self, raw: Tensor, draft: Draft, nodes: Tensor | None) -> Tensor:
         """Applies the request's processors and constraints, before temperature and filters."""
@@ -86,7 +87,8 @@ class Processing(RowState):
             raw = step(self, raw, draft, nodes)
         return raw
 
-    def _filtered(self, logits: Tensor) -> Tensor:
+    def filtered(self, logits: Tensor) -> Tensor:
+        """`logits` [B, K, V] with the request's temperature and filters."""
         if not self._filters_apply:
             return logits
         return filter_logits(logits, temperature=self.request.temperature, order="top_k", **self._filters)
@@ -114,7 +116,7 @@ class Processing(RowState):
 
         A drafter of a part of the vocabulary may know none of the tokens that are allowed somewhere.
         """
-        logits = self._filtered(self._constrained(raw, draft, nodes))
+        logits = self.filtered(self._constrained(raw, draft, nodes))
         if not self._constraints:
             return logits
         return torch.where(logits.amax(-1, keepdim=True) == -torch.inf, 0, logits)

@@ -320,12 +320,22 @@ def test_lists_in_text_and_json(cli: Cli) -> None:
     assert stages == {"cache"}
 
 
+CAPTURED = dict.fromkeys(
+    [("masked", kind) for kind in ("propose", "select", "widen", "logits")], (Trait.NEEDS_NO_HOST, "step")
+) | {
+    ("ar", "accept"): (Trait.NEEDS_NO_HOST, "round"),
+    ("ar", "draft"): (Trait.OBSERVES_TOKENS, "round"),
+    ("ar", "length"): (Trait.OBSERVES_TOKENS, "round"),
+}
+
+
 def test_show_says_whether_a_stage_can_be_in_a_captured_step(cli: Cli) -> None:
     for card in registry.cards():
-        if card.family != "masked" or card.stage not in ("propose", "select", "widen", "logits"):
+        if (card.family, card.stage) not in CAPTURED:
             continue
+        trait, what = CAPTURED[card.family, card.stage]
         if all("default" in parameter for parameter in card.parameters):
-            said = "part of a captured step" if Trait.NEEDS_NO_HOST in card.make().provides else "needs the host"
+            said = f"part of a captured {what}" if trait in card.make().provides else "needs the host"
             assert f"CUDA graphs: {said}" in cli("show", f"{card.name}")[1], card.name
     assert "CUDA graphs" not in cli("show", "dual")[1]
 

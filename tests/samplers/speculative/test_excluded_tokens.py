@@ -135,7 +135,7 @@ def near() -> LanguageModel:
 @contextmanager
 def watched() -> Iterator[list[int]]:
     """Fails if a committed token has no probability after the request's constraints and filters."""
-    commit, rounds = VerifyLoop._commit, list[int]()
+    commit, rounds = VerifyLoop.commit, list[int]()
 
     def checked(self: VerifyLoop, draft: Draft, distributions: TargetDistributions, verdict: Verdict) -> np.ndarray:
         gained = commit(self, draft, distributions, verdict)
@@ -147,7 +147,7 @@ def watched() -> Iterator[list[int]]:
         return gained
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(VerifyLoop, "_commit", checked)
+        patch.setattr(VerifyLoop, "commit", checked)
         yield rounds
 
 

@@ -289,7 +289,7 @@ def test_12_laws_are_float32_whatever_the_model_is(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(draft_models, "language_model", lambda *_: other)
     distributions: list[torch.Tensor] = []
     ratios: list[torch.Tensor] = []
-    real = VerifyLoop._commit
+    real = VerifyLoop.commit
 
     def commit(self: VerifyLoop, draft: Draft, said: TargetDistributions, verdict: Verdict) -> np.ndarray:
         assert said.raw.dtype == said.logits.dtype == torch.float32
@@ -299,7 +299,7 @@ def test_12_laws_are_float32_whatever_the_model_is(monkeypatch: pytest.MonkeyPat
             ratios.append(verdict.ratio)
         return real(self, draft, said, verdict)
 
-    monkeypatch.setattr(VerifyLoop, "_commit", commit)
+    monkeypatch.setattr(VerifyLoop, "commit", commit)
     run(target, "model:name=toy,k=3+speculative", prompts(LENGTHS, vocab=VOCAB), 9, temperature=1.0)
     assert distributions
     assert all(distribution.dtype == torch.float32 for distribution in distributions)
