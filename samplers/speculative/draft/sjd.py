@@ -166,7 +166,8 @@ class Sjd(Drafter):
     def width(self, model: LanguageModel) -> int:
         refuse_without_image("sjd", self.init, model)
         width, depth = self.sides
-        return self.positions(model) + sum(width**level - 1 for level in range(1, depth + 1))
+        siblings: int = sum(width**level - 1 for level in range(1, depth + 1))
+        return self.positions(model) + siblings
 
     def positions(self, model: LanguageModel) -> int:
         """The window: positions of a forward, the last known one included."""
@@ -204,7 +205,7 @@ class Sjd(Drafter):
             return Draft.chain(context.text, tokens, counts)
         new = torch.arange(-1, most, device=tokens.device) >= upload(known, tokens.device)[:, None]
         q = pad(distribution, (0, 0, 1, missing))
-        point = new | pad(stays, (1, missing))
+        point: Tensor | None = new | pad(stays, (1, missing))
         if self.uniform:
             q, point = q.masked_fill(new[..., None], 1 / q.shape[-1]), None
         draft = Draft.chain(context.text, tokens, counts, q=q, is_point_mass=point)
