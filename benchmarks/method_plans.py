@@ -69,6 +69,7 @@ OF_METHOD = {
         **dict.fromkeys(("lookup", "copyspec", "aggressive", "suffix", "recycling", "aded", "rasd", "auto"), COPIES),
         **dict.fromkeys(("sjd", "pjd", "zipar"), CODES),
         "seeded_jacobi": SAMPLED,
+        "diffusion": replace(SUMS, spec="diffusion:name=tiny-llada"),
         "linearspec": replace(SUMS, model="tiny-nemotron", loading={"attention": "causal"}),
         **dict.fromkeys(("falcon", "longspec", "transfer"), UNMEASURED),
         **dict.fromkeys(("block", "match", "speculative", "lenience", "enrich"), SAMPLED),
