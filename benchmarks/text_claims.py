@@ -41,6 +41,10 @@ METHODS = (
     "credit", "localleap", "prophet", "klass", "hierarchy", "factor", "entropy_bound", "freedave", "lopa", "multiblock",
     "@dkv", "@dual", "@prefix",
 )  # fmt: skip
+RIGHT = {  # what the column says in place of exact answers
+    "text-likelihood": "Here *right* is the parent's geometric mean probability per token.",
+    "text-agreement": "Here *right* is the share of tokens that sequential decoding has at the same place.",
+}
 OPENING = "The new sentence is:"
 ANSWER = 16  # tokens of the gap in a template
 Row = Mapping[str, Any]
@@ -96,7 +100,7 @@ def sections(runs: Mapping[str, Run], model: Path) -> dict[str, str]:
         (found,) = curve_table.curve_table(run)
         described = {"model": model.name, "seed": 7, "generate": {**run.config["generate"]}}
         section = curves.with_bare_names({**described, **found})
-        made[name] = claims.body(section, masked_answers.about(model))
+        made[name] = claims.body(section, f"{masked_answers.about(model).strip()} {RIGHT.get(name, '')}")
         made.setdefault(claims.COLUMNS, curves.legend(section).strip())
     return made
 

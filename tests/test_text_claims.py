@@ -67,6 +67,7 @@ def test_a_run_writes_a_section_for_each_part_and_goes_on(tmp_path: Path, monkey
     assert "| `credit` |" in agreement
     assert "| `@dual` |" in agreement
     assert "A masked diffusion model" in agreement
+    assert "*right* is the share of tokens" in agreement
     assert agreement != found["text-likelihood"]
     rows = sorted(tmp_path.glob("*/rows.jsonl"))
     before = [file.read_text() for file in rows]
