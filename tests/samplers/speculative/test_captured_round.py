@@ -168,11 +168,10 @@ def test_what_is_not_captured_says_so_and_runs_without(spec: str, options: dict[
 
 
 def test_many_logits_are_no_part_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(captured_round, "_MOST", 4 * 5)  # of four rows: one node each
+    monkeypatch.setattr(captured_round, "_MOST", 4)  # less than one node has
     other = captured(target())
     equal(decoded(target(), "lookup:k=3"), decoded(other, "lookup:k=3"))
-    assert steps(other)["there are too many logits"] > 0
-    assert steps(other)["replayed"] > 0  # of rows without a match
+    assert set(steps(other)) == {"there are too many logits"}
 
 
 def test_an_acceptance_that_reads_the_host_although_it_says_it_does_not_is_refused(
