@@ -124,7 +124,7 @@ def complete(kept: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for card, plan in every():
         own = identity(card, plan)
         values = {**by_key.get(key(own), own), "needs": plan.needs, "reason": plan.reason}
-        explained = measured.row(values).verdict not in ("gains", "level", measured.NOT_MEASURED)
+        explained = measured.row(values).verdict not in ("gains", "faster", "level", measured.NOT_MEASURED)
         rows.append(values if explained else values | {"reason": ""})
     return rows
 
@@ -153,7 +153,9 @@ The verdict follows from the intervals:
   quality is not better;
 - **gains**: it does not lose, and the interval of the seconds lies below {below:.2f}, or quality is better in no more
   time;
-- **level**: neither is shown, or better quality takes more time;
+- **faster**: it takes less time, and with fewer than {enough} problems the quality is open: what differs in one of ten
+  answers may not have shown;
+- **level**: nothing is shown, or better quality takes more time;
 - **needs ...**: it does not gain here, and its gain depends on what these models or this machine lack: a GPU, a second
   device, a long context, or a checkpoint trained for it.
 
@@ -176,13 +178,14 @@ def page(document: dict[str, Any]) -> str:
         (further if (row.name, row.family) in seen else first).append(row)
         seen.add((row.name, row.family))
     verdicts = [row.verdict.partition(" ")[0] for row in first]
-    counts = ", ".join(f"{verdicts.count(word)} {word}" for word in ("gains", "level", "loses", "needs"))
+    counts = ", ".join(f"{verdicts.count(word)} {word}" for word in ("gains", "faster", "level", "loses", "needs"))
     itself = ", ".join(f"`{row.name}`" for row in first if row.problems and same(row))
     text = PAGE.format(
         processor=document["processor"],
         torch=document["torch"],
         above=1 + measured.MARGIN,
         below=1 - measured.MARGIN,
+        enough=measured.ENOUGH,
         itself=itself,
         counts=f"{len(first)} methods: {counts}.",
     )

@@ -66,7 +66,8 @@ class Keyed:
 
     def seeds_of(self, rows: np.ndarray) -> np.ndarray:
         """[B] int64: the seeds of `rows`, for `DeviceSeeds`."""
-        return self._seeds[rows]
+        seeds: np.ndarray = self._seeds[rows]
+        return seeds
 
     def _key(self, rows: np.ndarray, step: np.ndarray, purpose: str) -> np.ndarray:
         return _mix_(self.row_keys(rows, purpose) + step * _GOLDEN)

@@ -49,9 +49,9 @@ def verdicts() -> str:
         needs = [
             f"{word.removeprefix('needs ')}: {', '.join(names)}" for word, names in found.items() if "needs" in word
         ]
-        cells = (", ".join(found.get(word, [])) for word in ("gains", "level", "loses"))
+        cells = (", ".join(found.get(word, [])) for word in ("gains", "faster", "level", "loses"))
         rows.append((f"{family}, {stage}", *cells, "; ".join(needs)))
-    return table(("stage", "gains", "level", "loses", "needs"), rows) + "\n"
+    return table(("stage", "gains", "faster", "level", "loses", "needs"), rows) + "\n"
 
 
 def images() -> str:

@@ -199,7 +199,8 @@ class CapturedRound:
         device, model = text.device, loop.forward.model
         size = ("round", rows, columns, width, states, str(device))
         if self.memory is None or self.memory.size != size:
-            left, self._home = self._release, None
+            left = self._release
+            self._home = None
 
             def make() -> dict[str, Tensor]:
                 with torch.inference_mode(False):
@@ -285,7 +286,7 @@ class _Captured:
         raw = hidden.logits(in_order=True)
         columns: Any = DeviceColumn(size), DeviceColumn(base)
         logits = raw if self.filters is None else self.filters(raw)
-        uniforms = RoundUniforms(DeviceSeeds(seeds), cast("Any", seeds), cast("Any", rounds), table.device)
+        uniforms = RoundUniforms(cast("Any", DeviceSeeds(seeds)), cast("Any", seeds), cast("Any", rounds), table.device)
         verdict = self.accept.accept(
             Draft(drafted, *columns), TargetDistributions(raw, logits, self.greedy), uniforms, None
         )

@@ -25,6 +25,7 @@ class Sequences(RowState):
         tokens: [B, C] int64, on the device; `pad_id` after `length`, -1 where an image's condition is.
     """
 
+    newest: Tensor | None
     per_slot = ("rows",)
     per_row = ("rows", "prompt", "length", "limit", "nfe", "host", "commit_step", "commit_score")
 
@@ -101,7 +102,7 @@ class Sequences(RowState):
     def rows_changed(self) -> None:
         self.tokens = upload(self.host, self.device)
         self.apart = self.device.type != "cpu"  # whether `tokens` has memory of its own, beside `host`
-        self.newest: Tensor | None = None  # `last`, where it is on the device already
+        self.newest = None  # `last`, where it is on the device already
 
     def move_tokens(self, tokens: Tensor) -> None:
         """Replaces the tensor by its copy in other memory."""

@@ -11,7 +11,7 @@ from pardec.cli import run
 from pardec.samplers import measured
 from pardec.samplers.measured import Measured
 
-LEVEL = Measured("a", "ar", "m", "t", "sequential", "a", problems=10, right=0.5, plain_right=0.5)
+LEVEL = Measured("a", "ar", "m", "t", "sequential", "a", problems=30, right=0.5, plain_right=0.5)
 FASTER, SLOWER = {"seconds": (0.9, 0.85, 0.97)}, {"seconds": (1.1, 1.03, 1.2)}
 BETTER, WORSE = {"quality": (0.2, 0.1, 0.3)}, {"quality": (-0.2, -0.3, -0.1)}
 
@@ -32,6 +32,9 @@ BETTER, WORSE = {"quality": (0.2, 0.1, 0.3)}, {"quality": (-0.2, -0.3, -0.1)}
         (BETTER | FASTER, "gains"),
         (WORSE | FASTER, "loses"),
         (WORSE | SLOWER, "loses"),
+        (FASTER | {"problems": 29}, "faster"),
+        (BETTER | {"problems": 29}, "gains"),
+        (SLOWER | {"problems": 29}, "loses"),
     ],
 )
 def test_verdict_holds_only_if_the_whole_interval_shows_it(changes: dict[str, Any], verdict: str) -> None:

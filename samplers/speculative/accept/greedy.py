@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...ops.rank import suits_numpy
+from ...ops.confidence import suits_numpy
 from ...registry import register
 from ...traits import Trait
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
