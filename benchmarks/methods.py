@@ -156,6 +156,7 @@ The verdict follows from the intervals:
 - **faster**: it takes less time, and with fewer than {enough} problems the quality is open: what differs in one of ten
   answers may not have shown;
 - **level**: nothing is shown, or better quality takes more time;
+- **not measured**: there are no figures yet;
 - **needs ...**: it does not gain here, and its gain depends on what these models or this machine lack: a GPU, a second
   device, a long context, or a checkpoint trained for it.
 
@@ -177,8 +178,9 @@ def page(document: dict[str, Any]) -> str:
     for row in rows:
         (further if (row.name, row.family) in seen else first).append(row)
         seen.add((row.name, row.family))
-    verdicts = [row.verdict.partition(" ")[0] for row in first]
-    counts = ", ".join(f"{verdicts.count(word)} {word}" for word in ("gains", "faster", "level", "loses", "needs"))
+    verdicts = ["needs" if row.verdict.startswith("needs ") else row.verdict for row in first]
+    words = ("gains", "faster", "level", "loses", "needs", measured.NOT_MEASURED)
+    counts = ", ".join(f"{verdicts.count(word)} {word}" for word in words)
     itself = ", ".join(f"`{row.name}`" for row in first if row.problems and same(row))
     text = PAGE.format(
         processor=document["processor"],

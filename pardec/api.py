@@ -348,7 +348,7 @@ class Model(Engine):
         prompts: Sequence[Any] | None = None,
         *,
         expected: float | None = None,
-        samples: int = 64,
+        samples: int | None = None,
         pairs: int = 3,
         **arguments: Any,
     ) -> Check:
@@ -362,7 +362,7 @@ class Model(Engine):
             sampler: the spec to check.
             prompts: a list of what `generate` takes, or of tensors of ids; by default a few questions.
             expected: the drafter's published tokens per round; by default those of its card, if it has one.
-            samples: rows per prompt where tokens are sampled.
+            samples: rows per prompt where tokens are sampled; None is 64.
             pairs: how often both are timed, in turn.
             arguments: as `generate` takes them.
 

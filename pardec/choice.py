@@ -119,7 +119,7 @@ def prompts_of(model: LanguageModel, prompt: Any, input_ids: Any) -> list[list[i
 def form_of(model: LanguageModel, slots: Any, answer: Any) -> Form:
     """Reads slots and answer. Raises SpecError, naming the slot and the label that cannot work."""
     if model.imaging is not None or model.tokenizer is None:
-        raise SpecError(f"{model.name} does not write text, which labels are", hint="use a model of text")
+        raise SpecError(f"{model.name} has no text tokenizer, which labels need", hint="use a model of text with one")
     if model.decoding_config.uniform:
         raise SpecError(f"{model.name} has no mask token that could hide a label", hint="use another masked model")
     texts = _labels(slots)

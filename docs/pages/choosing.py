@@ -10,7 +10,7 @@ from pages.benchmarks import Row, Table
 from pages.figures import Point
 from pages.text import table
 from pardec.cards import list_samplers
-from pardec.samplers.measured import of_method, verdict
+from pardec.samplers.measured import NOT_MEASURED, of_method, verdict
 
 MASKED = (
     "sequential", "oracle", "threshold:tau=0.98", "threshold:tau=0.9", "threshold:tau=0.7", "fixed:steps=64",
@@ -49,9 +49,9 @@ def verdicts() -> str:
         needs = [
             f"{word.removeprefix('needs ')}: {', '.join(names)}" for word, names in found.items() if "needs" in word
         ]
-        cells = (", ".join(found.get(word, [])) for word in ("gains", "faster", "level", "loses"))
+        cells = (", ".join(found.get(word, [])) for word in ("gains", "faster", "level", "loses", NOT_MEASURED))
         rows.append((f"{family}, {stage}", *cells, "; ".join(needs)))
-    return table(("stage", "gains", "faster", "level", "loses", "needs"), rows) + "\n"
+    return table(("stage", "gains", "faster", "level", "loses", NOT_MEASURED, "needs"), rows) + "\n"
 
 
 def images() -> str:

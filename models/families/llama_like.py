@@ -66,7 +66,7 @@ def _nothing(value: Any) -> bool:
     return value is None
 
 
-_PLAIN: dict[str, Callable[[Any], bool]] = {  # what a config must state to be complete, and the values that are so
+_PLAIN: dict[str, Callable[[Any], bool]] = {  # keys that have to be stated, each with a test of its value
     **dict.fromkeys((*_SIZES, "num_key_value_heads", "max_position_embeddings"), _size),
     "rms_norm_eps": lambda value: type(value) is float,
     "tie_word_embeddings": lambda value: type(value) is bool,
@@ -76,7 +76,7 @@ _PLAIN: dict[str, Callable[[Any], bool]] = {  # what a config must state to be c
     ),
     "rope_theta": lambda value: type(value) in (int, float),
 }
-_PLAIN_TOO: dict[str, Callable[[Any], bool]] = {  # what it may state in addition
+_PLAIN_TOO: dict[str, Callable[[Any], bool]] = {  # keys that may be stated, and those without effect
     **dict.fromkeys(("attention_bias", "mlp_bias"), lambda value: type(value) is bool),  # False where it does not
     **dict.fromkeys(("rope_scaling", "layer_types", "sliding_window"), _nothing),
     "head_dim": lambda value: value is None or _size(value),

@@ -56,7 +56,7 @@ def dense(weight: Tensor) -> Tensor:
 
 
 def rows_of(weight: Tensor, index: Tensor) -> Tensor:
-    """[..., K] the rows `index` [...] of `weight`. A packed weight is asked without PyTorch's dispatch."""
+    """[..., K] the rows `index` [...] of `weight`."""
     return weight.rows(index) if isinstance(weight, PackedWeight) else F.embedding(index, weight)
 
 

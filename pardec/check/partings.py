@@ -25,7 +25,7 @@ from ..result import Result
 Cause = Literal["tie", "rounding", "fault", "lossy"]
 TOP = 20  # likeliest tokens that are recorded at each position
 _FLOOR = {torch.float32: 1e-4, torch.float64: 1e-9, torch.float16: 1e-2, torch.bfloat16: 0.1}  # nats
-_TIMES = 4  # how much more than the measured rounding still is rounding: two tokens, and twice as much for each
+_TIMES = 4  # times the measured rounding that still is rounding: a gap has two logits, each may err twice as much
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Parting:
     why: str
 
 
-def error(model: LanguageModel, plain: Result, checked: Result) -> tuple[float, list[float]]:
+def rounding_of(model: LanguageModel, plain: Result, checked: Result) -> tuple[float, list[float]]:
     """The rounding of `model` in nats, and the largest difference of each row's recorded logits.
 
     An autoregressive model of text reads each answer in one forward without a cache: the rounding is the difference

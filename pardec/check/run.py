@@ -16,6 +16,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.cards import find
 from pardec.samplers.events import Finished
 from pardec.samplers.spec import Part, Spec
+from pardec.samplers.traits import Trait
 
 from ..comparison.metrics import bootstrap, by_position, rounds
 from ..requests import chat_template
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
     from ..engine import Engine
     from ..requests.call import Call
 
+_SAMPLES = 64  # of each prompt, where tokens are sampled
 _QUESTIONS = 6  # by default, of different lengths
-_OPEN = ["Tell a story about a boat and a bird.", "The weather is"]  # after these many tokens are likely
+_OPEN = ["Tell a story about a boat and a bird.", "The weather is"]  # prompts that have many likely answers
 _DAMAGED = 0.25  # of the gain by the drafter's card, which is of other texts: below it the drafter is damaged
 _CAPTION = "a small red circle left of a large blue square on grey"
 _CHANGED = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "logits_processor")
 _FILTERS = ("top_k", "top_p", "min_p")
+_ROWS = ("prompt", "input_ids", "label")  # of `generate`
 _OWN = ("sampler", "logprobs", "logprob_ids", "callback", "source", "num_return_sequences", "num_images")
 
 
@@ -45,7 +48,7 @@ def check(
     prompts: Sequence[Any] | None = None,
     *,
     expected: float | None = None,
-    samples: int = 64,
+    samples: int | None = None,
     pairs: int = 3,
     **arguments: Any,
 ) -> Check:
@@ -55,7 +58,9 @@ def check(
     sampled = float(settings.get("temperature") or 0) > 0
     if not sampled:  # an image model's usual filters would have no effect
         settings = {name: value for name, value in settings.items() if name in arguments or name not in _FILTERS}
-    given = _conditions(model, prompts, arguments, sampled=sampled)
+    if samples is not None and not sampled:
+        raise SpecError("samples is for sampled tokens, and the temperature is 0", hint="temperature=1.0")
+    given = _conditions(model, prompts, sampled=sampled)
     call = _prepare(model, given[0], {**settings, "sampler": sampler})
     if getattr(call.sampler, "texts", None) is not None:
         raise SpecError(
@@ -67,10 +72,12 @@ def check(
     specs = [{**settings, "sampler": spec} for spec in (reference, sampler)]
     faults: list[str] = []
     if sampled:
-        checked, found = _sampled(model, given, specs, samples, promise, faults)
+        checked, found = _sampled(model, given, specs, _SAMPLES if samples is None else samples, promise, faults)
     else:
         checked, found = _greedy(model, given, specs, promise, faults)
     drafts = _drafts(checked, call, expected, greedy=not sampled)
+    if drafts is None and expected is not None:
+        faults.append(f"nothing was drafted, and {expected:.2f} tokens per round are expected")
     if drafts is not None and drafts.expected is not None:
         at_most, gain = drafts.tokens_per_round[2], drafts.expected - 1
         if at_most < LOW * drafts.expected if expected is not None else at_most - 1 < _DAMAGED * gain:
@@ -103,7 +110,9 @@ def without(spec: Spec, family: str) -> Spec:
     return Spec((Part("sequential"), *ends), Part("none"))
 
 
-def _refuse(model: Engine, arguments: Mapping[str, Any], *, expected: float | None, samples: int, pairs: int) -> None:
+def _refuse(
+    model: Engine, arguments: Mapping[str, Any], *, expected: float | None, samples: int | None, pairs: int
+) -> None:
     if model.family not in ("masked", "ar"):
         raise SpecError(
             f"{model.name} draws {model.driver.drawn}, whose logits cannot be compared",
@@ -111,25 +120,23 @@ def _refuse(model: Engine, arguments: Mapping[str, Any], *, expected: float | No
         )
     if wrong := next((name for name in _CHANGED if arguments.get(name)), None):
         raise SpecError(f"{wrong} changes the logits that check compares", hint=f"leave {wrong} out")
+    if wrong := next((name for name in _ROWS if arguments.get(name) is not None), None):
+        raise SpecError(f"check takes prompts, and no {wrong}", hint="prompts takes texts, classes or tensors of ids")
     if wrong := next((name for name in _OWN if name in arguments), None):
         raise SpecError(f"check sets {wrong} itself", hint=f"leave {wrong} out")
-    for name, value, least in (("samples", samples, 8), ("pairs", pairs, 1)):
+    for name, value, least in (("samples", _SAMPLES if samples is None else samples, 8), ("pairs", pairs, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise SpecError(f"{name} is a whole number of at least {least}, got {value!r}", hint=f"{name}={least}")
     if expected is not None and not 1 <= expected < float("inf"):
         raise SpecError(f"expected is a number of tokens per round, at least 1, got {expected!r}", hint="expected=3.7")
 
 
-def _conditions(
-    model: Engine, prompts: Sequence[Any] | None, arguments: Mapping[str, Any], *, sampled: bool
-) -> list[Any]:
+def _conditions(model: Engine, prompts: Sequence[Any] | None, *, sampled: bool) -> list[Any]:
     """The prompts, captions or classes of the rows."""
     if prompts is not None:
         if isinstance(prompts, str) or not len(prompts):
             raise SpecError("prompts is a list of at least one prompt", hint='prompts=["What is a fjord?"]')
         return list(prompts)
-    if arguments.get("input_ids") is not None:
-        raise SpecError("check takes prompts, and no input_ids", hint="prompts takes tensors of ids, too")
     if model.imaging is None and model.tokenizer is None:
         raise SpecError(f"{model.name} comes without a tokenizer", hint="prompts=[torch.tensor([5, 9])] takes ids")
     if model.imaging is not None:
@@ -167,7 +174,7 @@ def _greedy(
     top = min(partings.TOP, network.vocab_size)
     plain, checked = (_decode(model, given, {**settings, "logprobs": top}) for settings in specs)
     exact = promise != "relaxed"
-    rounding, each = partings.error(network, plain, checked)
+    rounding, each = partings.rounding_of(network, plain, checked)
     bound = partings.bound(network, rounding)
     found = [
         place
@@ -180,7 +187,7 @@ def _greedy(
         faults.append(f"{len(wrong)} of {len(each)} rows part from {specs[0]['sampler']}: {worst.why}")
     elif exact and max(each) > bound:
         faults.append(
-            f"tokens are equal, and logits differ by {max(each):.2g} nats where rounding reaches {bound:.2g}: "
+            f"logits differ by {max(each):.2g} nats where rounding reaches {bound:.2g}, whatever the tokens: "
             "what the forwards read is not what plain decoding reads"
         )
     return [checked], {
@@ -252,6 +259,8 @@ def _drafts(results: Sequence[Result], call: Call, expected: float | None, *, gr
 def _of_card(call: Call) -> tuple[float | None, str]:
     """Tokens per round by the card of the drafter, for chains of the sampler's length, and its name."""
     module = getattr(call.request, "draft_model", None)
+    if Trait.TIMES_ROUNDS in call.sampler.traits:  # it leaves drafts out by the clock
+        return None, ""
     if not isinstance(module, DraftModule) or not (path := Path(module.path) / "card.json").is_file():
         return None, ""
     figures = json.loads(path.read_text(encoding="utf-8")).get("acceptance")

@@ -17,7 +17,10 @@ from .common import Json, dump, say, show
 
 Task = Annotated[str | None, typer.Option("--task", "-t", help="A task; by default arithmetic for embedded models.")]
 Prompts = Annotated[Path | None, typer.Option(help="A .jsonl file with prompts, and answers to score.")]
-Budget = Annotated[str, typer.Option(help="About how long to measure, such as 30s, 2m or 1h.")]
+Budget = Annotated[
+    str,
+    typer.Option(help="About how long to measure, such as 30s, 2m or 1h; each sampler answers at least three prompts."),
+]
 Beside = Annotated[
     str | None, typer.Option(help="An autoregressive model whose plain decoding answers the same prompts.")
 ]

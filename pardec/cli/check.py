@@ -18,7 +18,7 @@ Expected = Annotated[
         "--expected", help="The drafter's published tokens per round; by default those of its card.", metavar="TOKENS"
     ),
 ]
-Samples = Annotated[int, typer.Option(help="Rows per prompt where tokens are sampled.", min=8)]
+Samples = Annotated[int | None, typer.Option(help="Rows per prompt where tokens are sampled (64).", min=8)]
 
 
 @o.command
@@ -30,7 +30,7 @@ def check(
     prompts: o.Prompts = None,
     chat: o.Chat = None,
     expected: Expected = None,
-    samples: Samples = 64,
+    samples: Samples = None,
     pairs: o.Pairs = 3,
     json_: Json = False,
     quiet: o.Quiet = False,

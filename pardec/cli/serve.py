@@ -76,5 +76,6 @@ def serve(
         app = create_app(loaded, name=name, api_key=api_key, limits=limits, origins=allow_origin or (), **arguments)
         address = listening.getsockname()
         shown = f"[{address[0]}]" if ":" in address[0] else address[0]
-        say(f"{loaded.network.describe()}\nhttp://{shown}:{address[1]}/v1, a page at /, stop with Ctrl-C", quiet=quiet)
+        page = "" if loaded.imaging is not None else ", a page at /"
+        say(f"{loaded.network.describe()}\nhttp://{shown}:{address[1]}/v1{page}, stop with Ctrl-C", quiet=quiet)
         run(app, listening)

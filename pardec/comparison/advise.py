@@ -1,6 +1,6 @@
 """Which sampler for a model: a few candidates, timed in turn on the caller's own prompts within a budget of seconds.
 
-`CANDIDATES` are the samplers that docs/choosing.md recommends per kind of model. Every candidate answers a prompt
+`CANDIDATES` are samplers that docs/choosing.md discusses, per kind of model. Every candidate answers a prompt
 before the next prompt begins, in an order that turns, so that a machine that becomes slower slows all of them. A
 candidate is advised if it takes the fewest seconds of those whose quality is not below plain decoding's:
 with a scorer the sum of scores, without one the tokens of plain decoding.
@@ -221,7 +221,7 @@ def _notes(
     elif not chosen.exact.startswith("greedy"):
         yield "the advised sampler may give other tokens; pardec tune tests its quality on more prompts"
     if chosen.spec == PLAIN:
-        yield f"nothing was {GAIN:.0%} as fast as plain decoding of {model.name} at its quality"
+        yield f"no sampler of the same quality was at least {GAIN:g} times as fast as plain decoding"
     if other is not None:
         ours, theirs = chosen.tokens / chosen.seconds, reference.tokens / reference.seconds
         which = "faster" if theirs > ours else "slower"

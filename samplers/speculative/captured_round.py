@@ -90,7 +90,7 @@ def obstacle(loop: Loop) -> str | None:
         return "a stage reads more of the forward"
     for stage in (sampler.draft, sampler.length):
         if stage is not None and Trait.OBSERVES_TOKENS not in stage.provides:
-            return f"{name_of(stage)} observes the target's distributions"
+            return f"{name_of(stage)} does not say that it observes tokens alone"
     return None
 
 
@@ -137,7 +137,8 @@ class CapturedRound:
         loop.forward.add_captured(draft)
         text.nfe += 1
         read = download.read()
-        loop.summary = {**read, **_unpacked(read.pop("")[: len(text)].copy(), width, draft.width)}
+        packed = read.pop("")[: len(text)].copy()
+        loop.summary = {**read, **_unpacked(packed, width, draft.width)}
         gained = loop.commit(draft, outcome.distributions, outcome.verdict, written=True)
         if (gained == loop.summary["count"] + 1).all():
             text.newest = outcome.verdict.next

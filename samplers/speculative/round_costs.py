@@ -22,6 +22,7 @@ from .contracts import Draft
 
 _FADE = 0.95  # of the sums, at each round
 _KNOWN = 8  # rounds after which a cost is known
+_LENGTHS = 512  # tokens of text after which a round may cost something else
 _FEW = 4  # rounds after which their mean bounds others
 _SLOW = 2.0  # times the mean that a round counts at most: longer ones were interrupted by other programs
 
@@ -75,21 +76,22 @@ class RoundCosts:
     """The seconds of a request's rounds after that of the prompt."""
 
     def __init__(self, model: LanguageModel) -> None:
-        self.plain: dict[int, Costs] = kept(_PLAIN, model)
+        self.plain: dict[tuple[int, int], Costs] = kept(_PLAIN, model)  # by the sizes of batch and text
         self.seconds = 0.0
         self.rounds = 0
         self.drafted = False
-        self.steps: defaultdict[int, float] = defaultdict(float)  # rounds of plain decoding for the same tokens
+        self.steps = defaultdict[tuple[int, int], float](float)  # rounds of plain decoding for the same tokens
 
     def add(self, draft: Draft, gained: np.ndarray, seconds: float) -> None:
         """Counts a round."""
         rows, tokens = len(gained), int(gained.sum())
+        key = size(rows), size(int(draft.base.max()) // _LENGTHS)
         if draft.width == 1 and not draft.forwards and draft.queries is None:
-            self.plain.setdefault(size(rows), Costs()).add(tokens, seconds)
+            self.plain.setdefault(key, Costs()).add(tokens, seconds)
         else:
             self.drafted = True
         self.seconds, self.rounds = self.seconds + seconds, self.rounds + 1
-        self.steps[size(rows)] += tokens / rows
+        self.steps[key] += tokens / rows
 
     @property
     def without_drafts(self) -> float | None:

@@ -167,7 +167,9 @@ class StoryRun(Run):
             "processor": processor(),
             "exported": f"moving average over steps (decay {AVERAGE}) in bfloat16",
         }
-        summary = "A masked diffusion model that writes short English stories, a stand-in that is still in training."
+        summary = (
+            "A small masked diffusion model in training on short English stories. Its texts below show how far it is."
+        )
         parameters = sum(p.numel() for p in self.model.parameters())
         head = {"name": self.o.out.name, "summary": summary, "parameters": parameters, "recipe": recipe}
         return head | {"curve": self.curve, "accuracy": found}

@@ -19,8 +19,8 @@ requests of the same model, spec and number of rows. `measured=false` always dra
 clock. Sampled ones do, with an unchanged distribution: a seed gives the same tokens again with `measured=false` only.
 
 Deviates from the papers: only the copy is judged in rounds in which it was not played, since its guess is free; recent
-rounds count more than older ones; no bounds of confidence. Every row decides by its own past alone. Costs are not
-measured, so that the same text is drafted the same way on every machine.
+rounds count more than older ones; no bounds of confidence. Every row chooses between copy and model by its own past
+alone, with assumed costs; with `measured=false` the same text is drafted the same way on every machine.
 Exact: greedy and distribution, with an exact acceptance.
 """
 
@@ -93,7 +93,7 @@ class BanditState:
         return error
 
     def choose(self, copied: Draft, text: Sequences) -> None:
-        """[B] bool: the rows that use `copied` in this round."""
+        """Sets `used`: the rows that use `copied` in this round."""
         self.copies, self.count = copied.tokens[:, 1:], copied.sizes - 1
         for at, index in enumerate(self.texts.rows):
             index.extend(text.row(at)[len(index.text) :].tolist())

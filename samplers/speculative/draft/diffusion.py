@@ -36,6 +36,7 @@ from ...registry import register
 from ...spec import ModelName
 from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, Drafter, SpeculativeSampler, Uniforms
+from ..draft_model import parameter_ratio
 from ..forward import CacheRows
 from .draft_checkpoint import check_tokens
 
@@ -52,7 +53,7 @@ class DiffusionState(RowState):
         assert config.mask_id is not None, "a masked model"
         self.mask, self.block = config.mask_id, config.block if config.attention == "block-causal" else None
         self.cached = np.zeros_like(context.text.length)
-        self.capacity = int(context.text.limit.max()) + (self.block or 0)
+        self.capacity = int(context.text.limit.max()) + (self.block or method.block)
         self.cache = None if self.block is None else model.new_cache(len(context.text), self.capacity)
         self.cache_rows = None if self.cache is None else CacheRows(model.decoder, self.cache)
         self.runs: list[finite.Run] = []  # the last forward
@@ -190,8 +191,7 @@ class Diffusion(Drafter):
         return self.k + 1
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        """The drafter's parameters divided by the target's."""
-        return draft_model.parameters / target.parameters if isinstance(draft_model, LanguageModel) else None
+        return parameter_ratio(target, draft_model)
 
     def start(self, context: DecodeContext) -> DiffusionState:
         drafter = context.request.draft_model

@@ -20,7 +20,7 @@ those that stay, samples do not follow the target.
 
 With `tree=3x3` each of the first three positions has three tokens: x_i, and two of q_i without replacement, tested one
 after the other. The tree is full, and the rest of the window follows the first tokens. A position has the same tokens
-after all tokens before it, so those after a sibling are labelled with a distribution that another token conditions.
+below every sibling, with the q of the path of first tokens: q may be that of another prefix, which the test allows.
 
 Deviates from the papers: each row advances by its own accepted tokens, and fresh tokens count as point masses, since
 only `random` ones were sampled; with `uniform` these are tested against the uniform distribution, which matters only
@@ -44,6 +44,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...host_transfer import upload
+from ...limits import check_nodes
 from ...ops.inverse_cdf import sample
 from ...registry import register
 from ...rng import gumbel, wide
@@ -166,8 +167,9 @@ class Sjd(Drafter):
     def width(self, model: LanguageModel) -> int:
         refuse_without_image("sjd", self.init, model)
         width, depth = self.sides
-        siblings: int = sum(width**level - 1 for level in range(1, depth + 1))
-        return self.positions(model) + siblings
+        nodes: int = self.positions(model) + sum(width**level - 1 for level in range(1, depth + 1))
+        check_nodes("sjd", nodes)
+        return nodes
 
     def positions(self, model: LanguageModel) -> int:
         """The window: positions of a forward, the last known one included."""
