@@ -195,7 +195,7 @@ class Decoder(nn.Module):
                     "pass the states of the earlier layers as Plan.soft",
                 )
             return plan.soft
-        h = layout.rows_of(self.embed.weight, plan.tokens if plan.soft is None else plan.tokens.clamp(min=0))
+        h = layout.embedded(self.embed, plan.tokens if plan.soft is None else plan.tokens.clamp(min=0))
         if self.config.embedding_scale != 1:  # rounded as the embeddings are
             h = h * float(torch.tensor(self.config.embedding_scale, dtype=h.dtype, device="cpu"))
         if self.conditioning is not None:

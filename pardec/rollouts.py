@@ -96,7 +96,7 @@ class Rollouts:
             "input_ids": np.concatenate([prompts, right["tokens"]], 1),
             "attention_mask": np.concatenate([inside, mask], 1),
             "position_ids": np.concatenate([before, after], 1),
-            "response_mask": mask,
+            "response_mask": mask * (right["step_map"] >= 0),  # without given tokens
             "step_map": right["step_map"],
             "rollout_log_probs": np.nan_to_num(right["token_logprobs"], nan=0.0).astype(np.float32),
         }
@@ -125,7 +125,11 @@ def rewarded(result: Result, n: int, reward: Reward | None) -> Rollouts:
     for row, (ids, text) in enumerate(zip(plain._prompts, result.text or (), strict=True)):
         prompt = str(result.tokenizer.decode(ids, skip_special_tokens=True))
         value = reward(prompt, text)
-        if isinstance(value, str) or not math.isfinite(float(value)):
+        try:
+            finite = not isinstance(value, str) and math.isfinite(float(value))
+        except (TypeError, ValueError):
+            finite = False
+        if not finite:
             raise SpecError(f"reward of row {row} is {value!r}", hint="reward(prompt, text) returns a finite number")
         values.append(float(value))
     return Rollouts(result, n, np.array(values))

@@ -21,7 +21,7 @@ class Started(Event):
     """The canvases before the first forward."""
 
     tokens: np.ndarray  # [B, L] int64, right-padded
-    open: np.ndarray  # [B, L] bool
+    open: np.ndarray  # [B, L] bool; positions by which a row may grow, too
     prompts: np.ndarray  # [B] where generation begins
 
 

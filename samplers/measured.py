@@ -65,7 +65,7 @@ class Measured:
         slower, faster = self.seconds[1] > 1 + MARGIN, self.seconds[2] < 1 - MARGIN
         if worse or (slower and not better):
             return "loses"
-        if better and not slower:
+        if better and self.seconds[2] <= 1 + MARGIN:
             return "gains"
         return "level" if not faster else "gains" if self.problems >= ENOUGH else "faster"
 

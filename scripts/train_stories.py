@@ -44,6 +44,8 @@ def run_of(argv: list[str] | None = None) -> StoryRun:
     given = parser.parse_args(argv)
     if not (given.state / "tokenizer" / "tokenizer.json").is_file():
         parser.error(f"{given.state / 'tokenizer'} has no tokenizer.json: scripts/make_tokenizer.py --pairs makes it")
+    if not 0 <= given.share <= 1:
+        parser.error(f"--share is between 0 and 1, got {given.share}")
     of_text = ["--model", "tiny-llada", "--tokenizer", str(given.state / "tokenizer"), "--stale", "0"]
     for name in ("steps", "batch", "lr", "every", "device", "shape", "state", "out"):
         of_text += [f"--{name}", str(getattr(given, name))]

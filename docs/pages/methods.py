@@ -85,6 +85,7 @@ _OWN = {
     "falcon": "falcon:name=FOLDER",
     "longspec": "longspec:name=FOLDER",
     "transfer": "transfer:name=FOLDER",
+    "diffusion": "diffusion:name=tiny-dream",
     "triforce": "triforce:name=tiny-llama-draft",
     "judge": "earlyexit:layers=2,k=10+judge:head=tiny-llama",
     "levenshtein": "threshold:tau=0.5+levenshtein@block",

@@ -2,9 +2,9 @@
 
     fp8                 W = q s     s of each block of `weight_block_size`, or one of the matrix; `<name>_scale_inv`
     compressed-tensors  float-quantized: W = q s, s of the matrix, of each row or of each block; `<name>_scale`
-                        pack-quantized: W = (q - z) s, s of each row or of each group of columns; q is the
+                        pack-quantized: W = q s, symmetric, s of each row or group of columns; q is the
                         unsigned number minus 8, in `<name>_packed` [N, K / 8] from the lowest bits on, its shape
-                        in `<name>_shape`; z 0 where it is symmetric
+                        in `<name>_shape`
 
 Computed in float32. The model then runs as if the result had been published; states are not rounded to 8 bits, as
 kernels for such checkpoints do. The formats are those of transformers' FP8 and of compressed-tensors; every other one
@@ -34,7 +34,7 @@ _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 def whole_weights(name: str, config: Mapping[str, Any], published: dict[str, Published]) -> dict[str, Published]:
     """The tensors of a checkpoint with this `quantization_config`, under the names of the unquantized ones.
 
-    Raises ModelError for a scheme that is not known, and for scales without a weight or a weight without scales.
+    Raises ModelError for a scheme that is not known, for scales without a weight, and for a checkpoint without scales.
     """
     method = config.get("quant_method")
     if method == "fp8":

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from .cpu import panels
 from .cpu.packed import PackedWeight
@@ -53,6 +53,11 @@ def repacked(weight: Tensor) -> Tensor | None:
 def dense(weight: Tensor) -> Tensor:
     """`weight` row by row, as PyTorch's own matmuls read it."""
     return weight.dense if isinstance(weight, PackedWeight) else weight
+
+
+def embedded(table: nn.Embedding, tokens: Tensor) -> Tensor:
+    """[..., E] the embeddings of `tokens`. Hooks, such as accelerate's, take the place of the module's `forward`."""
+    return table.weight.rows(tokens) if isinstance(table.weight, PackedWeight) else table.forward(tokens)
 
 
 def rows_of(weight: Tensor, index: Tensor) -> Tensor:

@@ -171,7 +171,7 @@ def _verify(model: LanguageModel, call: Call, clock: Clock) -> tuple[int, np.nda
     draft = clock.stage(sampler.draft, ("propose", "observe"), _DRAFTING)
     sampler = replace(sampler, draft=draft, accept=clock.stage(sampler.accept, ("accept",), "decision"))
     loop: Any = VerifyLoop(model, sampler, call.request)
-    for owner, name in ((loop.processing, "of_target"), (loop, "_commit"), (loop.forward, "keep_path")):
+    for owner, name in ((loop.processing, "of_target"), (loop, "commit"), (loop.forward, "keep_path")):
         setattr(owner, name, clock.wrap(getattr(owner, name), "decision"))
     try:
         deque(loop.retire(), maxlen=0)

@@ -605,7 +605,10 @@ class Revise(Stateful):
 class Finish(Stage):
     """Ends rows early, fills them, cuts them short, or lets them grow."""
 
-    start: int | None = None  # of a stage that defines `grow`: the generated positions that a row begins with
+    @property
+    def begins_with(self) -> int:
+        """The generated positions that a row begins with, of a stage that defines `grow`."""
+        raise self.undefined("begins_with")
 
     def done(self, canvas: Canvas, request: Request) -> np.ndarray:
         """[B] bool on the host, called after each commit: the rows that end although positions are open."""

@@ -82,7 +82,8 @@ class Drafts(LeaveOneOut):
         itself = (query >= 0) & (block == (block - canvas.shift).clamp(min=0))
         masks = torch.zeros(count, width + 1, dtype=torch.bool, device=at.device)
         masks.scatter_(1, torch.where(itself, query, width), True)
-        inputs = inputs.masked_fill(masks[:, plan.tokens.shape[1] : -1], canvas.mask_id)
+        # Padding, too: at the first position an image has its condition, which is no token.
+        inputs = inputs.masked_fill(masks[:, plan.tokens.shape[1] : -1] | (at < 0), canvas.mask_id)
         return replace(plan, tokens=torch.cat([plan.tokens, inputs], 1))
 
     def complete(self, evidence: Evidence) -> Evidence:

@@ -147,7 +147,7 @@ class MaskedLoop:
         self.logprobs = LogprobRecorder.of(request, canvas, canvas.length, model.device)
         self.recorder = TraceRecorder(canvas, self.forward.sequences, self.logprobs)
         if sampler.growing is not None:
-            canvas.begin_short(sampler.growing.start or 0)
+            canvas.begin_short(sampler.growing.begins_with)
         self.endings = Endings(request.stops, len(canvas))
         self.distributions: list[Read] = []  # of the step, in order
         self.progress: np.ndarray | None = None  # [B] a row commits at least one position before it; None: any
@@ -542,6 +542,8 @@ class MaskedLoop:
             return
         positions = canvas.planned - canvas.prompt
         most = _SPARE_FORWARDS + positions * (_FORWARDS_WITH_REVISION if canvas.revises else 1)
+        if self.sampler.growing is not None:  # a step that lengthens a row may commit nothing
+            most = most + positions
         if (stuck := canvas.nfe > most).any():
             row, forwards = canvas.rows[stuck][0], canvas.nfe[stuck][0]
             raise SpecError(

@@ -44,10 +44,10 @@ class TraceRecorder:
 
     def started(self) -> Started:
         """The `Started` event: the canvases before the first forward."""
-        canvas = self.canvas
-        return Started(
-            canvas.tokens_host[:, : canvas.length].copy(), canvas.open_host[:, : canvas.length].copy(), canvas.prompt
-        )
+        canvas, order = self.canvas, np.arange(self.canvas.length)
+        later = (order >= canvas.total[:, None]) & (order < canvas.planned[:, None])  # where rows may grow
+        open_ = canvas.open_host[:, : canvas.length] | later
+        return Started(canvas.tokens_host[:, : canvas.length].copy(), open_, canvas.prompt)
 
     def step(self, before: Before) -> Step:
         """The event of the step just made; copies, so that it may be kept."""

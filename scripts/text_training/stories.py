@@ -38,7 +38,7 @@ def sentences(text: str, longest: int = LONGEST) -> list[str]:
 def read(files: list[Path]) -> Iterator[Row]:
     """Prompt and answer of each row of plain ASCII text; a request for a story is shortened."""
     for file in files:
-        for line in file.read_text(encoding="utf-8").splitlines():
+        for line in file.read_text(encoding="utf-8").split("\n")[:-1]:  # the last line may not be whole yet
             row = json.loads(line)
             prompt, text = row["prompt"], " ".join(row["text"].split())
             if not isinstance(prompt, str):

@@ -29,6 +29,7 @@ BETTER, WORSE = {"quality": (0.2, 0.1, 0.3)}, {"quality": (-0.2, -0.3, -0.1)}
         (BETTER, "gains"),
         ({"quality": (0.2, 0.0, 0.3)}, "level"),
         (BETTER | SLOWER, "level"),
+        (BETTER | {"seconds": (1.3, 1.0, 1.7)}, "level"),
         (BETTER | FASTER, "gains"),
         (WORSE | FASTER, "loses"),
         (WORSE | SLOWER, "loses"),

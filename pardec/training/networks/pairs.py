@@ -24,12 +24,13 @@ from .parts import Mlp, linear, matrix, repeat_heads, rms, rotary
 class PairNetwork(Network):
     """One decoder layer over pairs. A subclass says what enters it, and what is fed back and read by the head."""
 
-    head: nn.Parameter | None = None  # None: rows of the target's
+    head: nn.Parameter | None  # None: rows of the target's
     post_norm: nn.Parameter
 
     def make_layer(self, inputs: int, noise: torch.Generator) -> None:
         """Random weights of the layer, whose attention reads states of width `inputs`."""
         shape, options, width = self.target.shape, self.options, self.target.model.width
+        self.register_parameter("head", None)
         self.heads, self.kv_heads, self.head_dim = shape.heads, options.kv_heads or shape.kv_heads, shape.head_dim
         self.depths = options.unroll
         rows, kv_rows = self.heads * self.head_dim, self.kv_heads * self.head_dim

@@ -80,7 +80,10 @@ class EarlySkipping(Cache):
         return "greedy" if self.refresh == 1 else "relaxed"
 
     def layer_reuse(self, layers: int) -> EarlySkip:
-        steps = {math.ceil(depth * layers): share for depth, share in self._steps()}
+        steps: dict[int, float] = {}
+        for depth, share in self._steps():
+            layer = math.ceil(depth * layers)
+            steps[layer] = min(share, steps.get(layer, 1.0))
         return EarlySkip(tuple(sorted(steps.items())), 1 - self.alpha)
 
     def start(self, canvas: Canvas) -> State:

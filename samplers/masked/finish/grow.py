@@ -57,6 +57,10 @@ class Grow(Finish):
         self.require("spare", least=0)
         self.require("enough", "sure", "unsure", least=0, most=1)
 
+    @property
+    def begins_with(self) -> int:
+        return self.start
+
     def grow(
         self, predictions: Predictions, chosen: torch.Tensor, proposal: Proposal, canvas: Canvas, request: Request
     ) -> Growth:

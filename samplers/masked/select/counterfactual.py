@@ -34,7 +34,7 @@ from ..contracts import CAUSAL_KINDS, Canvas, Proposal, Select
 )
 @dataclass(frozen=True)
 class Counterfactual(Select):
-    provides = frozenset({Trait.LEAVE_ONE_OUT})
+    provides = frozenset({Trait.LEAVE_ONE_OUT, Trait.GOES_BY_POSITION})  # drafts are kept by position
     conflicts: ClassVar[Reasons] = {
         Trait.LEAVE_ONE_OUT: Why("{me} and {other} both add copies of the block to a forward", "keep one"),
         Trait.BRANCHES: Why("{me} needs new predictions of its drafts, and {other} decides by old ones", "keep one"),

@@ -94,7 +94,10 @@ class Idlm(Drafter):
             Trait.SPLITS_TARGET,
         }
     )
-    conflicts: ClassVar[Reasons] = {Trait.DRAFTS_TREES: Why("{me} drafts a chain, and {does}", "leave {other} out")}
+    conflicts: ClassVar[Reasons] = {
+        Trait.DRAFTS_TREES: Why("{me} drafts a chain, and {does}", "leave {other} out"),
+        Trait.CONDITIONS: Why("{me} drafts text, and the request has image conditions", "draft with eagle"),
+    }
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (3, 7, 2)}
 
     k: Annotated[int, "masks after a draft, which is how many tokens the next one has"] = 3

@@ -145,7 +145,7 @@ def test_bodies_that_are_no_request(running: Running, caplog: pytest.LogCaptureF
             count += 1
         is_error(client.post(CHAT, json={"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}))
         is_error(client.post(IMAGES, json={"prompt": "a circle"}))
-        for path in ("/", "/v1", "/v1/nothing", "/v1/models/none", "/v1/completions/"):
+        for path in ("/v1", "/v1/nothing", "/v1/models/none", "/v1/completions/"):
             is_error(client.get(path))
         for method, path in (("GET", COMPLETIONS), ("PUT", CHAT), ("POST", "/health"), ("DELETE", "/v1/models")):
             is_error(client.request(method, path))

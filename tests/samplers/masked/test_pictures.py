@@ -32,7 +32,7 @@ def test_every_sampler_draws(spec: str, cfg: float | None) -> None:
         return
     model = painter(sharp=1.2)
     options: dict[str, Any] = {"cfg": cfg, "temperature": 0.8 * (drawn(spec, 2))}
-    if sampler.inputs or sampler.query is not None or sampler.reading or sampler.moving is not None:
+    if sampler.inputs or sampler.query is not None or sampler.reading or sampler.moving is not None or sampler.growing:
         with pytest.raises(SpecError, match="begin with its condition|the neighbours of image tokens|moves tokens"):
             draw(model, spec, CAPTIONS, **options)
         return

@@ -36,7 +36,7 @@ NEEDS = {kind: f"{kind}:name=toy,k=3" for kind in KINDS} | {  # what a drafter c
     "reflective": 'reflective:probe=""',
     "transfer": "transfer:name=toy",
 }
-TEXT = ("diffusion", "longspec", "sparsekv", "triforce")  # what reads K/V of a text, which a condition is not
+TEXT = ("diffusion", "idlm", "longspec", "sparsekv", "triforce")  # what reads K/V of a text, which a condition is not
 GREEDY_AT_0 = ("typical", "gsd", "lenience")  # relaxed ones whose cards say that they are `greedy` at temperature 0
 
 

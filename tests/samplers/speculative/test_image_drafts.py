@@ -37,7 +37,7 @@ from tests.samplers.picture_toys import (
     toy_pictures,
 )
 
-TEXT = ("diffusion", "longspec", "sparsekv", "triforce")  # what reads K/V of a text, which a condition is not
+TEXT = ("diffusion", "idlm", "longspec", "sparsekv", "triforce")  # what reads K/V of a text, which a condition is not
 SPECS = [
     *(f"sjd:window={window},init={init}" for window, init in ((8, "left"), (12, "up"), (4, "random"), (8, "repeat"))),
     "sjd",
@@ -56,7 +56,7 @@ SPECS = [
     "recycling:k=3,tree=3-4-2",
     "model:name=toy,k=4",
     "model:name=toy,k=3+template:widths=3-2-1",
-    'auto:model="model:name=toy,k=3"',
+    'auto:model="model:name=toy,k=3",measured=false',
     'rasd:model="model:name=toy,k=3",span=3,nodes=6',
     "aded",
     "dflash:name=toy,k=2",

@@ -40,6 +40,7 @@ NEEDS["rapid"] = "rapid:chunk=2,chunks=1,query=2,begin=1"  # so that prompts of 
 NEEDS["rasd"] = 'rasd:model="model:name=toy,k=3",span=4,nodes=8'
 NEEDS["diffusion"] = "diffusion:name=masked,k=6,step=3,small=2"
 NEEDS["idlm"] = "idlm:mask=5"
+NEEDS["auto"] = "auto:measured=false"  # the clock decides otherwise in every batch
 NEEDS["linearspec"] = "linearspec:mask=5,k=5"
 NEEDS |= {"judge": "judge:head=toy,thr=0.5", "reflective": 'reflective:probe=""'}
 # Readings that leave out most of what there is.
