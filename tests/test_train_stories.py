@@ -51,6 +51,9 @@ def test_rows_are_whole_sentences_and_short_requests(tmp_path: Path) -> None:
     assert answer == f"0. {STORY}"
     (tmp_path / "other.jsonl").write_text(json.dumps({"prompt": "a caf\u00e9", "text": "Yes."}) + "\n")
     assert list(stories.read([tmp_path / "other.jsonl"])) == []
+    rows = write_rows(tmp_path / "rows.jsonl", 2)
+    rows.write_text(rows.read_text()[:-9])  # the last line is still being written
+    assert list(stories.read([rows])) == [(prompt, answer)]
 
 
 def test_instructions_are_answered_by_the_story() -> None:
@@ -123,7 +126,7 @@ def test_an_interrupted_run_trains_what_an_unbroken_one_does(tmp_path: Path) -> 
     card = json.loads((whole / "out" / "card.json").read_text())
     assert card["curve"][-1]["step"] == 6
     assert card["recipe"]["core-hours"] >= 0
-    assert "still in training" in (whole / "out" / "README.md").read_text()
+    assert "model in training" in (whole / "out" / "README.md").read_text()
     model = pardec.load(whole / "out", device="cpu", dtype="float32")
     assert model.family == "masked"
     assert model.generate(STORY, max_new_tokens=4, sampler="threshold").nfe[0] <= 4
