@@ -28,6 +28,7 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = {
     "ar": ("auto", "lookup:k=7", "suffix"),
 }
 GAIN = 1.05  # times as fast as plain decoding, below which that is advised
+_CLOSE = 0.9  # of the score of plain decoding: what is faster with as much is named
 MOST = 200  # prompts
 LEAST = 3  # prompts that every candidate answers, whatever the budget
 
@@ -210,6 +211,13 @@ def _keeps(row: Timed, plain: Timed) -> bool:
     return row.same == row.prompts if row.score is None or plain.score is None else row.score >= plain.score
 
 
+def _close(rows: Sequence[Timed], plain: Timed) -> Timed | None:
+    """The best of the faster candidates, where it has at least 0.9 of the score of plain decoding."""
+    faster = [row for row in rows if row.error is None and row.score and row.seconds * GAIN <= plain.seconds]
+    best = max(faster, key=lambda row: (row.score or 0.0, -row.seconds), default=None)
+    return best if best is not None and (best.score or 0.0) >= _CLOSE * (plain.score or 0.0) else None
+
+
 def _notes(
     model: Model, rows: Sequence[Timed], chosen: Timed, other: Model | None, reference: Timed, scored: bool
 ) -> Iterator[str]:
@@ -222,6 +230,11 @@ def _notes(
         yield "the advised sampler may give other tokens; pardec tune tests its quality on more prompts"
     if chosen.spec == PLAIN:
         yield f"no sampler of the same quality was at least {GAIN:g} times as fast as plain decoding"
+        if (close := _close(rows, plain)) is not None:
+            yield (
+                f"{close.spec} is {plain.seconds / close.seconds:.3g} times as fast with {close.score:g} right in "
+                f"place of {plain.score:g}, which may be chance; pardec tune tests it on more prompts"
+            )
     if other is not None:
         ours, theirs = chosen.tokens / chosen.seconds, reference.tokens / reference.seconds
         which = "faster" if theirs > ours else "slower"

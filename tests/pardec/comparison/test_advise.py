@@ -34,6 +34,13 @@ def test_the_fastest_of_those_as_good_as_plain_decoding_is_chosen() -> None:
     assert advising._chosen([plain, worse, relaxed]).spec == "sequential"  # without scores the tokens have to be equal
 
 
+def test_the_best_of_the_faster_is_named_where_it_loses_few_answers() -> None:
+    plain = timed("sequential", 4, score=20, same=4)
+    near, hasty, far = timed("a", 2, score=19, same=4), timed("b", 1, score=18, same=4), timed("c", 1, score=17, same=4)
+    assert advising._close([plain, hasty, near, far], plain) is near
+    assert advising._close([plain, far, timed("d", 3.9, score=20, same=4), Timed("e", error="no")], plain) is None
+
+
 def test_a_sampler_that_loses_answers_is_not_advised(monkeypatch: pytest.MonkeyPatch) -> None:
     some = ("threshold:tau=0.01+eos", "threshold:tau=0.98+eos", "lookup")
     monkeypatch.setattr(advising, "CANDIDATES", {"masked": some})
