@@ -46,7 +46,7 @@ def counted() -> Iterator[Transfers]:
 
 
 class DeviceColumn:
-    """Stands in for a host array [R] while a step is captured: `upload` returns its `values` on the device."""
+    """A host array [R] of a captured step, whose `values` are on the device already: `upload` returns them."""
 
     def __init__(self, values: Tensor) -> None:
         self.values = values

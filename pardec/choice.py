@@ -59,7 +59,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place in the answer: the ids before it, which follow the slot before, and those of its labels."""
+    """A slot of the answer: the ids of the text between the previous slot and this one, and the ids of its labels."""
 
     name: str
     before: list[int]

@@ -1,4 +1,4 @@
-"""Compares two runs of a request bit by bit, and the logits of the kernels with those of their PyTorch definitions.
+"""Compares the bits of two runs of a request, and the kernels' logits with those of their definitions in PyTorch.
 
 Tokens are chaotic: a near tie that rounds the other way changes all tokens after it, and says neither whether a kernel
 is wrong nor whether it varies. So each layer's states and the logits of every forward leave a checksum, and two runs

@@ -62,7 +62,7 @@ def two_sample(one: Sample, other: Sample, *, positions: int = 32, seed: int = 0
 
 
 def _halves(rows: int) -> np.ndarray:
-    """[rows]: 1 for the rows of the one sample, -1 for those of the other."""
+    """[rows] the sign of each row: 1 in the first sample, -1 in the second."""
     return np.repeat([1, -1], [rows // 2, rows - rows // 2])
 
 

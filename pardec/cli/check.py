@@ -1,4 +1,4 @@
-"""`pardec check`: decodes with and without a drafter or cache, and says whether the output is what it should be."""
+"""`pardec check`: decodes with a drafter or cache and without it, and reports whether the output agrees."""
 
 from __future__ import annotations
 

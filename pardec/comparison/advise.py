@@ -35,7 +35,7 @@ LEAST = 3  # prompts that every candidate answers, whatever the budget
 
 @dataclass
 class Timed:
-    """A candidate and what it took.
+    """The time, forwards and score of a candidate on the prompts so far.
 
     Attributes:
         seconds, tokens: of all prompts; generated tokens before the end token.

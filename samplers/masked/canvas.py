@@ -371,7 +371,7 @@ class Canvas(RowState):
                 delattr(self, name)
 
     def _read_of_block(self, name: str) -> np.ndarray:
-        """An array of the active block, by a transfer of its own."""
+        """Downloads the arrays of the active block, and returns the one called `name`."""
         self._transfer({})
         value: np.ndarray = vars(self)[name]
         return value
@@ -592,7 +592,7 @@ class Canvas(RowState):
         self._update()
 
     def grow(self, at: np.ndarray, count: np.ndarray) -> None:
-        """Adds `count` [B] masks after the positions `at` [B]; what is after them moves. For blocks of a fixed grid."""
+        """Inserts `count` [B] masks after the positions `at` [B]; later tokens move. For a fixed grid of blocks."""
         order = np.arange(self.length + 1)
         source = np.where(order > at[:, None], order - count[:, None], order)
         source[(order > at[:, None]) & (order <= (at + count)[:, None])] = -1

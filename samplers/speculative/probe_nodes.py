@@ -56,7 +56,7 @@ def behind(draft: Draft, chains: ProbeLayout, remaining: np.ndarray, carry: Carr
 
 
 def after_last(draft: Draft, chains: ProbeLayout, remaining: np.ndarray) -> ProbeNodes:
-    """Adds probe `chains` after the last node of each row's chain, like `behind`."""
+    """`behind`, for the last node of each row's chain alone."""
     device, step = draft.tokens.device, np.array(chains.step)[:, None]
     last = np.arange(draft.width) == draft.sizes[:, None, None] - 1  # [B, 1, T]
     has = last & (step < (remaining - draft.sizes)[:, None, None])

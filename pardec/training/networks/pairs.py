@@ -22,7 +22,7 @@ from .parts import Mlp, linear, matrix, repeat_heads, rms, rotary
 
 
 class PairNetwork(Network):
-    """One decoder layer over pairs. A subclass says what enters it, and what is fed back and read by the head."""
+    """A decoder layer over pairs. A subclass defines its inputs, the states of the next step, and the head's inputs."""
 
     head: nn.Parameter | None  # None: rows of the target's
     post_norm: nn.Parameter
@@ -43,7 +43,7 @@ class PairNetwork(Network):
         raise NotImplementedError
 
     def _enter(self, embedded: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention is added to [B, T, E], and what it reads [B, T, I], of pairs embedded and g [B, T, E]."""
+        """The residual stream [B, T, E] and attention's inputs [B, T, I], of pairs (embedded, g), both [B, T, E]."""
         raise NotImplementedError
 
     def _fed_back(self, z: Tensor) -> Tensor:
@@ -51,11 +51,11 @@ class PairNetwork(Network):
         return z
 
     def _read(self, g: Tensor) -> Tensor:
-        """[..., E] the head's inputs, of what is fed back [..., E]."""
+        """[..., E] the head's inputs, of the next step's states `g` [..., E]."""
         return g
 
     def _attend(self, tokens: Tensor, g: Tensor, step: int, past: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """What is fed back after `step`, for tokens [B, T] and states g [B, T, E]; keys and values join `past`."""
+        """[B, T, E] the next step's states, of tokens [B, T] and states g [B, T, E]; appends K and V to `past`."""
         batch, width = tokens.shape
         h, x = self._enter(F.embedding(tokens, self.target.embedding), g)
         q, k, v = (linear(x, weight).view(batch, width, -1, self.head_dim) for weight in (self.q, self.k, self.v))

@@ -78,7 +78,7 @@ class ModuleDrafter(Drafter):
         return states
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        """Parameters that the module reads over those of the target: reading them is most of a forward's cost."""
+        """The parameters that a forward of the module reads, divided by the target's."""
         return draft_model.parameters_read / target.parameters if isinstance(draft_model, DraftModule) else None
 
 

@@ -6,9 +6,9 @@ from ...traits import Reasons, Trait, Why
 
 
 def one_chain(does: str, otherwise: str = "") -> tuple[Reasons, Reasons]:
-    """What an acceptance of one chain per row requires, and what it conflicts with.
+    """The `requires` and `conflicts` of an acceptance that verifies one chain per row.
 
-    `does` says what it does with the chain, and `otherwise` what else would work, after a comma.
+    `does` tells what the acceptance does with the chain; `otherwise`, after a comma, another way out.
     """
     hint = f"draft with model:name=..., a draft module or lookup, without a shape{otherwise}"
     own_nodes = Why(f"{{me}} {does}, and {{other!r}} lays out its own nodes or keeps rejected tokens", hint)

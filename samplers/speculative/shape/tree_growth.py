@@ -67,7 +67,7 @@ class Tree:
         self.values = self.with_level(self.values, values)
 
     def with_level(self, known: Any, level: Any) -> Any:
-        """[B, M + N]: something of the nodes so far [B, M], then of those of a new level [B, ..] of N nodes."""
+        """[B, M + N]: the values `known` [B, M] of the nodes so far, then those of a new `level` [B, ..] of N nodes."""
         return self.xp.concatenate((known, level.reshape(len(known), -1)), 1)
 
     def best(self, count: int) -> Any:
