@@ -62,9 +62,7 @@ class Decoder(nn.Module):
             self.head.weight = self.embed.weight
         frequencies = torch.tensor(config.frequencies, dtype=torch.float32, device="cpu")
         self.rope = Rope(frequencies, config.rope_scale) if config.grid is None else GridRope(frequencies, config.grid)
-        self._own_ropes = {
-            own: Rope(torch.tensor(own.frequencies, device="cpu"), own.rope_scale) for own in config.each
-        }
+        self._own_ropes = {own: Rope.of(own) for own in config.each}
         self.placement: tuple[torch.device, ...] | None = None  # device of each layer where accelerate has spread them
         self._entry: torch.device | None = None
         self._has_hooks = config.canvas or config.query_growth is not None

@@ -148,7 +148,7 @@ class DFlashModule(DraftModule):
             self.confidence = parameter(*published["confidence_head.proj.weight"].shape)
             self.confidence_bias = parameter(1)
         self.estimates_acceptance = self.confidence is not None
-        self.ropes = [_rope(config.of(index)) for index in range(config.layers)]
+        self.ropes = [Rope.of(config.of(index)) for index in range(config.layers)]
 
     @property
     def parameters_read(self) -> int:
@@ -269,10 +269,6 @@ def load(files: DraftFiles, target: LanguageModel, *, taps: str | None = None) -
     lines.append(f"drafts {target.vocab_size if vocabulary is None else len(vocabulary)} of {target.vocab_size} ids")
     module.about = (*lines, *left_out(files, layout.config))
     return module.eval()
-
-
-def _rope(config: DecoderConfig) -> Rope:
-    return Rope(torch.tensor(config.frequencies, device="cpu"), config.rope_scale)
 
 
 KIND = register(

@@ -131,7 +131,7 @@ class EagleModule(DraftModule):
         self.norm = parameter(config.width) if form.norm_head or form.norm_output else None
         self.head = None if form.vocabulary is None or form.tied else parameter(form.vocabulary, config.width)
         self.embedding = parameter(config.vocab, config.width) if own_embedding else None
-        self.rope = Rope(torch.tensor(config.frequencies, device="cpu"), config.rope_scale)
+        self.rope = Rope.of(config)
 
     @property
     def parameter_count(self) -> int:

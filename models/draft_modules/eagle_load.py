@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from ..errors import ModelError, listed
 from ..layers.empty_weights import empty_weights
 from ..layers.rope import Rope
@@ -50,7 +48,7 @@ def load(
         by_rows=("embedding", *make.more_names),
     )
     module.vocabulary = ids
-    module.rope = Rope(torch.tensor(config.frequencies, device="cpu"), config.rope_scale)
+    module.rope = Rope.of(config)
     version = "FSPAD" if form.version == "fspad" else "Dovetail" if form.gated else f"EAGLE-{form.version}"
     lines = [f"{version}, {form.style} layout, {config.layers} layer(s) of width {config.width}"]
     if form.version != "3":

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from ..caches.kv_cache import KVCache
@@ -63,7 +62,7 @@ class Kangaroo(DraftModule):
         self.width, self.states = config.width, TargetStates((exit_layers - 1,))
         self.layers = nn.ModuleList(AdapterLayer(config) for _ in range(config.layers))
         self.norm = parameter(config.width)
-        self.rope = _rope(config)
+        self.rope = Rope.of(config)
 
     @property
     def parameters_read(self) -> int:
@@ -96,10 +95,6 @@ class Kangaroo(DraftModule):
         normed = choose_ops(self.device, self.dtype).norm(states, self.norm, self.layers_config.norm_eps)
         logits: Tensor = self.target.decoder.unembed(normed)  # type: ignore[attr-defined]
         return logits
-
-
-def _rope(config: DecoderConfig) -> Rope:
-    return Rope(torch.tensor(config.frequencies, device="cpu"), config.rope_scale)
 
 
 def _matches(config: Mapping[str, Any], published: Mapping[str, Published]) -> bool:
@@ -142,7 +137,7 @@ def _load(files: DraftFiles, target: LanguageModel, *, layers: int | None = None
         dtype=target.dtype,
         device=target.device,
     )
-    module.rope = _rope(config)
+    module.rope = Rope.of(config)
     reason = "as requested" if layers else "exit_layer of its config" if stated else "the authors' default"
     theirs = {"embed_tokens": target.decoder.embedding}
     if isinstance(head := getattr(getattr(target.decoder, "head", None), "weight", None), Tensor):

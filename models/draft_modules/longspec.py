@@ -103,7 +103,7 @@ class LongSpecModule(DraftModule):
         super().__init__(files, target)
         self.layer_config, self.width = config, config.width
         self.layer = CrossLayer(config, query_bias=query_bias)
-        self.rope = Rope(torch.tensor(config.frequencies, device="cpu"), config.rope_scale)
+        self.rope = Rope.of(config)
 
     @property
     def parameters_read(self) -> int:
@@ -176,7 +176,7 @@ def _load(files: DraftFiles, target: LanguageModel) -> LongSpecModule:
         dtype=target.dtype,
         device=target.device,
     )
-    module.rope = Rope(torch.tensor(config.frequencies, device="cpu"), config.rope_scale)
+    module.rope = Rope.of(config)
     about = f"a layer of width {config.width}, a window of {config.window}, keys of the target's last layer"
     module.about = (about, *left_out(files, config))
     return module

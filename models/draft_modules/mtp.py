@@ -31,6 +31,7 @@ from ..files.weights import Published
 from ..kernels.attention import attention_pattern
 from ..kernels.matmul import matmul
 from ..kernels.ops import choose_ops
+from ..layers.empty_weights import empty_weights
 from ..layers.layer import DecoderLayer, LayerPass
 from ..layers.rope import Rope
 from ..model import LanguageModel
@@ -90,7 +91,7 @@ class MtpModule(DraftModule):
         self.token_norm, self.state_norm = parameter(self.width), parameter(self.width)
         self.projection, self.norm = parameter(self.width, 2 * self.width), parameter(self.width)
         self.layer = DecoderLayer(config)
-        self.rope = _rope(config)
+        self.rope = Rope.of(config)
 
     @property
     def parameters_read(self) -> int:
@@ -186,7 +187,7 @@ def load(files: DraftFiles, target: LanguageModel) -> MtpModule:
         raise ModelError(
             f"{files.name} drafts with the head of {target.name}, which runs in transformers and does not expose it"
         )
-    with torch.device("meta"):
+    with empty_weights():
         module = MtpModule(files, target, form)
     stem = re.escape(form.stem)
     fill(
@@ -198,7 +199,7 @@ def load(files: DraftFiles, target: LanguageModel) -> MtpModule:
         dtype=target.dtype,
         device=target.device,
     )
-    module.rope = _rope(form.config)
+    module.rope = Rope.of(form.config)
     lines = [f"an MTP layer in {form.style} layout, {form.stem}*"]
     if form.layers > 1:
         lines.append(f"the first of {form.layers} MTP layers drafts every token")
@@ -207,10 +208,6 @@ def load(files: DraftFiles, target: LanguageModel) -> MtpModule:
         copies[f"{form.stem}shared_head.head"] = head
     module.about = (*lines, *left_out(files, form.config, **copies))
     return module.eval()
-
-
-def _rope(config: DecoderConfig) -> Rope:
-    return Rope(torch.tensor(config.frequencies, device="cpu"), config.rope_scale)
 
 
 KIND = register(

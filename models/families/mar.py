@@ -27,6 +27,7 @@ from ..files.sources import Source
 from ..files.weights import Published, count_parts
 from ..images.contracts import ImageLayout, Imaging, OneSize
 from ..images.weight_files import only_file
+from ..layers.empty_weights import empty_weights
 from ..loading.modules import fill_modules, named_tensors
 from .base import Config, ConfigKeys
 from .config_files import BOOKKEEPING, agree, sampling, stated
@@ -207,7 +208,7 @@ def load_mar(
 
     if decoder is not None:
         find_kl(decoder)  # a missing one is reported before weights are read
-    with torch.device("meta"):
+    with empty_weights():
         backbone, net = networks(config)
     expected = named_tensors(backbone) | named_tensors(net, _HEAD)
     fill_modules(source.name, published, expected, dtype=dtype, device=device)

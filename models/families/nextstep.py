@@ -30,6 +30,7 @@ from ..files.tokenizers import load_tokenizer
 from ..files.weights import Published, count_parts, unwrapped
 from ..images.contracts import AnySize, Condition, ImageLayout
 from ..images.latent_vae import LatentVAE, find_vae
+from ..layers.empty_weights import empty_weights
 from ..loading import assemble
 from ..loading.kinds import NEXTSTEP
 from ..loading.modules import fill_modules, named_tensors
@@ -188,7 +189,7 @@ def load_nextstep(
         raise ModelError(
             f"config.json of {source.name} names no token that begins an image", "add the token's id as boi"
         )
-    with torch.device("meta"):
+    with empty_weights():
         projectors, network = networks(config)
     stack = assemble.empty(SPEC.decoder(config))
     parts = named_tensors(projectors) | named_tensors(network, _HEAD)

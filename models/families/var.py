@@ -23,6 +23,7 @@ from ..files.sources import Source
 from ..files.weights import Published, count_parts, tensors_of
 from ..images.contracts import OneSize
 from ..images.weight_files import only_file
+from ..layers.empty_weights import empty_weights
 from ..loading.modules import fill_modules, named_tensors
 from ..scales.contracts import MultiScaleQuantizer, ScaleModel, Scales
 from ..scales.layout import ScaleLayout
@@ -205,7 +206,7 @@ def load_var(
 
     if decoder is not None:
         find_tokenizer(decoder)  # a missing one is reported before weights are read
-    with torch.device("meta"):
+    with empty_weights():
         transformer = network(config)
     used = loaded(published, config["patch_nums"])
     fill_modules(source.name, used, named_tensors(transformer), dtype=dtype, device=device)

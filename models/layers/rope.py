@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..decoder_config import AttentionConfig, DecoderConfig
 from ..errors import ModelError
 from ..plan import Plan
 
@@ -28,6 +29,11 @@ class Rope:
         self.dim = 2 * frequencies.numel()
         self._tables: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self._frequencies: dict[torch.device, Tensor] = {}
+
+    @classmethod
+    def of(cls, config: DecoderConfig | AttentionConfig) -> Rope:
+        """The rotation of a decoder, or of one of its layers; its frequencies are on the CPU, whatever the context."""
+        return cls(torch.tensor(config.frequencies, device="cpu"), config.rope_scale)
 
     def tables(self) -> list[Tensor]:
         """The tables that `rows` currently reads."""

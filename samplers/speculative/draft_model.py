@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from pardec.models import finite
 from pardec.models.caches.kv_cache import KVCache
-from pardec.models.errors import ModelError, PardecError
+from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Hidden, Plan, Visible
 from pardec.models.trimmed import parameters_read
@@ -24,6 +24,15 @@ from ..prefix_reuse import DraftReuse
 from ..traits import Trait
 from .contracts import DecodeContext, Draft, DraftModel, RoundResult, SubsetLogits, Uniforms, Verdict
 from .forward import CacheRows, catch_up_groups
+
+
+def demand_name(kind: str, name: str | None, what: str = "the draft model") -> None:
+    """Raises SpecError where the drafter `kind` has no `name`, which names `what`."""
+    if not name:
+        raise SpecError(
+            f"{kind}: name is missing; it names {what}",
+            hint=f"write {kind}:name=... with an embedded name, a folder or a hub id of the target's vocabulary",
+        )
 
 
 def parameter_ratio(target: LanguageModel, draft_model: object) -> float | None:

@@ -20,6 +20,7 @@ from pardec.samplers import registry
 from pardec.samplers.rng import Keyed as Seeds
 from pardec.samplers.spec import parse
 from pardec.samplers.speculative.contracts import Draft, DraftModel, Length, RoundResult, Verdict
+from pardec.samplers.speculative.draft.eagle_state import PairState
 from pardec.samplers.speculative.draft_model import DraftModelState
 from pardec.samplers.speculative.forward import VerifyForward
 from pardec.samplers.speculative.sequences import Sequences
@@ -292,3 +293,25 @@ def best_fixed(uniform: np.ndarray, c: float, most: int) -> float:
 def switching(alphas: Sequence[float], each: int, most: int) -> np.ndarray:
     """Acceptance probabilities [rounds, most] that change every `each` rounds."""
     return np.repeat(np.array(alphas), each)[:, None].repeat(most, 1)
+
+
+@contextmanager
+def compared_states(truth: Callable[[PairState, list[int], list[int]], Tensor]) -> Iterator[list[float]]:
+    """The errors of the state after every drafted node, relative to the largest entry of its `truth`.
+
+    `truth` gets the drafter's state, the row's text and the tokens drafted up to the node.
+    """
+    errors: list[float] = []
+    raw = PairState._raw
+
+    def listened(self: PairState, draft: Draft, nodes: Tensor, *, subset: bool = False) -> Tensor:
+        logits = raw(self, draft, nodes, subset=subset)
+        for row, column in zip(*torch.where(nodes >= 0), strict=True):
+            node = int(nodes[row, column])
+            found = self.states[row, self.slot[row, node]]
+            expected = truth(self, self.context.text.row(int(row)).tolist(), path(draft, int(row), node))
+            errors.append(float((found - expected).abs().max() / expected.abs().max()))
+        return logits
+
+    with patch.object(PairState, "_raw", listened):
+        yield errors

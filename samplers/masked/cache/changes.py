@@ -58,6 +58,11 @@ LEAVE_ONE_OUT_REUSED = Why(
     "leave {other} out, or use another cache",
 )
 
+# Of caches that compute some of the positions in each layer.
+SOME_COMPUTED = Why(
+    "{other} reads the attention of all positions, and {me} computes only some in each layer", "use another cache"
+)
+
 # Of caches for block-causal families.
 FINISHED_BLOCKS = Why(
     "{me} keeps the K/V of finished blocks, which are final only in block-causal models",

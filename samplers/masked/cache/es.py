@@ -34,9 +34,9 @@ from pardec.models.plan import Ranking
 from ...batching import RowState
 from ...host_transfer import upload
 from ...registry import register
-from ...traits import Reasons, Trait, Why
+from ...traits import Reasons, Trait
 from ..contracts import Cache, Canvas, Evidence, QuerySpec
-from .changes import LEAVE_ONE_OUT_REUSED, LastTokens, elapsed, rows_predicting
+from .changes import LEAVE_ONE_OUT_REUSED, SOME_COMPUTED, LastTokens, elapsed, rows_predicting
 
 _FIRST, _CHANGED, _SUREST = 5.0, 3.0, 2.0  # added to the importance, which is at most 1
 
@@ -57,10 +57,7 @@ class EarlySkipping(Cache):
     attention = "bidirectional"
     conflicts: ClassVar[Reasons] = {
         Trait.LEAVE_ONE_OUT: LEAVE_ONE_OUT_REUSED,
-        Trait.READS_ATTENTION: Why(
-            "{other} reads the attention of all positions, and {me} computes only some in each layer",
-            "use another cache",
-        ),
+        Trait.READS_ATTENTION: SOME_COMPUTED,
     }
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"share2": (0.25, 0.5), "block_refresh": (4, 16)}
 

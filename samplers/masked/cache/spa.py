@@ -32,9 +32,9 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...registry import register
-from ...traits import Reasons, Trait, Why
+from ...traits import Reasons, Trait
 from ..contracts import Cache, Canvas, QuerySpec
-from .changes import LEAVE_ONE_OUT_REUSED, elapsed
+from .changes import LEAVE_ONE_OUT_REUSED, SOME_COMPUTED, elapsed
 
 _LEAST = 1 / 32  # share of the answer, before the peak
 _PUBLISHED = ((0.75, 0.12, 0.52), (0.5, 1 / 6, 5 / 6))  # peak, first and last, of LLaDA and of shifted families
@@ -46,10 +46,7 @@ class SingularProxyCache(Cache):
     attention = "bidirectional"
     conflicts: ClassVar[Reasons] = {
         Trait.LEAVE_ONE_OUT: LEAVE_ONE_OUT_REUSED,
-        Trait.READS_ATTENTION: Why(
-            "{other} reads the attention of all positions, and {me} computes only some in each layer",
-            "use another cache",
-        ),
+        Trait.READS_ATTENTION: SOME_COMPUTED,
     }
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"ratio": (0.25, 0.5), "response": (7, 3)}
 

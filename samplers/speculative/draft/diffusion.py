@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pardec.models import finite
 from pardec.models.draft_modules.contracts import DraftModule
-from pardec.models.errors import ModelError, PardecError, SpecError
+from pardec.models.errors import ModelError, PardecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
@@ -36,7 +36,7 @@ from ...registry import register
 from ...spec import ModelName
 from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, Drafter, SpeculativeSampler, Uniforms
-from ..draft_model import parameter_ratio
+from ..draft_model import demand_name, parameter_ratio
 from ..forward import CacheRows
 from .draft_checkpoint import check_tokens
 
@@ -177,11 +177,7 @@ class Diffusion(Drafter):
         self.require("low", "tau", least=0)
 
     def check(self, sampler: SpeculativeSampler) -> None:
-        if not self.name:
-            raise SpecError(
-                "diffusion: name is missing; it names the masked model that drafts",
-                "write diffusion:name=... with an embedded name, a folder or a hub id of the target's vocabulary",
-            )
+        demand_name("diffusion", self.name, "the masked model that drafts")
 
     @property
     def needed_model(self) -> str | None:

@@ -41,7 +41,7 @@ import numpy as np
 from torch import Tensor
 
 from pardec.models.draft_modules.contracts import DraftModule
-from pardec.models.errors import ModelError, SpecError
+from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
 from pardec.models.parallel.layer_parallel import check_parallel
 
@@ -50,7 +50,7 @@ from ...registry import register
 from ...spec import ModelName
 from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
-from ..draft_model import DraftModelState, parameter_ratio
+from ..draft_model import DraftModelState, demand_name, parameter_ratio
 from .cross_vocabulary import CrossVocabularyState, TokenMap
 from .draft_checkpoint import check_device, check_pair, check_texts
 
@@ -84,12 +84,7 @@ class Model(Drafter):
         object.__setattr__(self, "_maps", WeakKeyDictionary[Any, TokenMap]())
 
     def check(self, sampler: SpeculativeSampler) -> None:
-        if not self.name:
-            kind = self.registered[0]
-            raise SpecError(
-                f"{kind}: name is missing; it names the draft model",
-                hint=f"write {kind}:name=... with an embedded name, a folder or a hub id of the target's vocabulary",
-            )
+        demand_name(self.registered[0], self.name)
 
     @property
     def provides(self) -> frozenset[Trait]:

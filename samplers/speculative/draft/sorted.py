@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pardec.models.draft_modules.contracts import DraftModule
-from pardec.models.errors import ModelError, SpecError
+from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Hidden, Plan, Visible
 
@@ -39,7 +39,7 @@ from ...registry import register
 from ...spec import ModelName
 from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, SubsetLogits, Uniforms
-from ..draft_model import DraftModelState, parameter_ratio
+from ..draft_model import DraftModelState, demand_name, parameter_ratio
 from ..forward import catch_up_groups
 from .draft_checkpoint import check_pair
 from .exits import all_copies, fitting_exits, parse_exits
@@ -182,11 +182,7 @@ class Sorted(Drafter):
         parse_exits("sorted", self.exits)
 
     def check(self, sampler: SpeculativeSampler) -> None:
-        if not self.name:
-            raise SpecError(
-                "sorted: name is missing; it names the draft model",
-                hint="write sorted:name=... with an embedded name, a folder or a hub id of the target's vocabulary",
-            )
+        demand_name("sorted", self.name)
 
     @property
     def needed_model(self) -> str | None:

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.models.errors import ModelError, PardecError, SpecError
+from pardec.models.errors import ModelError, PardecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
@@ -46,7 +46,7 @@ from ..contracts import (
     TargetDistributions,
     Uniforms,
 )
-from ..draft_model import DraftModelState
+from ..draft_model import DraftModelState, demand_name
 from ..ops.verification import judge
 from ..sequences import Sequences
 from ..shape.chain import Chain
@@ -207,11 +207,7 @@ class TriForce(Drafter):
         object.__setattr__(self, "_reading", reading_of(self.read, "triforce"))  # no field: it follows from the spec
 
     def check(self, sampler: SpeculativeSampler) -> None:
-        if not self.name:
-            raise SpecError(
-                "triforce: name is missing; it names the small draft model",
-                hint="write triforce:name=... with an embedded name, a folder or a hub id of the target's vocabulary",
-            )
+        demand_name("triforce", self.name, "the small draft model")
 
     @property
     def needed_model(self) -> str | None:

@@ -27,7 +27,7 @@ from tests.models.draft_modules.test_eagle import doubles, same_rope
 from tests.reference import naive_eagle
 from tests.reference.eagle_folders import write
 from tests.samplers.ar_toys import counted, g_test, joint, rows, run, toy_ar
-from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, Pausing, greedy, path, target
+from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, Pausing, compared_states, greedy, target
 from tests.samplers.module_files import random_module
 
 LOAD = draft_models.draft_module
@@ -80,8 +80,6 @@ def test_greedy_decoding_is_kept_by_every_layout(name: str, shape: str, tmp_path
 @contextmanager
 def compared(tensors: dict[str, Tensor], flat: dict[str, Any], name: str) -> Iterator[list[float]]:
     """Compares the state after every drafted node with one pass over its whole text, in float64."""
-    errors: list[float] = []
-    raw = PairState._raw
     flags = {**flat, "norm_output": flat.get("norm_output") and LAYOUTS[name][0] == "speculators"}
 
     features: dict[tuple[int, ...], Tensor] = {}  # the nodes of a round share their text
@@ -95,16 +93,7 @@ def compared(tensors: dict[str, Tensor], flat: dict[str, Any], name: str) -> Ite
         tokens, given = [*text, *drafted][1:], features[tuple(text)]
         return naive_eagle.draft(tensors, model.decoder.embedding, tokens, given, flat, flags)[0][-1]
 
-    def listened(self: PairState, draft: Draft, nodes: Tensor, *, subset: bool = False) -> Tensor:
-        logits = raw(self, draft, nodes, subset=subset)
-        for row, column in zip(*torch.where(nodes >= 0), strict=True):
-            node = int(nodes[row, column])
-            found = self.states[row, self.slot[row, node]]
-            expected = truth(self, self.context.text.row(int(row)).tolist(), path(draft, int(row), node))
-            errors.append(float((found - expected).abs().max() / expected.abs().max()))
-        return logits
-
-    with patch.object(PairState, "_raw", listened):
+    with compared_states(truth) as errors:
         yield errors
 
 

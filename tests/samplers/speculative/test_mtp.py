@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -19,12 +18,11 @@ from pardec.models.errors import ModelError
 from pardec.models.plan import Plan
 from pardec.requests import draft_models
 from pardec.samplers import registry
-from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft.eagle_state import PairState
 from tests.models.draft_modules.test_eagle import doubles, same_rope
 from tests.reference import naive_mtp
 from tests.samplers.ar_toys import run, toy_ar
-from tests.samplers.fake_draft_model import NEW, RAGGED, Pausing, keeps_greedy, path, target
+from tests.samplers.fake_draft_model import NEW, RAGGED, Pausing, compared_states, keeps_greedy, target
 from tests.samplers.module_files import random_modules, write
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
@@ -41,8 +39,6 @@ def test_mtp_keeps_greedy_text_in_a_ragged_batch_and_alone(shape: str) -> None:
 @contextmanager
 def compared(style: str, tensors: dict[str, Tensor], config: dict[str, Any]) -> Iterator[list[float]]:
     """Compares the state after every drafted node with one pass over its whole text, in float64."""
-    errors: list[float] = []
-    raw = PairState._raw
 
     def truth(state: PairState, text: list[int], drafted: list[int]) -> Tensor:
         model: Any = state.context.model
@@ -51,16 +47,7 @@ def compared(style: str, tensors: dict[str, Tensor], config: dict[str, Any]) -> 
         tokens = [*text, *drafted][1:]
         return naive_mtp.draft(style, tensors, config, model.decoder.embedding, tokens, known)[0][-1]
 
-    def listened(self: PairState, draft: Draft, nodes: Tensor, *, subset: bool = False) -> Tensor:
-        logits = raw(self, draft, nodes, subset=subset)
-        for row, column in zip(*torch.where(nodes >= 0), strict=True):
-            node = int(nodes[row, column])
-            found = self.states[row, self.slot[row, node]]
-            expected = truth(self, self.context.text.row(int(row)).tolist(), path(draft, int(row), node))
-            errors.append(float((found - expected).abs().max() / expected.abs().max()))
-        return logits
-
-    with patch.object(PairState, "_raw", listened):
+    with compared_states(truth) as errors:
         yield errors
 
 
