@@ -1,11 +1,13 @@
-"""Plans the memory of an autoregressive request: the size of each part, and the largest batch and draft that fit.
+"""Plans the memory of a text request: the size of each part, and the largest batch and draft that fit.
 
 SpecMemo: Speculative Decoding is in Your Pocket, https://arxiv.org/abs/2506.01986
 
-    peak = weights + K/V + slots of a draft + drafter + max(work of the prompt's forward, work of a round's)
+    autoregressive: peak = weights + K/V + slots of a draft + drafter + max(work of the prompt's forward, of a round's)
+    masked:         peak = weights + K/V + canvas + max(work of a canvas's forward, of its head)
 
 Everything is arithmetic on shapes, and nothing is decoded. Rows are taken to be as long as `prompt` and `new` say, each
-with K/V of its own. Work is the temporary tensors of a forward: states of a layer, masks, logits of every node.
+with K/V of its own. Work is the temporary tensors of a forward: states of a layer, masks, logits of every node of a
+draft, or of every position of a block.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pardec.models.cuda_graphs.runner import GraphRunner, store_size
 from pardec.models.draft_modules.contracts import DraftModule
@@ -25,9 +28,11 @@ from pardec.models.kernels.cpu.library import supported
 from pardec.models.kv_stores.cache import stored_bytes
 from pardec.models.layers.quantize import weight_bytes
 from pardec.models.model import LanguageModel
-from pardec.samplers.request import Request
+from pardec.samplers.masked.loop import MaskedLoop
+from pardec.samplers.ops.chunked_distribution import CHUNK_BYTES
 from pardec.samplers.speculative.cache.stored_cache import StoredKV
 from pardec.samplers.speculative.contracts import SpeculativeSampler
+from pardec.samplers.traits import Trait
 
 from .api import Model, load
 
@@ -44,8 +49,10 @@ class MemoryPlan:
         parts: weights; kv: the cache of committed tokens; scratch: the cache of other nodes; drafter_weights;
             drafter_kv; graphs, where the model has CUDA graphs: a round's forward, captured; prompt_work and
             round_work: temporary tensors of the two kinds of forward, of which the larger counts. Of round_work,
-            `logits` and `taps` (states that a drafter reads) are listed as well.
-        nodes: the nodes of a draft, node 0 included.
+            `logits` and `taps` (states that a drafter reads) are listed as well. Of a masked model: weights; kv;
+            canvas: tokens and scores; graphs; forward_work: the temporary tensors of a layer over the whole canvas;
+            head_work: those of the head and the confidence, of which the larger counts, `logits` among them.
+        nodes: the nodes of a draft, node 0 included; of a masked model, the positions of a block.
         fits: whether the peak is within the budget; None without one.
         largest_batch: rows that fit; 0 if none does.
         largest_k: depth of drafts that fits `batch` rows, at most the spec's; 0 if none does; None: it drafts no chain.
@@ -82,12 +89,15 @@ class MemoryPlan:
         return {**asdict(self), "parts": dict(self.parts)}
 
     def __str__(self) -> str:
-        lines = [f"{self.spec}, {self.batch} rows of {self.prompt} + {self.new} tokens, drafts of {self.nodes} nodes"]
+        each = f"blocks of {self.nodes} positions" if "canvas" in self.parts else f"drafts of {self.nodes} nodes"
+        lines = [f"{self.spec}, {self.batch} rows of {self.prompt} + {self.new} tokens, {each}"]
         lines += [f"{name.replace('_', ' '):>16}  {size_text(size):>10}" for name, size in self.parts.items() if size]
         lines.append(f"{'peak':>16}  {size_text(self.peak):>10}")
-        lines.append(
-            f"of a round's work, {size_text(self.logits)} are logits and {size_text(self.taps)} states for the drafter"
-        )
+        if "canvas" in self.parts:
+            lines.append(f"of the head's work, {size_text(self.logits)} are logits")
+        else:
+            taps = size_text(self.taps)
+            lines.append(f"of a round's work, {size_text(self.logits)} are logits and {taps} states for the drafter")
         if self.memory is not None:
             fits = "fits" if self.fits else "does not fit"
             lines.append(f"it {fits} {size_text(self.memory)}, in which {self.largest_batch} rows would")
@@ -125,7 +135,7 @@ def plan(
         acceptance: how likely a drafted token is accepted, if the ones before it were.
 
     Raises:
-        ModelError: the model is not autoregressive, or one of images.
+        ModelError: the model is one of images.
         SpecError: an invalid spec or number.
 
     >>> sizes = plan("tiny-llama", "lookup@int8", batch=2, prompt=64, new=32, device="cpu")
@@ -138,27 +148,29 @@ def plan(
     if acceptance is not None and not 0 <= acceptance <= 1:
         raise SpecError(f"acceptance is a probability, got {acceptance!r}")
     loaded = model if isinstance(model, Model) else load(model, **loading)
-    if loaded.family != "ar" or loaded.imaging is not None:
+    if loaded.family not in ("ar", "masked") or loaded.imaging is not None:
         raise ModelError(
-            f"{loaded.name} is not an autoregressive text model: its memory is not planned",
-            "plan for one such as tiny-llama",
+            f"{loaded.name} makes images: only memory of text models is planned", "plan for one such as tiny-llama"
         )
     call = loaded.prepare(
         input_ids=[[0] * prompt], sampler=sampler, max_new_tokens=new, temperature=temperature, stop_ids=[]
     )
-    return _planned(_Sizes(loaded.language_model, call.request, prompt, new), call.sampler, batch, memory, acceptance)
+    of = _MaskedSizes if loaded.family == "masked" else _Sizes
+    if acceptance is not None and of is _MaskedSizes:
+        raise SpecError(f"acceptance is of drafts, and {loaded.name} has none", "leave it out")
+    return _planned(of(loaded.language_model, call.request, prompt, new), call.sampler, batch, memory, acceptance)
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """The sizes of one request's parts."""
+    """The sizes of the parts of an autoregressive request."""
 
     model: LanguageModel
-    request: Request
+    request: Any
     prompt: int
     new: int
 
-    def parts(self, sampler: SpeculativeSampler, batch: int) -> tuple[dict[str, int], int, int, int]:
+    def parts(self, sampler: Any, batch: int) -> tuple[dict[str, int], int, int, int]:
         """The parts of the peak, the number of nodes of a round, and the bytes of its logits and taps."""
         model, drafter = self.model, self.request.draft_model
         nodes = sampler.width(model)
@@ -196,7 +208,7 @@ class _Sizes:
             parts["graphs"] = self._work(batch, nodes + queries, capacity, nodes + queries == 1) + taps + results
         return parts, nodes, logits, taps
 
-    def peak(self, sampler: SpeculativeSampler, batch: int) -> int:
+    def peak(self, sampler: Any, batch: int) -> int:
         parts = self.parts(sampler, batch)[0]
         return _peak(parts)
 
@@ -228,17 +240,63 @@ class _Sizes:
         return int(tokens * (widest * size + _INDEX) + mask)
 
 
-def _planned(
-    sizes: _Sizes, sampler: SpeculativeSampler, batch: int, memory: int | None, acceptance: float | None
-) -> MemoryPlan:
+@dataclass(frozen=True, slots=True)
+class _MaskedSizes(_Sizes):
+    """The sizes of the parts of a masked request. A loop of one row says what a row holds before its first forward."""
+
+    def parts(self, sampler: Any, batch: int) -> tuple[dict[str, int], int, int, int]:
+        """The parts of the peak, the positions of a block, the bytes of the logits kept at a time, and 0."""
+        _demand_plain(sampler, self.model)
+        model, loop = self.model, MaskedLoop(self.model, sampler, self.request)
+        forward, canvas = loop.forward, loop.canvas
+        try:
+            rows, length, block = batch * forward.copies, canvas.length, canvas.window.shape[1]
+            kv = 0 if forward.cache is None else _plain(model.decoder, rows, forward.cache.capacity)
+            held = sum(value.nbytes for value in vars(canvas).values() if isinstance(value, Tensor))
+        finally:
+            loop.close()
+        of_bits, vocab = model.dtype.itemsize, model.vocab_size
+        wanted = length if Trait.FILLS_ROWS in sampler.traits else block
+        at_once = min(batch * wanted, max(1, CHUNK_BYTES // (_FLOAT * vocab)))
+        logits = at_once * vocab * _FLOAT
+        head = forward.copies * (logits + (0 if model.dtype == torch.float32 else at_once * vocab * of_bits))
+        states = rows * length * model.width * of_bits
+        plain = model.decoding_config.attention == "bidirectional"
+        parts = {"weights": model.weight_bytes, "kv": kv, "canvas": batch * held}
+        own = 0 if kv else _plain(model.decoder, rows, length) // model.layers  # a layer's K/V, where no cache has them
+        parts["forward_work"] = self._work(rows, length, length, plain) + own
+        parts["head_work"] = states + head + (logits if self.request.temperature else 0)
+        if isinstance(model.decoder, GraphRunner) and model.decoder.captures(rows * block):
+            parts["graphs"] = self._work(rows, block, length, plain) + rows * block * model.width * of_bits + logits
+        return parts, block, logits, 0
+
+
+def _demand_plain(sampler: Any, model: LanguageModel) -> None:
+    """Raises SpecError for a stage that keeps what is not planned: attention maps, outputs of layers, or more rows."""
+    traits = sampler.traits
+    kept = {
+        "attention maps": Trait.READS_ATTENTION in traits,
+        "outputs of layers": sampler.cache.layer_reuse(model.layers) is not None,
+        "copies of the block": Trait.LEAVE_ONE_OUT in traits,
+        "rows of drafts": sampler.branch is not None,
+    }
+    for what, keeps in kept.items():
+        if keeps:
+            raise SpecError(
+                f"the memory of {sampler.spec} is not planned: it keeps {what}", "plan for it without that stage"
+            )
+
+
+def _planned(sizes: _Sizes, sampler: Any, batch: int, memory: int | None, acceptance: float | None) -> MemoryPlan:
     parts, nodes, logits, taps = sizes.parts(sampler, batch)
     peak, model = _peak(parts), sizes.model
     result = MemoryPlan(
         model.name, str(sampler.spec), batch, sizes.prompt, sizes.new, nodes, parts, logits, taps, peak, memory
     )
-    depth = getattr(sampler.draft, "k", None)
-    if isinstance(depth, int):
-        cost = sampler.draft.cost_ratio(model, sizes.request.draft_model) or 0.0
+    draft, shape = getattr(sampler, "draft", None), getattr(sampler, "shape", None)
+    depth = getattr(draft, "k", None)
+    if draft is not None and isinstance(depth, int):
+        cost = draft.cost_ratio(model, sizes.request.draft_model) or 0.0
         result = replace(
             result,
             least=sizes.peak(_of_depth(sampler, 1), batch),
@@ -252,11 +310,10 @@ def _planned(
         fits=peak <= memory,
         largest_batch=_largest(_MOST, lambda rows: sizes.peak(sampler, rows) <= memory),
     )
-    if isinstance(depth, int):
+    if draft is not None and isinstance(depth, int):
         fitting = _largest(depth, lambda k: sizes.peak(_of_depth(sampler, k), batch) <= memory)
         gain = None if acceptance is None else speedup(fitting, cost, acceptance)
         result = replace(result, largest_k=fitting, speedup_within=gain)
-    shape = sampler.shape
     if shape is not None and isinstance(most := getattr(shape, "nodes", None), int):
         result = replace(
             result,
@@ -310,8 +367,8 @@ def _plain(stack: Any, batch: int, slots: int) -> int:
 
 
 def _peak(parts: Mapping[str, int]) -> int:
-    works = ("prompt_work", "round_work")
-    return sum(size for name, size in parts.items() if name not in works) + max(parts[name] for name in works)
+    work = [size for name, size in parts.items() if name.endswith("_work")]
+    return sum(parts.values()) - sum(work) + max(work)
 
 
 def size_text(count: int) -> str:

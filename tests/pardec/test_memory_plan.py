@@ -19,6 +19,7 @@ from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import DecodingConfig, LanguageModel
 from pardec.requests import draft_models
 from pardec.samplers import registry
+from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.speculative.loop import VerifyLoop
 from tests.models.traced import captured
 from tests.samplers.ar_toys import prompts, request
@@ -26,8 +27,8 @@ from tests.samplers.ar_toys import prompts, request
 VOCAB = 600
 
 
-def toy() -> LanguageModel:
-    """A random model whose MLP is three times as wide as its states."""
+def toy(mask_id: int | None = None) -> LanguageModel:
+    """A random model whose MLP is three times as wide as its states; with `mask_id`, a masked one."""
     shape = {"width": 64, "layers": 4, "heads": 4, "kv_heads": 2, "head_dim": 16, "mlp_width": 192, "norm_eps": 1e-6}
     decoder = Decoder(DecoderConfig(vocab=VOCAB, frequencies=tuple(0.1**at for at in range(8)), **shape))  # type: ignore[arg-type]
     drawn = torch.Generator().manual_seed(0)
@@ -36,7 +37,7 @@ def toy() -> LanguageModel:
             weight.data.normal_(0, 0.2, generator=drawn)
     decoder.eval().requires_grad_(False)
     facts = {"path": None, "device": torch.device("cpu"), "dtype": torch.float32, "family": "toy"}
-    config = DecodingConfig(None, (), 0, None, 1, "causal")
+    config = DecodingConfig(mask_id, (), 0, None, 1, "causal" if mask_id is None else "bidirectional")
     return LanguageModel(decoder, config, {}, None, "toy", vocab_size=VOCAB, layers=4, width=64, **facts)
 
 
@@ -86,6 +87,40 @@ def test_the_plan_is_within_a_tenth_of_the_measured_peak(monkeypatch: pytest.Mon
     assert (cut.speedup, cut.speedup_within) == (speedup(8, 1.0, 0.9), speedup(cut.largest_k, 1.0, 0.9))
 
 
+@pytest.mark.parametrize(
+    ("spec", "batch", "prompt", "new", "temperature"),
+    [
+        ("threshold@none", 6, 60, 100, 0.0),
+        ("threshold@dual", 4, 60, 160, 0.0),
+        ("fixed:steps=8@prefix", 3, 200, 64, 1.0),
+        ("credit@none", 2, 10, 300, 0.0),
+    ],
+)
+def test_the_plan_of_a_masked_request_is_within_a_tenth(
+    spec: str, batch: int, prompt: int, new: int, temperature: float
+) -> None:
+    model = toy(VOCAB - 1)
+    given = pardec.Model(model)
+    expected = plan(given, spec, batch=batch, prompt=prompt, new=new, temperature=temperature)
+    ids = [[5 + at % 50 for at in range(prompt)]] * batch
+    call = given.prepare(input_ids=ids, sampler=spec, max_new_tokens=new, temperature=temperature, stop_ids=[])
+
+    def decode() -> None:
+        loop = MaskedLoop(model, call.sampler, call.request)
+        for _ in range(3):
+            loop.step()
+        loop.close()
+
+    assert expected.logits == batch * 32 * VOCAB * 4, "float32, at every position of a block"
+    assert expected.peak - expected.parts["weights"] == pytest.approx(measured(decode), rel=0.1)
+    budget = expected.peak + expected.parts["weights"] // 50
+    fitting = plan(given, spec, batch=1, prompt=prompt, new=new, temperature=temperature, memory=budget)
+    assert fitting.largest_batch is not None
+    assert batch <= fitting.largest_batch
+    more = plan(given, spec, batch=fitting.largest_batch + 1, prompt=prompt, new=new, temperature=temperature)
+    assert more.peak > budget
+
+
 def what_fits_is_the_largest_that_does() -> None:
     given = pardec.Model(toy())
 
@@ -123,8 +158,20 @@ def test_sizes_and_what_cannot_be_planned() -> None:
     for wrong in ({"batch": 0}, {"prompt": -1}, {"memory": 0}, {"acceptance": 2.0}):
         with pytest.raises(SpecError):
             plan(given, "lookup", **{"prompt": 4, "new": 4, **wrong})  # type: ignore[arg-type]
-    with pytest.raises(ModelError, match="is not an autoregressive text model"):
-        plan("tiny-dream", prompt=4, new=4, device="cpu")
+    for name in ("tiny-llamagen", "tiny-mar"):
+        with pytest.raises(ModelError, match="makes images: only memory of text models is planned"):
+            plan(name, prompt=4, new=4, device="cpu")
+    masked = pardec.Model(toy(VOCAB - 1))
+    with pytest.raises(SpecError, match="has none"):
+        plan(masked, "threshold", prompt=4, new=4, acceptance=0.5)
+    for spec, keeps in (
+        ("dapd", "attention maps"),
+        ("threshold@spa", "outputs of layers"),
+        ("wino", "copies of the block"),
+        ("lopa+threshold", "rows of drafts"),
+    ):
+        with pytest.raises(SpecError, match=f"is not planned: it keeps {keeps}"):
+            plan(masked, spec, prompt=4, new=4)
 
 
 def test_the_command_prints_lines_or_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,6 +186,14 @@ def test_the_command_prints_lines_or_json(capsys: pytest.CaptureFixture[str]) ->
     assert document["peak"] == sum(document["parts"].values()) - min(
         document["parts"]["prompt_work"], document["parts"]["round_work"]
     )
+
+
+def test_the_command_plans_a_masked_model(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["plan", "tiny-dream", "-s", "threshold@dual", "--memory", "20MB", "--batch", "2", "--device", "cpu"]
+    assert pardec_command(command) == 0
+    text = capsys.readouterr().out
+    assert "2 rows of 128 + 64 tokens, blocks of 32 positions" in text
+    assert "it fits 20 MB" in text
 
 
 def test_graphs_have_memory_of_their_own() -> None:
