@@ -1,7 +1,8 @@
 """Compares greedy tokens of every drafter, shape and length controller with those of `sequential`.
 
     python benchmarks/greedy_equality.py [--model tiny-llama] [--drafters SPEC ...] [-n 200] [--max-new-tokens 48]
-        [--prompts QUESTIONS.jsonl] [--cut TOKENS] [--batches 6 1] [--pairs all|apart] [--run FOLDER] [--out NAME]
+        [--prompts QUESTIONS.jsonl] [--cut TOKENS] [--batches 6 1] [--pairs all|apart] [--activations int8]
+        [--run FOLDER] [--out NAME]
 
 Prompts are problems of tiny-llama's tasks, or first turns of a file in the chat template, as in Spec-Bench's questions.
 Batches of more than one row hold prompts of unequal length. With `--pairs apart` each shape goes without a length
@@ -116,11 +117,13 @@ def main() -> None:
     parser.add_argument("--cut", type=int, help="about how many tokens to keep at the end of long prompts")
     parser.add_argument("--batches", nargs="*", type=int, default=[6, 1])
     parser.add_argument("--pairs", choices=["all", "apart"], default="all")
+    parser.add_argument("--activations", choices=["float32", "int8"], help="as in pardec.load, of packed weights")
     parser.add_argument("--run", type=Path, default=Path("runs/greedy_equality"), help="folder of results so far")
     parser.add_argument("--out", type=Path, default=HERE / "greedy_equality", help="path without suffix")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    model = pardec.load(options.model, device="cpu", dtype="float32")
+    how = {} if options.activations is None else {"activations": options.activations}
+    model = pardec.load(options.model, device="cpu", dtype="float32", **how)
     ids = prompts(model, options)
     options.run.mkdir(parents=True, exist_ok=True)
     file = options.run / "rows.jsonl"

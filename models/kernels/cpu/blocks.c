@@ -50,7 +50,7 @@
 #define CODES (GROUP * WIDTH)   /* bytes of a panel's codes of a group, one each */
 #define MOST 4                  /* groups that are summed before their sum is added to the total */
 #define PARTS 6                 /* such sums at least: one long sum would lose more of float32's digits */
-#define ROWS 64                 /* rows of x that go over a panel together */
+#define ROWS (LANES == 16 ? 128 : 64) /* rows of x that go over a panel together */
 #define TOTALS 1024             /* sums of rows and panels at once: they stay in a cache */
 #define MATRIX_LEAST 16         /* rows from which on matrices of bytes are multiplied, where the processor does it */
 #define MATRIX_ROWS 16
@@ -714,9 +714,6 @@ static void rounded_part(int kind, const uint8_t *w, const struct rows *x, int i
     const int alone = count == 1 && x->together == INT_ROWS;
     memset(total, 0, sizeof(float) * (count + 3) * WIDTH);
     if (alone) ONES[kind](w, x->groups, x, i, total);
-#if MATRICES
-    if (x->together == MATRIX_ROWS) open_matrices();
-#endif
     for (int first = 0; !alone && first < x->groups; first += MOST) {
         int groups = least(MOST, x->groups - first);
         UNPACKS[kind](w, first, groups, codes, s, m);
@@ -734,9 +731,6 @@ static void rounded_part(int kind, const uint8_t *w, const struct rows *x, int i
             tiles[rows - 1](codes, s, m, groups, x, i + from, first, total + from * WIDTH);
         }
     }
-#if MATRICES
-    if (x->together == MATRIX_ROWS) _tile_release();
-#endif
 }
 #endif
 
@@ -865,28 +859,37 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
     }
     int most = 1;               /* panels that rows go over together */
     if (LANES == 8 && rounded) most = least(TOTALS / least(ROWS, count), (panels + threads - 1) / threads);
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int first = 0; first < (failed ? 0 : panels); first += most) {
-        float total[TOTALS * WIDTH] __attribute__((aligned(64)));
-        for (int from = 0; from < count; from += ROWS) {
-            int together = least(ROWS, count - from), some = least(most, panels - first);
-#if LANES == 8
-            if (rounded) rounded_part(kind, w + first * panel, panel, some, &rows, from, together, total);
-#else
-            char *to = past(out_type, out, from * out_step + (ptrdiff_t)first * WIDTH);
-            ptrdiff_t apart = out_step * bytes_of(out_type);
-            if (rounded) rounded_part(kind, w + first * panel, &rows, from, together, total, to, apart);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+#if MATRICES
+        if (rows.together == MATRIX_ROWS) open_matrices();
 #endif
-            else float_part(kind, w + first * panel, groups, numbers + from * step, step, together, total);
-            for (int i = from; i < from + together; i++)
-                for (int p = first; p < first + some; p++)
-                    for (int n = 0, last = least(WIDTH, columns - p * WIDTH); n < last; n += LANES) {
-                        vec value = *(const vec *)(total + ((p - first) * together + i - from) * WIDTH + n);
-                        ptrdiff_t at = (ptrdiff_t)p * WIDTH + n;
-                        if (base) value += load(type, base, i * base_step + at, last - n);
-                        store(out_type, out, i * out_step + at, last - n, value);
-                    }
+#pragma omp for schedule(static)
+        for (int first = 0; first < (failed ? 0 : panels); first += most) {
+            float total[TOTALS * WIDTH] __attribute__((aligned(64)));
+            for (int from = 0; from < count; from += ROWS) {
+                int together = least(ROWS, count - from), some = least(most, panels - first);
+#if LANES == 8
+                if (rounded) rounded_part(kind, w + first * panel, panel, some, &rows, from, together, total);
+#else
+                char *to = past(out_type, out, from * out_step + (ptrdiff_t)first * WIDTH);
+                ptrdiff_t apart = out_step * bytes_of(out_type);
+                if (rounded) rounded_part(kind, w + first * panel, &rows, from, together, total, to, apart);
+#endif
+                else float_part(kind, w + first * panel, groups, numbers + from * step, step, together, total);
+                for (int i = from; i < from + together; i++)
+                    for (int p = first; p < first + some; p++)
+                        for (int n = 0, last = least(WIDTH, columns - p * WIDTH); n < last; n += LANES) {
+                            vec value = *(const vec *)(total + ((p - first) * together + i - from) * WIDTH + n);
+                            ptrdiff_t at = (ptrdiff_t)p * WIDTH + n;
+                            if (base) value += load(type, base, i * base_step + at, last - n);
+                            store(out_type, out, i * out_step + at, last - n, value);
+                        }
+            }
         }
+#if MATRICES
+        if (rows.together == MATRIX_ROWS) _tile_release();
+#endif
     }
     free(copy), free(rows.a), free(rows.d), free(rows.added), free(rows.start);
     return failed;
