@@ -305,7 +305,6 @@ class Slots:
     """The slots of a cache to which one forward writes its keys and values."""
 
     stored = False  # whether K/V go to a store: only `write` stores them, and returns K/V to read
-    straight = False  # whether every row's slots are one slice, although there are no `views`
     start: int | None = None  # the first slot of each row, where all rows' slots are the same slice of the cache
 
     def __init__(self, cache: KVCache, plan: Plan) -> None:

@@ -233,19 +233,21 @@ def attention_pattern(
     pattern = AttentionPattern(chosen, extent, plan.rows, mask=mask[:, None], dead=_dead(plan, extent))
     if plan.fixed or not in_c:
         return pattern
-    return _of_row_ends(pattern, mask, plan.lengths)
+    # Causal rows of unequal length run in C at any length: a row is to have the bits that it has alone.
+    most = extent if plan.visible.kind == "causal" else _LAST
+    return _of_row_ends(pattern, mask, plan.lengths, most)
 
 
-def _of_row_ends(pattern: AttentionPattern, mask: Tensor, lengths: Tensor) -> AttentionPattern:
-    """The pattern for the C kernel, if queries attend to all but some of the last slots of their rows."""
+def _of_row_ends(pattern: AttentionPattern, mask: Tensor, lengths: Tensor, most: int) -> AttentionPattern:
+    """The pattern for the C kernel, if queries attend to all but some of the last `most` slots of their rows."""
     order = torch.arange(mask.shape[-1])
     hidden = (mask < 0).any(1) & (order < lengths[:, None])
     count = int((lengths - torch.where(hidden, order, mask.shape[-1]).amin(1)).amax())
-    if count > min(_LAST, int(lengths.min())) or not bool((lengths > 0).all()):
+    if count > most or not bool((lengths > 0).all()):
         return pattern
     if count <= 0:
         return replace(pattern, ends=lengths.contiguous())
-    index = (lengths - count)[:, None] + torch.arange(count)
+    index = ((lengths - count)[:, None] + torch.arange(count)).clamp(min=0)  # a shorter row's first ones are not read
     last = mask.gather(2, index[:, None].expand(-1, mask.shape[1], -1)).float()
     return replace(pattern, ends=lengths.contiguous(), last=last)
 

@@ -125,14 +125,12 @@ def rotary_and_cache(
 def rotary_and_cache_c(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, slots: Slots | None, layer: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`rotary_and_cache` in C, if keys and values go to slices of a cache of their dtype, or to no cache."""
+    """`rotary_and_cache` in C; the definition where keys and values go to slices of a cache of another dtype."""
     if slots is None:
         return *apply_rotary_c(qkv, cos, sin, heads, None), qkv[:, :, (heads + qkv.shape[2]) // 2 :]
-    if slots.views is None and slots.straight:
+    if slots.views is None:
         q, k = apply_rotary_c(qkv, cos, sin, heads, None)
         return q, *slots.write(layer, k, qkv[:, :, (heads + qkv.shape[2]) // 2 :])
-    if slots.views is None:
-        return rotary_and_cache(qkv, cos, sin, heads, slots, layer)
     to_k, to_v, from_k, from_v = slots.views[layer]
     if to_k.dtype != qkv.dtype:
         return rotary_and_cache(qkv, cos, sin, heads, slots, layer)

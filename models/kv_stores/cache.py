@@ -282,7 +282,6 @@ class StoredSlots(Slots):
 
     def __init__(self, cache: StoredCache, plan: Plan) -> None:
         self.cache, self.views, self.stored = cache, None, True
-        self.straight = plan.rows is None and plan.slot_span is not None
         rows = torch.arange(plan.batch) if plan.rows is None else torch.from_numpy(plan.on_host(plan.rows))
         slots, lengths = (torch.from_numpy(plan.on_host(each)) for each in (plan.slots, plan.lengths))
         if plan.origin is not None and cache.store.before_rotation:

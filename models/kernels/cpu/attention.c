@@ -448,18 +448,19 @@ static int attend(int type, const void *q, const void *k, const void *v, void *o
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
     for (int unit = 0; unit < batch * kv_heads; unit++) {
         int row = unit / kv_heads, head = unit % kv_heads, read = lengths ? (int)lengths[row] : slots;
+        int hides = least(last, read);  /* the mask of a row with fewer slots begins before its first */
         Head one = {
             past(type, q, row * q_steps[0] + head * shared * q_steps[2]),
             past(type, k, row * k_steps[0] + head * k_steps[2]), past(type, v, row * v_steps[0] + head * v_steps[2]),
             past(type, out, row * out_steps[0] + head * shared * out_steps[2]),
             q_steps[1], q_steps[2], k_steps[1], v_steps[1], out_steps[1], out_steps[2],
-            mask ? mask + row * steps[12] : NULL, steps[13],
+            mask ? mask + row * steps[12] + last - hides : NULL, steps[13],
             sums ? sums + (ptrdiff_t)row * queries * heads + head * shared : NULL, heads,
-            type, queries, dim, read, read - last, 1.44269504f / sqrtf((float)dim), NULL, 0,
+            type, queries, dim, read, read - hides, 1.44269504f / sqrtf((float)dim), NULL, 0,
         };
         float *held = malloc(sizeof(float) * (room_for(dim) + last));
         if (!held) failed = 1;
-        else if (has_gaps(&one, last)) one_by_one(&one, shared, last, (int *)(held + room_for(dim)), held);
+        else if (has_gaps(&one, hides)) one_by_one(&one, shared, hides, (int *)(held + room_for(dim)), held);
         else many(&one, count, held);
         free(held);
     }
@@ -469,10 +470,10 @@ static int attend(int type, const void *q, const void *k, const void *v, void *o
 /* q [batch, queries, heads, dim], k and v [batch, slots, kv_heads, dim], out like q, mask [batch, queries, last].
  * `steps` are the strides of the first three dimensions of q, k, v and out, then of the first two of the mask; last
  * dimensions are contiguous. A row reads its first `lengths` [batch] slots, or all if that is NULL; the mask covers the
- * last `last` of them (0 without a mask). If `causal`, slots are the queries' own, each sees those up to its own, and
- * there is neither a mask nor lengths. `sums` [batch, queries, heads], contiguous, receives the logarithms of the sums
- * of exponentials, unless it is NULL, as it is if `causal`. Mask and sums are float32, everything else is of `type`.
- * Returns 0, or 1 if memory runs out. */
+ * last `last` of them (0 without a mask), and of a row with fewer slots the end of its mask counts. If `causal`, slots
+ * are the queries' own, each sees those up to its own, and there is neither a mask nor lengths. `sums` [batch, queries,
+ * heads], contiguous, receives the logarithms of the sums of exponentials, unless it is NULL, as it is if `causal`. Mask
+ * and sums are float32, everything else is of `type`. Returns 0, or 1 if memory runs out. */
 int pardec_attend(int type, const void *q, const void *k, const void *v, void *out, const float *mask, float *sums,
                   const ptrdiff_t *steps, const int64_t *lengths, int batch, int queries, int heads, int kv_heads,
                   int slots, int last, int dim, int causal, int threads)

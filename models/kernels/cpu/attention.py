@@ -31,7 +31,8 @@ def attend_c(
 
     q, k and v are float32 or bfloat16, all the same, and the mask is float32.
     A row reads its first `lengths` [B] int64 slots, at least one, or all. All of them are seen, or all but those for
-    which `mask` [B, Q, M], of the last M slots of each row, has -inf and not 0; each query sees one of its own.
+    which `mask` [B, Q, M], of the last M slots of each row, has -inf and not 0; each query sees one of its own. Of a
+    row with fewer slots the end of the mask counts.
     With `causal` each query sees the slots up to its own, S = Q, and nothing of this is given.
     The log-sum-exps of the scores are written to `sums` [B, Q, H] float32, contiguous.
     """

@@ -244,6 +244,30 @@ def test_rows_of_any_lengths_are_read_to_their_ends_by_the_kernel_in_c(kind, row
         assert torch.equal(result[0][real[row]], out[row][real[row]])
 
 
+@pytest.mark.parametrize("width", [5, 70, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@torch.no_grad()
+def test_prompts_of_unequal_length_have_the_bits_of_each_alone(width, dtype, in_c):
+    lengths = torch.tensor([width, 3, 1])
+    order = torch.arange(width)
+    positions = torch.where(order < lengths[:, None], order, -1)
+    plan = ask(ids(3, width), positions, Visible.causal(), lengths)
+    generator = torch.Generator().manual_seed(9)
+    q = torch.randn(3, width, 6, 16, generator=generator).to(dtype)
+    k, v = torch.randn(2, 3, width, 2, 16, generator=generator).to(dtype)
+    for row, length in enumerate(lengths):
+        k[row, length:] = v[row, length:] = float("nan")
+    out = attend(q, k, v, attention_pattern(plan, extent=width, dtype=dtype, device=q.device))
+    assert out.isfinite().all()
+    for row, length in enumerate(lengths.tolist()):
+        first = order[None, :length]
+        end = torch.tensor([length])
+        alone = Plan(first, first, first, Visible.causal(), end, first, uniform=length, span=(0, length))
+        own = attention_pattern(alone, extent=length, dtype=dtype, device=q.device)
+        result = attend(q[row : row + 1, :length], k[row : row + 1], v[row : row + 1], own)
+        assert torch.equal(result[0], out[row, :length])
+
+
 def _of_row(visible, row):
     if visible.kind == "mask":
         return Visible.mask(visible.dense[row : row + 1])
@@ -251,13 +275,20 @@ def _of_row(visible, row):
 
 
 @torch.no_grad()
-def test_what_is_hidden_early_in_a_row_keeps_the_definition(in_c):
+def test_a_mask_that_is_longer_than_a_row_ends_where_the_row_does(in_c):
     positions, lengths = torch.tensor([[9, 2], [6, 5]]), torch.tensor([10, 7])
     dense = torch.rand(2, 2, 10, generator=torch.Generator().manual_seed(6)) < 0.5
     dense[1, :, 0] = False
     plan = ask(ids(2, 2), positions, Visible.mask(dense), lengths)
-    q = torch.randn(2, 2, 4, 8)
-    assert attention_pattern(plan, extent=10, dtype=q.dtype, device=q.device).ends is None
+    q, (k, v) = torch.randn(2, 2, 4, 8), torch.randn(2, 2, 10, 2, 8)
+    pattern = attention_pattern(plan, extent=10, dtype=q.dtype, device=q.device)
+    assert pattern.ends is not None
+    torch.testing.assert_close(attend(q, k, v, pattern), naive(q, k, v, visible_slots(plan, 10)))
+    wide = 300  # a mask of so many slots keeps the definition
+    dense = torch.ones(2, 2, wide, dtype=torch.bool)
+    dense[..., 3] = False
+    plan = ask(ids(2, 2), positions, Visible.mask(dense), torch.tensor([wide, 290]))
+    assert attention_pattern(plan, extent=wide, dtype=q.dtype, device=q.device).ends is None
 
 
 @pytest.mark.parametrize("width", [2, 64, 65, 200])
