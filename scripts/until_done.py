@@ -5,36 +5,11 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from typing import Protocol
+
+from pardec.training.resumable import Resumable
 
 
-class Run(Protocol):
-    """A training run."""
-
-    name: str
-    step: int
-    stopping: bool
-
-    def stop(self) -> None: ...
-
-    def train(self) -> None: ...
-
-
-class Stopwatch:
-    """Seconds of training, lap by lap. A lap in which the process or the machine was suspended counts as `LONGEST`."""
-
-    LONGEST = 60.0
-
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-
-    def lap(self) -> float:
-        """Seconds since the last lap, or since the start."""
-        before, self._started = self._started, time.monotonic()
-        return min(self._started - before, self.LONGEST)
-
-
-def until_done(run: Run) -> None:
+def until_done(run: Resumable) -> None:
     """Trains; a signal to end stops the run after the step in progress, and the process exits with 130."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: run.stop())

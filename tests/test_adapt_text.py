@@ -103,7 +103,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path) -> None:
     whole, broken = adaptation(tmp_path / "a", 4), adaptation(tmp_path / "b", 4)
     whole.train()
     while broken.step < 2:
-        broken.take()
+        broken.advance()
     broken.save()
     again = adaptation(tmp_path / "b", 4)
     assert again.step == 2

@@ -17,9 +17,10 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from image_training import codebook, corpus, data, run, tokenizer, words  # noqa: E402
+from image_training import codebook, corpus, data, tokenizer, words  # noqa: E402
 from image_training.drawer import DrawerRun  # noqa: E402
 from image_training.evaluate import reconstruction  # noqa: E402
+from image_training.run import Training  # noqa: E402
 from image_training.tokenizer import TokenizerRun  # noqa: E402
 from train_image import options  # noqa: E402
 
@@ -103,7 +104,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path, monkeypat
 
 
 def test_a_run_learns_two_pictures_by_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "WARMUP", 5)
+    monkeypatch.setattr(Training, "warmup", 5)
     made_run = made(tmp_path, 60)
     pictures = made_run.images(0)
     made_run.images = lambda step: pictures  # type: ignore[method-assign]

@@ -18,10 +18,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from image_training import latents as corpora  # noqa: E402
-from image_training import mar, painted, run  # noqa: E402
+from image_training import mar, painted  # noqa: E402
 from image_training.autoencoder import AutoencoderRun, apart, spread  # noqa: E402
 from image_training.evaluate import kept  # noqa: E402
 from image_training.export_mar import loaded, published  # noqa: E402
+from image_training.run import Training  # noqa: E402
 from train_image import options  # noqa: E402
 
 import pardec  # noqa: E402
@@ -79,7 +80,7 @@ def test_an_autoencoder_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
 
 
 def test_an_autoencoder_learns_two_pictures_by_heart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "WARMUP", 5)
+    monkeypatch.setattr(Training, "warmup", 5)
     made = autoencoder(tmp_path, 60)
     pictures = made.images(0)
     made.images = lambda step: pictures  # type: ignore[method-assign]
@@ -256,7 +257,7 @@ def test_the_bound_is_the_divergence_from_the_true_transition(folder: Path) -> N
 
 
 def test_a_model_learns_one_picture_by_heart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "WARMUP", 5)
+    monkeypatch.setattr(Training, "warmup", 5)
     made = trainer(folder, 400)
     fixed = made.corpus.batch(0, 4)
     still = Latents(fixed.latents.mean, torch.zeros_like(fixed.latents.deviation))

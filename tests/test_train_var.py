@@ -17,11 +17,12 @@ from safetensors.torch import load_file
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from image_training import export_var, multiscale_run, run, scale_draft, var  # noqa: E402
+from image_training import export_var, multiscale_run, scale_draft, var  # noqa: E402
 from image_training import features as corpora  # noqa: E402
 from image_training.export_var import loaded  # noqa: E402
 from image_training.multiscale import features, quantize  # noqa: E402
 from image_training.multiscale import tokenizer as untrained  # noqa: E402
+from image_training.run import Training  # noqa: E402
 from train_image import RUNS, options  # noqa: E402
 
 import pardec  # noqa: E402
@@ -270,7 +271,7 @@ def test_a_draft_model_learns_what_the_large_one_and_itself_draw(folder: Path, m
 
 
 def test_a_model_learns_one_batch_by_heart(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "WARMUP", 5)
+    monkeypatch.setattr(Training, "warmup", 5)
     monkeypatch.setattr(var, "REPLACED", 0.0)
     training = trainer(folder, 400)
     batch = training.corpus.batch(0, 4)

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import random
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -23,12 +22,8 @@ from .export import Exported, export, read_export
 from .losses import loss as loss_by_name
 from .measure import Acceptance, measure
 from .networks import KINDS, Network, Options, Target
+from .resumable import AVERAGE, Resumable, Tensors
 from .states import States, Text
-
-AVERAGE = 0.998  # weight of the past in the moving average
-WARMUP = 30  # steps
-SAVE_EVERY = 60.0  # seconds
-_LONGEST_LAP = 60.0  # most seconds counted for one step, in case the machine was suspended
 
 
 @dataclass
@@ -57,16 +52,21 @@ class Plan:
     script: str = "scripts/train_draft.py"  # the training command, for the card
 
 
-class Run:
-    """A training run. `stop()` ends it after the step in progress, with its state stored."""
+class Run(Resumable):
+    """A training of one drafter."""
+
+    kept = (*Resumable.kept, "tokens", "loss", "recent", "curve", "average")
+    warmup = 30
 
     def __init__(
         self, target: Target, states: States, plan: Plan, report: Callable[[str], object] | None = None
     ) -> None:
         """`report` is called with each line of the log; by default it prints."""
         self.report = report or partial(print, flush=True)
-        self.plan, self.states, self.target, self.name = plan, states, target, plan.name
-        plan.state.mkdir(parents=True, exist_ok=True)
+        super().__init__(
+            plan.name, plan.state, steps=plan.steps, minutes=plan.minutes, every=plan.every, peak=plan.rate
+        )
+        self.plan, self.states, self.target = plan, states, target
         self.loss_function = loss_by_name(plan.loss)
         exported: Exported | None = None
         state = None if plan.init is None else state_file(plan.init)
@@ -85,13 +85,12 @@ class Run:
         self.parameters = {name: value for name, value in self.network.named_parameters() if value.requires_grad}
         self.average = {name: value.detach().clone() for name, value in self.parameters.items()}
         self.optimizers = optimizers(self.parameters, plan.optimizer, plan.rate, plan.weight_decay)
-        self.step, self.seconds, self.tokens, self.stopping = 0, 0.0, 0, False
-        self.recent: list[float] = []
-        self.curve: list[dict[str, Any]] = []
+        self.tokens = 0
+        self.recent: list[float] = []  # losses of the last steps
+        self.depths: list[list[float]] = []  # their accuracies at each depth
         self.acceptance: Acceptance | None = None
         self.learning, self.validation = split(states, plan.validation)
-        if resumed:
-            self._restore()
+        self.restore(self.network.device)
 
     def _choose_vocabulary(self, exported: Tensor | None) -> None:
         """Chooses the draft ids once per run: an exported drafter's, or the commonest of the answers."""
@@ -117,16 +116,17 @@ class Run:
             raise ModelError(f"{path} holds another network", "name the state of a run with the same shape")
         self.network.load_state_dict(weights)
 
-    def stop(self) -> None:
-        self.stopping = True
+    def parts(self) -> dict[str, Tensors]:
+        return {"parameters": Tensors(self.parameters), "buffers": Tensors(self.network.named_buffers())}
+
+    def ready(self) -> bool:
+        return not self.done()
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def progress(self) -> float:
-        """The completed share of the run, 0 to 1."""
-        if self.plan.steps is not None:
-            return min(1.0, self.step / self.plan.steps)
-        return min(1.0, self.seconds / (60 * (self.plan.minutes or 0) + 1e-9))
+    def rate(self) -> float:
+        """Factor on the peak learning rate: warm-up, and half a cosine to 0."""
+        return min(1.0, (self.step + 1) / self.warmup) * 0.5 * (1 + math.cos(math.pi * self.progress()))
 
     def texts(self, step: int) -> list[Text]:
         """The texts of one step, of similar length; a function of the seed, the step and the texts alone."""
@@ -142,78 +142,52 @@ class Run:
 
     def take(self) -> tuple[float, list[float]]:
         """Runs one step; returns its loss and the accuracy at each depth."""
-        rate = min(1.0, (self.step + 1) / WARMUP) * 0.5 * (1 + math.cos(math.pi * self.progress()))
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self.plan.rate * rate
-            optimizer.zero_grad(set_to_none=True)
         batch = self.states.batch(self.texts(self.step))
         noise = torch.Generator().manual_seed(self.plan.seed * 1_000_003 + self.step)
         torch.manual_seed(self.plan.seed * 1_000_003 + self.step)  # for losses that sample
         self.network.progress = self.progress()
         loss, rates = self.network.loss(batch, self.loss_function, noise)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self.parameters.values(), 1.0)
-        for optimizer in self.optimizers:
-            optimizer.step()
+        self.descend(loss, self.parameters.values())
         self.step += 1
         self.tokens += int((batch.lengths - batch.begins).sum())
-        past = min(AVERAGE, self.step / (self.step + 10))
-        with torch.no_grad():
-            torch._foreach_lerp_(list(self.average.values()), list(self.parameters.values()), 1 - past)
+        self.update_average(self.parameters)
         return loss.item(), rates
 
-    def train(self) -> None:
-        """Trains until the run's length or `stop()`."""
-        noted = stored = lap = time.monotonic()
-        next_measure = self.seconds + 60 * self.plan.every
-        depths: list[list[float]] = []
-        while not self.stopping and self.progress() < 1:
-            loss, rates = self.take()
-            self.recent = [*self.recent[-49:], loss]
-            depths = [*depths[-49:], rates]
-            now = time.monotonic()
-            self.seconds, lap = self.seconds + min(now - lap, _LONGEST_LAP), now
-            if now - noted > 20:
-                noted = now
-                depths = [row for row in depths if len(row) == len(depths[-1])]
-                right = [sum(column) / len(column) for column in zip(*depths, strict=True)]
-                self._log({"right": [round(value, 3) for value in right]})
-            if now - stored > SAVE_EVERY:
-                self.save()
-                stored = now
-            if self.seconds > next_measure and self.progress() < 1:
-                self.evaluate()
-                self.save()
-                stored = lap = time.monotonic()
-                next_measure = self.seconds + 60 * self.plan.every
-        self.save()
-        if not self.stopping:
-            self.evaluate()
-            self.save()
+    def advance(self) -> float:
+        loss, rates = self.take()
+        self.depths = [*self.depths[-49:], rates]
+        return loss
 
-    def evaluate(self) -> Acceptance:
-        """Exports the weights, measured in their exported precision."""
+    def observe(self, loss: float) -> None:
+        self.recent = [*self.recent[-49:], loss]
+        self.loss = sum(self.recent) / len(self.recent)
+
+    def observed(self) -> dict[str, Any]:
+        """The accuracy at each depth."""
+        depths = [row for row in self.depths if len(row) == len(self.depths[-1])]
+        right = [sum(column) / len(column) for column in zip(*depths, strict=True)]
+        return {"right": [round(value, 3) for value in right]}
+
+    def log(self, more: Mapping[str, Any]) -> str:
+        line = super().log(more)
+        self.report(line)
+        return line
+
+    def evaluate(self, final: bool = True) -> dict[str, Any]:
         own = {name: value.detach().clone() for name, value in self.parameters.items()}
         with torch.no_grad():
             for name, value in self.parameters.items():
                 value.copy_(self.average[name].bfloat16())
             self.acceptance = measure(self.network, self.states, self.validation, self.plan.drafts)
-            self.curve.append(
-                {"seconds": round(self.seconds), "step": self.step, "loss": round(self.mean_loss(), 4)}
-                | {"length": round(self.acceptance.length, 3)}
-            )
-            self._log(
-                {"length": round(self.acceptance.length, 3)} | {"depths": [round(d, 3) for d in self.acceptance.depths]}
-            )
-            export(self.network, self.plan.out, self._card(self.acceptance), self.plan.target_path)
+            length, depths = round(self.acceptance.length, 3), [round(d, 3) for d in self.acceptance.depths]
+            self.curve.append({**self.point(), "length": length})
+            measured = {"length": length, "depths": depths, "rounds": self.acceptance.rounds}
+            export(self.network, self.plan.out, self._card(measured), self.plan.target_path)
             for name, value in self.parameters.items():
                 value.copy_(own[name])
-        return self.acceptance
+        return {"length": length, "depths": depths}
 
-    def _card(self, result: Acceptance) -> dict[str, Any]:
-        depths = [round(share, 3) for share in result.depths]
-        measured = {"length": round(result.length, 3), "depths": depths, "rounds": result.rounds}
+    def _card(self, measured: dict[str, Any]) -> dict[str, Any]:
         return {
             "name": self.name,
             "target": self.plan.target_name,
@@ -221,41 +195,6 @@ class Run:
             "acceptance": measured | {"texts": len(self.validation)},
             "curve": self.curve,
         }
-
-    def mean_loss(self) -> float:
-        """The mean loss of the last steps."""
-        return sum(self.recent) / max(1, len(self.recent))
-
-    def _log(self, more: dict[str, Any]) -> None:
-        line = {"seconds": round(self.seconds, 1), "step": self.step, "loss": round(self.mean_loss(), 4)} | more
-        with (self.plan.state / "log.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        self.report(json.dumps(line))
-
-    # -- state -------------------------------------------------------------------------------------------------------
-
-    def save(self) -> None:
-        """Stores the state from which the run resumes bit for bit."""
-        state: dict[str, Any] = {name: getattr(self, name) for name in ("step", "seconds", "tokens", "recent", "curve")}
-        state |= {"parameters": {name: value.detach() for name, value in self.parameters.items()}}
-        state |= {"buffers": dict(self.network.named_buffers())}
-        state |= {"average": self.average, "optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
-        path = self.plan.state / "state.pt"
-        torch.save(state, path.with_suffix(".part"))
-        os.replace(path.with_suffix(".part"), path)
-
-    def _restore(self) -> None:
-        state = torch.load(self.plan.state / "state.pt", map_location=self.network.device, weights_only=True)
-        with torch.no_grad():
-            for name, value in state.pop("parameters").items():
-                self.parameters[name].copy_(value)
-            for name, value in state.pop("buffers").items():
-                self.network.get_buffer(name).copy_(value)
-        self.average = state.pop("average")
-        for optimizer, value in zip(self.optimizers, state.pop("optimizers"), strict=True):
-            optimizer.load_state_dict(value)
-        for name, value in state.items():
-            setattr(self, name, value)
 
     def recipe(self) -> dict[str, Any]:
         """The card's description of the training."""

@@ -37,11 +37,9 @@ class AutoencoderRun(Training):
         nn.init.constant_(model.network.quant_conv.bias[model.channels :], QUIET)
         super().__init__(options, model.to(device))
         self.model: KL
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.01)
-        self.restore()
-
-    def parts(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer}
+        weights = self.model.parameters()
+        self.optimizers = [torch.optim.AdamW(weights, lr=options.lr, betas=(0.9, 0.95), weight_decay=0.01)]
+        self.go_on()
 
     def images(self, step: int) -> Tensor:
         """The images of a step, [B, 3, S, S] in [-1, 1]."""
@@ -53,8 +51,6 @@ class AutoencoderRun(Training):
         return self.model.decode(found.sample(noise)), found.mean, found.deviation
 
     def take(self) -> Tensor:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.o.lr * self.rate()
         pixels = self.images(self.step)
         cells = [side // self.model.downsample for side in pixels.shape[2:]]
         noise = torch.randn(len(pixels), *cells, self.model.channels, generator=self.noise()).to(self.device)
@@ -64,10 +60,7 @@ class AutoencoderRun(Training):
         reconstruction = error.abs().mean() + SQUARED * error.square().mean()
         weight = NARROW * min(1.0, max(0.0, (self.step - FREE) / RISING))
         loss = reconstruction + weight * apart(mean, deviation) / pixels.numel()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.descend(loss, self.model.parameters())
         return reconstruction.detach()
 
     # -- what comes out ----------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class DrawerRun(Descent):
         corpus = options.corpus or options.state / "corpus"
         self.corpus = Corpus(corpus, vq, seed=options.seed, chunks=options.chunks)
         self.drawn = torch.compile(self._drawn, dynamic=False) if options.compile else self._drawn
-        self.restore()
+        self.go_on()
 
     def loss_of(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The loss, and its part from the cross entropy of the codes, in nats."""

@@ -78,7 +78,7 @@ class MARRun(Descent):
         self.table = torch.stack([getattr(schedule, name) for name in names], 1).float().to(device)  # [T, 5]
         corpus = options.corpus or options.state / "corpus"
         self.corpus = LatentCorpus(corpus, kl, seed=options.seed, chunks=options.chunks)
-        self.restore()
+        self.go_on()
 
     def passing(self) -> AbstractContextManager[Any]:
         return sdpa_kernel(SDPBackend.MATH)  # for so few tokens, half the time of what is chosen for a CPU

@@ -45,13 +45,10 @@ class MultiScaleRun(Training):
         start_from(model, load_kl(options.autoencoder or AUTOENCODER))
         super().__init__(options, model.to(device))
         self.model: MultiScaleVQ
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.01)
+        self.optimizers = [torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.01)]
         self.count = torch.ones(model.vocab)
         self.revived = 0
-        self.restore()
-
-    def parts(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer}
+        self.go_on()
 
     def images(self, step: int) -> Tensor:
         """The images of a step, [B, 3, S, S] in [-1, 1]."""
@@ -77,8 +74,6 @@ class MultiScaleRun(Training):
     def take(self) -> Tensor:
         if self.step == 0:
             self.first_codebook()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.o.lr * self.rate()
         pixels, rng = self.images(self.step), self.noise()
         seen = self.features(pixels)
         codes, sums, pools = quantize(self.model, seen)
@@ -93,10 +88,7 @@ class MultiScaleRun(Training):
             images = self.model.decoder(self.model.post_quant_conv(chosen + seen - goal)).float()
         error = images - pixels
         reconstruction = error.abs().mean() + SQUARED * error.square().mean()
-        (reconstruction + apart.mean()).backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.descend(reconstruction + apart.mean(), self.model.parameters())
         self.watch(codes, pools, rng)
         return reconstruction.detach()
 

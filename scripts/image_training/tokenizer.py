@@ -44,13 +44,13 @@ class TokenizerRun(Training):
         super().__init__(options, model)
         self.model: VQ
         trained = [value for value in model.parameters() if value.requires_grad]
-        self.optimizer = torch.optim.AdamW(trained, lr=options.lr, betas=(0.9, 0.95), weight_decay=0.01)
+        self.optimizers = [torch.optim.AdamW(trained, lr=options.lr, betas=(0.9, 0.95), weight_decay=0.01)]
         self.codes = codebook.Averages(model.codebook.weight.data)
         self.revived = 0
-        self.restore()
+        self.go_on()
 
     def parts(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer, "codes": self.codes}
+        return {**super().parts(), "codes": self.codes}
 
     def ready(self) -> bool:
         return self.step > PLAIN
@@ -76,8 +76,6 @@ class TokenizerRun(Training):
     def take(self) -> Tensor:
         if self.step == PLAIN:
             self.found_codebook()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.o.lr * self.rate()
         pixels = self.images(self.step)
         features = self.features(pixels)
         flat = rearrange(features, "b c h w -> (b h w) c")
@@ -94,10 +92,7 @@ class TokenizerRun(Training):
             made = self.model.pixels(vectors)
         error = made - pixels
         loss = error.abs().mean() + SQUARED * error.square().mean() + COMMIT * apart
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.descend(loss, self.model.parameters())
         if self.step >= PLAIN:
             self.model.codebook.weight.copy_(self.codes.update(flat.detach(), codes.flatten()))
             if self.step % codebook.EVERY == 0 and self.progress() < REVIVE_UNTIL:

@@ -76,7 +76,7 @@ class VARRun(Descent):
         if options.compile:
             self.forward = torch.compile(model, dynamic=False)
         self.corpus: Chunks = self.make_corpus(options.corpus or options.state / "corpus")
-        self.restore()
+        self.go_on()
 
     def make_corpus(self, folder: Path) -> Chunks:
         """Makes the corpus of training batches."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
+import math
 import random
 import shutil
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from until_done import Stopwatch
 
 from pardec.tasks import task
+from pardec.training.resumable import Resumable, Tensors
 from text_training.block_diffusion import complementary_loss
 
-WARMUP = 50  # steps
-FLOOR = 0.05  # share of the peak learning rate at the end
-SAVE_EVERY = 120.0  # seconds
 STACKS = ("llama", "qwen2")  # whose tensors Fast-dLLM v2's names and shape hold
 
 
@@ -48,11 +44,16 @@ class Options:
     out: Path
 
 
-class Adaptation:
-    """One run. `stop()` ends it after the step in progress, with its state saved."""
+class Adaptation(Resumable):
+    """One run."""
+
+    kept = (*Resumable.kept, "loss", "tokens")
+    warmup, decay_from, floor = 50, 0.0, 0.05
 
     def __init__(self, options: Options) -> None:
-        self.o, self.name = options, options.source.name
+        length = {"steps": options.steps, "minutes": options.minutes}
+        super().__init__(options.source.name, options.state, **length, every=math.inf, peak=options.lr)  # type: ignore[arg-type]
+        self.o = options
         torch.manual_seed(options.seed)
         torch.set_num_threads(1)
         self.device = torch.device(
@@ -66,13 +67,11 @@ class Adaptation:
             raise SystemExit(f"error: {model.config.model_type} is not one of {', '.join(STACKS)}")
         self.model = self._with_lora(model).to(self.device)
         self.learned = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
-        self.optimizer = torch.optim.AdamW(self.learned.values(), lr=options.lr, betas=(0.9, 0.98), weight_decay=0.01)
+        adam = {"lr": options.lr, "betas": (0.9, 0.98), "weight_decay": 0.01}
+        self.optimizers = [torch.optim.AdamW(self.learned.values(), **adam)]
         self.rows = [row for file in options.rows for row in self._read(file)]
-        self.step, self.seconds, self.loss, self.tokens = 0, 0.0, float("nan"), 0
-        self.stopping = False
-        options.state.mkdir(parents=True, exist_ok=True)
-        if (options.state / "state.pt").exists():
-            self._restore()
+        self.tokens = 0
+        self.restore(self.device)
 
     def _with_lora(self, model: Any) -> Any:
         if not self.o.lora:
@@ -83,8 +82,8 @@ class Adaptation:
             model, LoraConfig(r=self.o.lora, lora_alpha=2 * self.o.lora, target_modules="all-linear", lora_dropout=0.0)
         )
 
-    def stop(self) -> None:
-        self.stopping = True
+    def parts(self) -> dict[str, Tensors]:
+        return {"learned": Tensors(self.learned)}
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -132,75 +131,21 @@ class Adaptation:
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def progress(self) -> float:
-        """Share of the run that is done, 0 to 1."""
-        if self.o.steps is not None:
-            return min(1.0, self.step / max(1, self.o.steps))
-        return min(1.0, self.seconds / (60 * (self.o.minutes or 0) + 1e-9))
-
-    def take(self) -> float:
-        """One optimizer step; its loss."""
-        rate = min(1.0, (self.step + 1) / WARMUP) * max(FLOOR, 1 - self.progress())
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.o.lr * rate
+    def advance(self) -> float:
         ids, prompt, end = self.batch(self.step)
         noise = torch.Generator().manual_seed(self.o.seed * 1_000_003 + self.step)
         with torch.autocast(self.device.type, torch.bfloat16):
             loss = complementary_loss(self.model, ids.to(self.device), prompt, end, self.o.block, self.mask_id, noise)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.learned.values(), 1.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.descend(loss, self.learned.values())
         self.step += 1
         self.tokens += int((end + 1 - prompt).sum())
         return loss.item()
 
-    def train(self) -> None:
-        """Trains until the run's length or `stop()`. An interrupted run exports nothing."""
-        stopwatch, saved = Stopwatch(), time.monotonic()
-        noted = self.seconds
-        while not self.stopping and self.progress() < 1:
-            loss = self.take()
-            self.loss = loss if self.loss != self.loss else 0.98 * self.loss + 0.02 * loss
-            self.seconds += stopwatch.lap()
-            if self.seconds - noted > 20:
-                noted = self.seconds
-                self._log()
-            if time.monotonic() - saved > SAVE_EVERY:
-                self.save()
-                saved = time.monotonic()
-        self.save()
-        if not self.stopping:
-            self._log()
-            self.export()
+    def log(self, more: Mapping[str, Any]) -> str:
+        return super().log({"answer_tokens": self.tokens, **more})
 
-    def _log(self) -> None:
-        line = {"seconds": round(self.seconds, 1), "step": self.step, "loss": round(self.loss, 4)}
-        line |= {"answer_tokens": self.tokens}
-        with (self.o.state / "log.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-
-    # -- state -----------------------------------------------------------------------------------------------------
-
-    def save(self) -> None:
-        state = {name: getattr(self, name) for name in ("step", "seconds", "loss", "tokens")}
-        state |= {"learned": {name: value.detach() for name, value in self.learned.items()}}
-        state |= {"optimizer": self.optimizer.state_dict()}
-        path = self.o.state / "state.pt"
-        torch.save(state, path.with_suffix(".part"))
-        os.replace(path.with_suffix(".part"), path)
-
-    def _restore(self) -> None:
-        state = torch.load(self.o.state / "state.pt", map_location=self.device, weights_only=True)
-        with torch.no_grad():
-            for name, value in state.pop("learned").items():
-                self.learned[name].copy_(value)
-        self.optimizer.load_state_dict(state.pop("optimizer"))
-        for name, value in state.items():
-            setattr(self, name, value)
-
-    def export(self) -> None:
-        """Write a folder in Fast-dLLM v2's format; with LoRA also the adapter alone, in peft's."""
+    def evaluate(self, final: bool) -> dict[str, Any]:
+        """Writes a folder in Fast-dLLM v2's format; with LoRA also the adapter alone, in peft's."""
         out = self.o.out
         out.mkdir(parents=True, exist_ok=True)
         model = self.model
@@ -219,6 +164,7 @@ class Adaptation:
         for name in ("generation_config.json", "chat_template.jinja"):
             if (self.o.source / name).is_file():
                 shutil.copyfile(self.o.source / name, out / name)
+        return {}
 
 
 def tensors(model: Any) -> dict[str, Tensor]:

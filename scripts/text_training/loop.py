@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
-from until_done import Stopwatch
 
+from pardec.training.resumable import AVERAGE, Resumable
 from text_training import data, networks
 from text_training.evaluate import measure
 from text_training.export import SUMMARY, export, read_weights, rounded
@@ -26,12 +24,7 @@ MASKS = (
     "the others at random or after a prefix"
 )
 BLOCKS = f"half of the loss: blocks of a token and {BLOCK - 1} masks in one pass; the other half is causal"
-SAVE_EVERY = 120.0  # seconds
 PROMPT_WEIGHT = 0.1
-WARMUP = 100  # steps
-DECAY_FROM = 0.35  # share of the run after which the learning rate falls, linearly to FLOOR
-FLOOR = 0.02
-AVERAGE = 0.998  # decay of the moving average of the weights
 _GOLDEN = 0.6180339887498949  # spreads the steps that train on cached prompts evenly
 
 
@@ -41,13 +34,15 @@ def read_card(folder: Path) -> dict[str, Any]:
     return held
 
 
-class Run:
-    """One training run. `stop()` ends it after the step in progress, with its state saved."""
+class Run(Resumable):
+    """The training of one text model."""
 
-    kept: tuple[str, ...] = ("step", "chunk", "index", "tokens", "seconds", "loss", "curve", "average", "mixes")
+    kept = (*Resumable.kept, "chunk", "index", "tokens", "loss", "curve", "average", "mixes")
 
     def __init__(self, options: Options) -> None:
-        self.o, self.name = options, options.model
+        length = {"steps": options.steps, "minutes": options.minutes, "every": options.every}
+        super().__init__(options.model, options.state, **length, peak=options.lr)  # type: ignore[arg-type]
+        self.o = options
         torch.set_num_threads(options.threads)
         wanted = options.device
         self.device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted)
@@ -70,14 +65,12 @@ class Run:
             networks.compile_layers(self.model)
         self.optimizers = networks.optimizers(self.model, options.optimizer, options.lr)
         self.average = {k: v.detach().clone() for k, v in self.model.state_dict().items()}
-        self.step = self.chunk = self.index = self.tokens = 0
-        self.seconds, self.loss = 0.0, float("nan")
-        self.curve: list[dict[str, float]] = []
-        self.stopping = False
+        self.chunk = self.index = self.tokens = 0
+        self.source = self.batches()
+        self.reached = False  # what `--until` asks for
         self.mixes: list[tuple[int, str]] = []  # step from which on, shares of the tasks
-        options.state.mkdir(parents=True, exist_ok=True)
-        if (options.state / "state.pt").exists() and not options.fresh:
-            self._restore()
+        if not options.fresh:
+            self.restore(self.device)
         shares = ", ".join(f"{kind} {share:.0%}" for kind, share in options.mix.items())
         if not self.mixes or self.mixes[-1][1] != shares:
             self.mixes.append((self.step, shares))
@@ -95,38 +88,13 @@ class Run:
         model.set_attn_implementation("eager" if self.device.type == "cpu" else "sdpa")
         return model
 
-    def stop(self) -> None:
-        self.stopping = True
+    def parts(self) -> dict[str, torch.nn.Module]:
+        return {"model": self.model}
 
-    # -- state -------------------------------------------------------------------------------------------------
-
-    def save(self) -> None:
-        state = {key: getattr(self, key) for key in self.kept}
-        state |= {"model": self.model.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers]}
-        path = self.o.state / "state.pt"
-        torch.save(state, path.with_suffix(".part"))
-        os.replace(path.with_suffix(".part"), path)
-
-    def _restore(self) -> None:
-        state = torch.load(self.o.state / "state.pt", map_location=self.device, weights_only=True)
-        self.model.load_state_dict(state.pop("model"))
-        for optimizer, kept in zip(self.optimizers, state.pop("optimizers"), strict=True):
-            optimizer.load_state_dict(kept)
-        for key, value in state.items():
-            setattr(self, key, value)
+    def done(self) -> bool:
+        return self.reached or super().done()
 
     # -- steps -------------------------------------------------------------------------------------------------
-
-    def progress(self) -> float:
-        """Share of the run that is done, 0 to 1."""
-        if self.o.steps is not None:
-            return min(1.0, self.step / max(1, self.o.steps))
-        return min(1.0, self.seconds / (60 * (self.o.minutes or 0) + 1e-9))
-
-    def rate(self) -> float:
-        """Factor on the peak learning rate: warm-up, plateau, linear decay."""
-        left = (1 - self.progress()) / (1 - DECAY_FROM)
-        return min(1.0, (self.step + 1) / WARMUP) * max(FLOOR, min(1.0, left))
 
     def batches(self) -> Iterator[data.Batch]:
         while True:
@@ -187,9 +155,6 @@ class Run:
 
     def take(self, batch: data.Batch) -> float:
         """One optimizer step; its loss."""
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = self.o.lr * self.rate()
         target = self.targets(batch)
         if self.name == "tiny-nemotron":
             noise = torch.Generator().manual_seed(self.o.seed * 1_000_003 + self.step)
@@ -197,68 +162,36 @@ class Run:
                 loss = joint_loss(self.model, batch, target, noise)
         else:
             loss = self.loss_of(target, batch.prompt)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        self.descend(loss, self.model.parameters())
         self.step += 1
         self.tokens += batch.ids.numel()
-        keep = min(AVERAGE, self.step / (self.step + 10))
-        current = self.model.state_dict()
-        torch._foreach_lerp_(list(self.average.values()), [current[k] for k in self.average], 1 - keep)
+        self.update_average(self.model.state_dict())
         return loss.item()
 
-    # -- the run -----------------------------------------------------------------------------------------------
+    def advance(self) -> float:
+        return self.take(next(self.source))
 
-    def train(self) -> None:
-        """Trains until the run's length, `--until`, or `stop()`. An interrupted run exports nothing."""
-        stopwatch, saved = Stopwatch(), time.monotonic()
-        noted = next_eval = self.seconds
-        next_eval += 60 * self.o.every
-        for batch in self.batches():
-            if self.stopping or self.progress() >= 1:
-                self.index -= 1  # this batch was not used
-                break
-            loss = self.take(batch)
-            self.loss = loss if self.loss != self.loss else 0.98 * self.loss + 0.02 * loss
-            self.seconds += stopwatch.lap()
-            if self.seconds - noted > 20:
-                noted = self.seconds
-                self.log({})
-            if time.monotonic() - saved > SAVE_EVERY:
-                self.save()
-                saved = time.monotonic()
-            if self.seconds > next_eval:
-                found = self.evaluate(final=False)
-                next_eval = self.seconds + 60 * self.o.every
-                stopwatch = Stopwatch()
-                if self.o.until is not None and found[next(iter(self.o.mix))] >= self.o.until:
-                    break
-        self.save()
-        if not self.stopping:
-            self.evaluate(final=True)
-            self.save()
+    # -- what comes out ----------------------------------------------------------------------------------------
 
-    def evaluate(self, final: bool) -> dict[str, float]:
-        """Measure the exported weights, log, export; the time it takes does not count as training."""
-        started = time.monotonic()
+    def exported(self) -> tuple[torch.nn.Module, dict[str, Tensor]]:
+        """The averaged weights as they are exported, and a network with them."""
         weights = rounded(self.average)
         model = self._network(self.name).to("cpu")
         model.load_state_dict({key: value.float() for key, value in weights.items()})
         model.requires_grad_(False).set_attn_implementation("eager")
+        return model, weights
+
+    def evaluate(self, final: bool) -> dict[str, float]:
+        model, weights = self.exported()
         found, shares = measure(model, self.name, self.tokenizer, self.o.mix, self.o.problems, final)
-        self.log(shares | {"eval_s": round(time.monotonic() - started, 1)})
-        self.curve.append({"seconds": round(self.seconds), "step": self.step, "loss": round(self.loss, 4)} | shares)
+        self.curve.append(self.point() | shares)
         export(self.o.out, self.name, model, weights, self.card(found))
+        self.reached = self.o.until is not None and shares[next(iter(self.o.mix))] >= self.o.until
         return shares
 
-    def log(self, extra: dict[str, Any]) -> None:
-        speed = self.tokens / max(self.seconds, 1e-9)
-        line = {"seconds": round(self.seconds, 1), "step": self.step, "loss": round(self.loss, 4)}
-        line |= {"rate": round(self.rate(), 4), "tokens_per_s": round(speed)} | extra
-        with (self.o.state / "log.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+    def log(self, more: Mapping[str, Any]) -> str:
+        speed = round(self.tokens / max(self.seconds, 1e-9))
+        return super().log({"rate": round(self.rate(), 4), "tokens_per_s": speed, **more})
 
     def card(self, found: dict[str, Any]) -> dict[str, Any]:
         given = read_card(self.o.init) if self.o.init else {}

@@ -16,10 +16,11 @@ from torch import Tensor
 
 import pardec
 from pardec.environment import processor
+from pardec.training.resumable import AVERAGE
 from text_training import networks, stories
 from text_training.data import EOS, LENGTH_SHARES, MASK, Batch, Targets, masked_targets
-from text_training.export import items, opening, rounded, write_model, write_pages
-from text_training.loop import AVERAGE, Run
+from text_training.export import items, opening, write_model, write_pages
+from text_training.loop import Run
 from text_training.options import Options
 
 LENGTHS = tuple(range(32, 289, 32))  # of rows
@@ -117,18 +118,13 @@ class StoryRun(Run):
         return total / max(tokens, 1)
 
     def evaluate(self, final: bool) -> dict[str, float]:
-        """Measures and exports the averaged weights."""
-        weights = rounded(self.average)
-        model = self._network(self.name).to("cpu")
-        model.load_state_dict({key: value.float() for key, value in weights.items()})
-        model.requires_grad_(False).set_attn_implementation("eager")
+        model, weights = self.exported()
         own, others = self.rows(held_out=True)
         losses = {"held_out_stories": self.held_out_loss(model, own)}
         if others:
             losses["held_out_texts"] = self.held_out_loss(model, others)
         self.core_seconds = time.process_time() - self.began
         losses = {name: round(loss, 4) for name, loss in losses.items()}
-        self.log(losses)
         self.curve.append({"core_hours": self.core_hours(), "step": self.step, "loss": round(self.loss, 4)} | losses)
         self.export(model, weights)
         return losses
