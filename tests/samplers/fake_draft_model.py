@@ -26,7 +26,7 @@ from pardec.samplers.speculative.forward import VerifyForward
 from pardec.samplers.speculative.sequences import Sequences
 from pardec.samplers.speculative.uniforms import RoundUniforms
 from pardec.samplers.traits import Trait
-from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
+from tests.samplers.ar_toys import plain_greedy, toy_ar
 
 LENGTHS = ("", "+heuristic", "+unsure:tau=0.6", "+fallback:below=0.5", "+calibrated:h=0.5", "+goodput:c=0.2")
 RAGGED = [[3], [1, 0, 4, 2, 2, 1, 3], [0, 4], [2, 1, 1, 0, 3, 4, 4, 2, 0, 1, 2]]
@@ -60,32 +60,7 @@ def greedy(new: tuple[int, ...] = tuple(NEW)) -> list[list[int]]:
     return [plain_greedy(target(), prompt, count) for prompt, count in zip(RAGGED, new, strict=True)]
 
 
-def keeps_greedy(spec: str) -> None:
-    """Checks that all rows in one batch, and one alone, equal plain greedy decoding."""
-    with named(near=near()):
-        done = run(target(), spec, RAGGED, NEW)
-        assert rows(done) == greedy(), spec
-        for row, prompt in enumerate(RAGGED[:1]):
-            assert rows(run(target(), spec, [prompt], NEW[row])) == [greedy()[row]], (spec, row)
-
-
 # --- laws against whole forwards ---
-
-
-def committed_slots_suffice(spec: str) -> None:
-    """Checks that slots from the last committed token on have no effect on the text, which is the greedy one."""
-    clean, verify = run(target(), spec, RAGGED, NEW), VerifyForward.verify
-
-    def poisoned(self: VerifyForward, draft: Draft) -> Any:
-        for tensor in (*self.cache.k, *self.cache.v):
-            for row, length in enumerate(self.text.length):
-                tensor[row, length - 1 :] = torch.nan
-        return verify(self, draft)
-
-    with patch.object(VerifyForward, "verify", poisoned):
-        done = run(target(), spec, RAGGED, NEW)
-    assert rows(done) == rows(clean) == greedy()
-    assert done.trace.accepted == clean.trace.accepted
 
 
 def path(draft: Draft, row: int, node: int) -> list[int]:

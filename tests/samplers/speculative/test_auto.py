@@ -26,19 +26,9 @@ from pardec.samplers.speculative.length.heuristic import Heuristic
 from pardec.samplers.traits import Trait
 from tests.models.draft_modules.dflash_writer import write
 from tests.samplers.ar_toys import counted, g_test, plain_greedy, rows, run, toy_ar
+from tests.samplers.draft_model_checks import draws_alone, keeps_greedy
 from tests.samplers.drafter_checks import cyclic
-from tests.samplers.fake_draft_model import (
-    LENGTHS,
-    NEW,
-    RAGGED,
-    distribution,
-    greedy,
-    heard,
-    keeps_greedy,
-    named,
-    near,
-    target,
-)
+from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, distribution, greedy, heard, named, near, target
 from tests.samplers.joint_distributions import WORLDS, drafting, small
 
 SHAPES = ("chain", "template:widths=3-2", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
@@ -93,12 +83,7 @@ def test_both_draft_side_by_side_and_every_law_is_that_of_a_whole_forward(shape:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_row_alone_draws_what_it_draws_in_a_ragged_batch(shape: str) -> None:
-    spec = f"{SPEC}+{shape}+calibrated"
-    together = run(target(), spec, RAGGED, NEW, temperature=1.0, seeds=[5, 6, 7, 8])
-    for row, prompt in enumerate(RAGGED[:2]):
-        alone = run(target(), spec, [prompt], NEW[row], temperature=1.0, seeds=[5 + row])
-        assert rows(alone) == [rows(together)[row]]
-        assert alone.trace.accepted[0] == together.trace.accepted[row]
+    draws_alone(f"{SPEC}+{shape}+calibrated")
 
 
 def test_a_module_is_the_model_too(tmp_path: Path) -> None:

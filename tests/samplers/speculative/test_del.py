@@ -19,17 +19,8 @@ from pardec.samplers.events import Finished
 from pardec.samplers.speculative.draft.exit_states import Choice, ExitStates, tokens_per_layer
 from tests.grids import thinned
 from tests.samplers.ar_toys import rows, run, toy_ar
-from tests.samplers.fake_draft_model import (
-    NEW,
-    RAGGED,
-    apart,
-    distribution,
-    greedy,
-    keeps_greedy,
-    outcome,
-    path,
-    target,
-)
+from tests.samplers.draft_model_checks import keeps_greedy
+from tests.samplers.fake_draft_model import NEW, RAGGED, apart, distribution, greedy, outcome, path, target
 from tests.samplers.spec_checks import refused_specs
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")

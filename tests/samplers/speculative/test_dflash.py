@@ -27,6 +27,7 @@ from tests.models.draft_modules.dflash_writer import MASK, write
 from tests.reference.naive_dflash import NaiveDFlash
 from tests.samplers import module_files
 from tests.samplers.ar_toys import rows, run
+from tests.samplers.draft_model_checks import draws_alone, fed_slots_suffice, keeps_greedy
 from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, Pausing, apart, greedy, path, target
 from tests.samplers.joint_distributions import WORLDS, measure
 
@@ -59,10 +60,7 @@ def spec(folder: Path, k: int = 4, more: str = "") -> str:
 @pytest.mark.covers(1)
 def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str, folders: dict[str, Path]) -> None:
     for name in ("dflash", "second", "rnn"):
-        wanted = spec(folders[name], 4, f"+{shape}{length}")
-        assert rows(run(target(), wanted, RAGGED, NEW)) == greedy(), wanted
-        for row, prompt in enumerate(RAGGED[:1]):
-            assert rows(run(target(), wanted, [prompt], NEW[row])) == [greedy()[row]], (wanted, row)
+        keeps_greedy(spec(folders[name], 4, f"+{shape}{length}"))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -157,26 +155,11 @@ def test_rows_that_draft_nothing_for_a_while_catch_up(folders: dict[str, Path]) 
 @pytest.mark.parametrize("name", ["dflash", "rnn"])
 @pytest.mark.covers(1)
 def test_a_row_alone_draws_what_it_draws_in_a_ragged_batch(name: str, shape: str, folders: dict[str, Path]) -> None:
-    wanted = spec(folders[name], 4, f"+{shape}+calibrated")
-    together = rows(run(target(), wanted, RAGGED, NEW, temperature=1.0, seeds=[5, 6, 7, 8]))
-    for row, prompt in enumerate(RAGGED[:2]):
-        assert rows(run(target(), wanted, [prompt], NEW[row], temperature=1.0, seeds=[5 + row])) == [together[row]]
+    draws_alone(spec(folders[name], 4, f"+{shape}+calibrated"))
 
 
 def test_slots_behind_the_context_are_never_read(folders: dict[str, Path]) -> None:
-    draft = BlockState.draft
-
-    def poisoned(self: BlockState, *asked: Any) -> Draft:
-        for tensor in (*self.cache.k, *self.cache.v):
-            for row, cached in enumerate(self.cached):
-                tensor[row, cached:] = torch.nan
-        return draft(self, *asked)
-
-    for shape in SHAPES:
-        wanted = spec(folders["dflash"], 4, f"+{shape}")
-        clean = run(target(), wanted, RAGGED, NEW).trace.accepted
-        with patch.object(BlockState, "draft", poisoned):
-            assert run(target(), wanted, RAGGED, NEW).trace.accepted == clean
+    fed_slots_suffice(BlockState, [spec(folders["dflash"], 4, f"+{shape}") for shape in SHAPES])
 
 
 @pytest.mark.parametrize("shape", ["", "+dyspec:nodes=6,children=3", "+template:widths=3-2-1+rrs"])

@@ -27,6 +27,7 @@ from tests.models.draft_modules.test_eagle import doubles, same_rope
 from tests.reference import naive_eagle
 from tests.reference.eagle_folders import write
 from tests.samplers.ar_toys import counted, g_test, joint, rows, run, toy_ar
+from tests.samplers.draft_model_checks import draws_alone, fed_slots_suffice, keeps_greedy
 from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, Pausing, compared_states, greedy, target
 from tests.samplers.module_files import random_module
 
@@ -61,11 +62,7 @@ def folder(at: Path, name: str, layers: int = 4, **more: Any) -> tuple[dict[str,
 @pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=6))
 @pytest.mark.covers(1)
 def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str) -> None:
-    spec = f"eagle:name=toy,k=4+{shape}{length}"
-    done = run(target(), spec, RAGGED, NEW)
-    assert rows(done) == greedy()
-    for row, prompt in enumerate(RAGGED[:1]):
-        assert rows(run(target(), spec, [prompt], NEW[row])) == [greedy()[row]], (spec, row)
+    done, _ = keeps_greedy(f"eagle:name=toy,k=4+{shape}{length}")
     assert sum(map(sum, done.trace.accepted)) > 0
 
 
@@ -122,25 +119,11 @@ def test_states_are_those_of_one_pass_over_the_whole_row(name: str, shape: str, 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_row_alone_draws_what_it_draws_in_a_ragged_batch(shape: str) -> None:
-    spec = f"eagle:name=toy,k=4+{shape}+calibrated"
-    together = rows(run(target(), spec, RAGGED, NEW, temperature=1.0, seeds=[5, 6, 7, 8]))
-    for row, prompt in enumerate(RAGGED[:2]):
-        assert rows(run(target(), spec, [prompt], NEW[row], temperature=1.0, seeds=[5 + row])) == [together[row]]
+    draws_alone(f"eagle:name=toy,k=4+{shape}+calibrated")
 
 
 def test_slots_behind_what_a_row_has_fed_are_never_read() -> None:
-    draft = PairState.draft
-
-    def poisoned(self: PairState, *arguments: Any) -> Draft:
-        for tensor in (*self.cache.k, *self.cache.v):
-            for row, cached in enumerate(self.cached):
-                tensor[row, cached:] = torch.nan
-        return draft(self, *arguments)
-
-    for shape in SHAPES:
-        clean = run(target(), f"eagle:name=toy,k=4+{shape}", RAGGED, NEW).trace.accepted
-        with patch.object(PairState, "draft", poisoned):
-            assert run(target(), f"eagle:name=toy,k=4+{shape}", RAGGED, NEW).trace.accepted == clean
+    fed_slots_suffice(PairState, [f"eagle:name=toy,k=4+{shape}" for shape in SHAPES])
 
 
 @pytest.mark.parametrize("shape", ["beam:beams=2,nodes=5", "beam:beams=2,nodes=5,raw=true"])

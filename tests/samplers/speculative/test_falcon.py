@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -27,7 +26,8 @@ from tests.grids import chequered
 from tests.models.draft_modules.test_eagle import doubles, same_rope
 from tests.reference import eagle_folders, naive_falcon
 from tests.samplers.ar_toys import rows, run, toy_ar
-from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, Pausing, apart, greedy, path, target
+from tests.samplers.draft_model_checks import draws_alone, fed_slots_suffice, keeps_greedy
+from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, Pausing, apart, path, target
 from tests.samplers.module_files import falcon
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
@@ -36,11 +36,7 @@ SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:b
 @pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=6))
 @pytest.mark.covers(1)
 def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str, tmp_path: Path) -> None:
-    spec = f"falcon:name={falcon(tmp_path / 'f', target(), 2 + len(length) % 2)},k=5+{shape}{length}"
-    done = run(target(), spec, RAGGED, NEW)
-    assert rows(done) == greedy()
-    for row, prompt in enumerate(RAGGED[:1]):
-        assert rows(run(target(), spec, [prompt], NEW[row])) == [greedy()[row]], row
+    keeps_greedy(f"falcon:name={falcon(tmp_path / 'f', target(), 2 + len(length) % 2)},k=5+{shape}{length}")
 
 
 @contextmanager
@@ -118,25 +114,12 @@ def test_a_block_is_one_pass(block: int, passes: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_row_alone_draws_what_it_draws_in_a_ragged_batch(shape: str, tmp_path: Path) -> None:
-    spec = f"falcon:name={falcon(tmp_path / 'f', target())},k=4+{shape}+calibrated"
-    together = rows(run(target(), spec, RAGGED, NEW, temperature=1.0, seeds=[5, 6, 7, 8]))
-    for row, prompt in enumerate(RAGGED[:2]):
-        assert rows(run(target(), spec, [prompt], NEW[row], temperature=1.0, seeds=[5 + row])) == [together[row]]
+    draws_alone(f"falcon:name={falcon(tmp_path / 'f', target())},k=4+{shape}+calibrated")
 
 
 def test_slots_behind_what_a_row_has_fed_are_never_read(tmp_path: Path) -> None:
-    draft, folder = BlockPairState.draft, falcon(tmp_path / "f", target(), 3)
-
-    def poisoned(self: BlockPairState, *arguments: Any) -> Draft:
-        for tensor in (*self.cache.k, *self.cache.v):
-            for row, cached in enumerate(self.cached):
-                tensor[row, cached:] = torch.nan
-        return draft(self, *arguments)
-
-    for shape in SHAPES:
-        clean = run(target(), f"falcon:name={folder},k=4+{shape}", RAGGED, NEW).trace.accepted
-        with patch.object(BlockPairState, "draft", poisoned):
-            assert run(target(), f"falcon:name={folder},k=4+{shape}", RAGGED, NEW).trace.accepted == clean
+    folder = falcon(tmp_path / "f", target(), 3)
+    fed_slots_suffice(BlockPairState, [f"falcon:name={folder},k=4+{shape}" for shape in SHAPES])
 
 
 # --- files ---

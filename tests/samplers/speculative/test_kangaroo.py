@@ -27,7 +27,8 @@ from pardec.samplers.speculative.loop import VerifyLoop
 from tests.grids import thinned
 from tests.reference import naive_kangaroo
 from tests.samplers.ar_toys import request, rows, run
-from tests.samplers.fake_draft_model import NEW, RAGGED, apart, greedy, keeps_greedy, path, target
+from tests.samplers.draft_model_checks import keeps_greedy
+from tests.samplers.fake_draft_model import NEW, RAGGED, apart, greedy, path, target
 from tests.samplers.module_files import random_module, random_modules
 from tests.samplers.speculative import test_unsure as unsure
 

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
-import torch
 import transformers
 
 from pardec.models.errors import ModelError, SpecError
@@ -20,6 +19,7 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.draft_model import DraftModelState
 from tests.samplers import toys
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
+from tests.samplers.draft_model_checks import draws_alone, fed_slots_suffice, keeps_greedy
 from tests.samplers.fake_draft_model import (
     LENGTHS,
     NEW,
@@ -28,7 +28,6 @@ from tests.samplers.fake_draft_model import (
     distribution,
     greedy,
     heard,
-    keeps_greedy,
     named,
     near,
     target,
@@ -93,10 +92,7 @@ def test_rows_that_draft_nothing_for_a_while_catch_up() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_row_alone_draws_what_it_draws_in_a_ragged_batch(shape: str) -> None:
-    spec = f"model:name=near,k=4+{shape}+calibrated"
-    together = rows(run(target(), spec, RAGGED, NEW, temperature=1.0, seeds=[5, 6, 7, 8]))
-    for row, prompt in enumerate(RAGGED[:2]):
-        assert rows(run(target(), spec, [prompt], NEW[row], temperature=1.0, seeds=[5 + row])) == [together[row]]
+    draws_alone(f"model:name=near,k=4+{shape}+calibrated")
 
 
 def test_an_end_token_inside_a_draft_ends_its_row_only() -> None:
@@ -109,21 +105,7 @@ def test_an_end_token_inside_a_draft_ends_its_row_only() -> None:
 
 
 def test_slots_behind_what_a_row_holds_are_never_read() -> None:
-    draft = DraftModelState.draft
-
-    def poisoned(self: DraftModelState, *asked):  # type: ignore[no-untyped-def]
-        for tensor in (*self.cache.k, *self.cache.v):
-            for row, cached in enumerate(self.cached):
-                tensor[row, cached:] = torch.nan
-        return draft(self, *asked)
-
-    def drafted(spec: str) -> tuple[tuple[int, ...], ...]:
-        return run(target(), spec, RAGGED, NEW).trace.accepted
-
-    for shape in SHAPES:
-        clean = drafted(f"model:name=near,k=4+{shape}")
-        with patch.object(DraftModelState, "draft", poisoned):
-            assert drafted(f"model:name=near,k=4+{shape}") == clean
+    fed_slots_suffice(DraftModelState, [f"model:name=near,k=4+{shape}" for shape in SHAPES])
 
 
 # --- what goes together ---

@@ -22,7 +22,8 @@ from pardec.samplers.speculative.draft.eagle_state import PairState
 from tests.models.draft_modules.test_eagle import doubles, same_rope
 from tests.reference import naive_mtp
 from tests.samplers.ar_toys import run, toy_ar
-from tests.samplers.fake_draft_model import NEW, RAGGED, Pausing, compared_states, keeps_greedy, target
+from tests.samplers.draft_model_checks import keeps_greedy
+from tests.samplers.fake_draft_model import NEW, RAGGED, Pausing, compared_states, target
 from tests.samplers.module_files import random_modules, write
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")

@@ -19,7 +19,8 @@ from pardec.samplers.speculative.shape.prompt_trees import accepted, best_paths,
 from pardec.samplers.speculative.shape.siblings import likeliest
 from pardec.samplers.speculative.shape.template import Template
 from tests.samplers.ar_toys import run
-from tests.samplers.fake_draft_model import Told, grown, keeps_greedy, named, near, nodes, target, written
+from tests.samplers.draft_model_checks import keeps_greedy
+from tests.samplers.fake_draft_model import Told, grown, named, near, nodes, target, written
 
 TREE = "0-1-2-0.0-0.1-1.0-0.0.0-1.0.0-1.0.1"
 RANKS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1)]

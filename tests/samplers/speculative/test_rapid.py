@@ -15,7 +15,8 @@ from pardec.samplers.speculative.draft import rapid
 from pardec.samplers.speculative.draft.rapid import Rapid, bm25
 from tests.samplers.ar_toys import plain_greedy, rows, run
 from tests.samplers.copying_model import induction
-from tests.samplers.fake_draft_model import NEW, RAGGED, distribution, greedy, heard, near, target
+from tests.samplers.draft_model_checks import keeps_greedy
+from tests.samplers.fake_draft_model import NEW, RAGGED, distribution, heard, near, target
 from tests.samplers.fake_draft_model import named as drafting
 from tests.samplers.speculative import test_enrich as enrich
 
@@ -60,13 +61,8 @@ def chunks_of_equal_scores_are_taken_from_the_beginning() -> None:
 
 @pytest.mark.parametrize("shape", ["chain", "template:widths=3-2-1"])
 def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str) -> None:
-    with drafting(near=near()):
-        done = run(target(), f"{SHORT}+{shape}", RAGGED, NEW)
-        assert rows(done) == greedy()
-        for row, prompt in enumerate(RAGGED[:1]):
-            alone = run(target(), f"{SHORT}+{shape}", [prompt], NEW[row])
-            assert rows(alone) == [greedy()[row]]
-            assert alone.trace.accepted[0] == done.trace.accepted[row]
+    done, alone = keeps_greedy(f"{SHORT}+{shape}")
+    assert alone.trace.accepted[0] == done.trace.accepted[0]
 
 
 @pytest.mark.parametrize("shape", ["chain", "dyspec:nodes=8,children=3"])

@@ -19,8 +19,9 @@ from pardec.samplers.speculative.draft import rasd
 from pardec.samplers.speculative.draft.rasd import Retrieval, Store, fused, retrieved_tree
 from pardec.samplers.speculative.forward import VerifyForward
 from tests.samplers.ar_toys import rows, run
+from tests.samplers.draft_model_checks import keeps_greedy
 from tests.samplers.drafter_checks import WORDS
-from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, keeps_greedy, named, near, nodes, target
+from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, named, near, nodes, target
 
 SPEC = 'rasd:model="model:name=near,k=4"'
 

@@ -17,19 +17,8 @@ from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft.sorted import NestedState
 from tests.grids import thinned
 from tests.samplers.ar_toys import rows, run, toy_ar
-from tests.samplers.fake_draft_model import (
-    LENGTHS,
-    NEW,
-    RAGGED,
-    apart,
-    distribution,
-    greedy,
-    keeps_greedy,
-    named,
-    near,
-    path,
-    target,
-)
+from tests.samplers.draft_model_checks import keeps_greedy
+from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, apart, distribution, greedy, named, near, path, target
 from tests.samplers.spec_checks import refused_specs
 
 
