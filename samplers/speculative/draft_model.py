@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from ..host_transfer import download, upload
 from ..ops.position_sets import first_columns
 from ..prefix_reuse import DraftReuse
 from ..traits import Trait
-from .contracts import DecodeContext, Draft, DraftModel, RoundResult, SubsetLogits, Uniforms, Verdict
+from .contracts import DecodeContext, Draft, Drafter, DraftModel, RoundResult, SubsetLogits, Uniforms, Verdict
 from .forward import CacheRows, catch_up_groups
 
 
@@ -43,7 +44,44 @@ def parameter_ratio(target: LanguageModel, draft_model: object) -> float | None:
     return parameters_read(draft_model) / target.parameters if isinstance(draft_model, LanguageModel) else None
 
 
-class DraftModelState(RowState, DraftModel):
+class DraftState(RowState):
+    """What a `StateDrafter` knows of a request: how it drafts, and what becomes of its drafts."""
+
+    def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:
+        """See `Drafter.read_prompt`."""
+
+    def observe(self, outcome: RoundResult) -> None:
+        """See `Drafter.observe`."""
+
+    def to_observe(self, outcome: RoundResult) -> Mapping[str, Tensor]:
+        """See `Drafter.to_observe`."""
+        return {}
+
+
+class StateDrafter(Drafter):
+    """A drafter of up to `k` tokens whose state, a `DraftState` with `draft`, does the work of a round."""
+
+    k: int
+
+    def width(self, model: LanguageModel) -> int:
+        return self.k + 1
+
+    def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: Any) -> None:
+        state.read_prompt(rows, hidden)
+
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
+        draft: Draft = state.draft(self.k, remaining, uniforms)
+        return draft
+
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: Any) -> None:
+        state.observe(outcome)
+
+    def to_observe(self, outcome: RoundResult, state: Any) -> Mapping[str, Tensor]:
+        read: Mapping[str, Tensor] = state.to_observe(outcome)
+        return read
+
+
+class DraftModelState(DraftState, DraftModel):
     """One drafting model during one request.
 
     In a round, the nodes that a row feeds take the slots from its last committed token on, in the order in which they
@@ -142,7 +180,7 @@ class DraftModelState(RowState, DraftModel):
         known = nodes < self.slot.shape[1]
         self.slot = torch.where(known, self.slot.gather(1, nodes.clamp(max=self.slot.shape[1] - 1)), -1)
 
-    def compact_cache(self, outcome: RoundResult) -> None:
+    def observe(self, outcome: RoundResult) -> None:
         """Moves the K/V of accepted nodes directly after the committed ones, if the model has its own cache."""
         if not self.drafting:
             return
@@ -157,8 +195,7 @@ class DraftModelState(RowState, DraftModel):
             rows = [text.row(at) for at in range(len(text))]
             self.reuse.store(rows, np.where(self.cached >= text.prompt, text.prompt, 0))
 
-    def to_observe(self, outcome: RoundResult) -> dict[str, Tensor]:
-        """What `compact_cache` reads on the host: see `Drafter.to_observe`."""
+    def to_observe(self, outcome: RoundResult) -> Mapping[str, Tensor]:
         return {"fed": self._leading(outcome.draft, outcome.verdict)[1].sum(1)} if self.drafting else {}
 
     def _leading(self, draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor]:

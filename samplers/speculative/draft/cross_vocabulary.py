@@ -17,12 +17,11 @@ from pardec.models.files.token_bytes import TokenBytes
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 
-from ...batching import RowState
 from ...host_transfer import upload
 from ...ops.confidence import argmax
 from ...traits import Trait
-from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
-from ..draft_model import depth_budget
+from ..contracts import DecodeContext, Draft, Uniforms
+from ..draft_model import DraftState, depth_budget
 from ..forward import CacheRows, catch_up_groups
 
 _MARGIN = 16  # bytes at a text's end whose tokens may change as the text grows
@@ -181,7 +180,7 @@ class _Row:
         return token, sure
 
 
-class CrossVocabularyState(RowState):
+class CrossVocabularyState(DraftState):
     """The state of a request for a draft model with another vocabulary, whose KV cache holds its own tokens."""
 
     per_row = ("rows", "own_cache")
@@ -299,6 +298,3 @@ class CrossVocabularyState(RowState):
         """The error for logits of this round that are not finite."""
         error = finite.failure(self.model, self.runs, cfg=self.context.request.cfg)
         return error or ModelError(f"the draft model {self.model.name} gives logits that are not finite")
-
-    def compact_cache(self, outcome: RoundResult) -> None:
-        """Moves nothing: the next draft continues from the text."""

@@ -31,18 +31,17 @@ from pardec.models.draft_modules.dflash import DFlashModule
 from pardec.models.errors import PardecError
 from pardec.models.plan import Hidden, Plan, Visible
 
-from ...batching import RowState
 from ...host_transfer import upload
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, DraftModel, RoundResult, Uniforms
-from ..draft_model import depth_budget
+from ..draft_model import DraftState, depth_budget
 from .module_drafter import ModuleDrafter, module_failure
 
 _PENDING = 64  # positions that may wait while nothing is drafted: beyond, they are copied again each round for nothing
 
 
-class BlockState(RowState, DraftModel):
+class BlockState(DraftState, DraftModel):
     """The state of a block drafter during one request.
 
     The cache contains the context's K/V below `cached`; `pending` are the inputs of the positions from there on that
@@ -75,7 +74,7 @@ class BlockState(RowState, DraftModel):
         self.module.remember(self.module.fuse(self.module.states.of(hidden)), hidden.plan, self.cache)
         self.cached[rows] = self.context.text.length[rows]
 
-    def follow(self, outcome: RoundResult) -> None:
+    def observe(self, outcome: RoundResult) -> None:
         """Keeps the target's states at the positions that a round has verified."""
         if outcome.states is None:  # the prompt's round: see `read_prompt`
             return
@@ -243,12 +242,3 @@ class DFlash(ModuleDrafter):
 
     def start(self, context: DecodeContext) -> BlockState:
         return BlockState(context, self.fitting_module(context))
-
-    def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: BlockState) -> None:
-        state.read_prompt(rows, hidden)
-
-    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: BlockState) -> Draft:
-        return state.draft(self.k, remaining, uniforms)
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: BlockState) -> None:
-        state.follow(outcome)

@@ -12,15 +12,14 @@ from torch import Tensor
 from pardec.models.errors import PardecError
 from pardec.models.plan import Hidden
 
-from ...batching import RowState
 from ...host_transfer import upload
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, DraftModel, RoundResult, Uniforms
-from ..draft_model import depth_budget
+from ..draft_model import DraftState, depth_budget
 from .module_drafter import module_failure
 
 
-class HeadsState(RowState, DraftModel):
+class HeadsState(DraftState, DraftModel):
     """The state of the heads during one request.
 
     `states` [B, E] are the target's, after the final norm, at the last position that each row has fed: the newest

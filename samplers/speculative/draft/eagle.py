@@ -26,11 +26,10 @@ from typing import Annotated, Any
 import numpy as np
 
 from pardec.models.caches.kv_cache import KVCache
-from pardec.models.plan import Hidden
 
 from ...registry import register
 from ...traits import Trait
-from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
+from ..contracts import DecodeContext
 from .eagle_state import PairState
 from .module_drafter import ModuleDrafter, module_of
 
@@ -76,12 +75,3 @@ class Eagle(ModuleDrafter):
     def start(self, context: DecodeContext) -> PairState:
         module, kind = module_of(context), PromptPairState if self.prompt_ids else PairState
         return kind(context, module, context.drafter_cache(module), own=True)
-
-    def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: PairState) -> None:
-        state.read_prompt(rows, hidden)
-
-    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: PairState) -> Draft:
-        return state.draft(self.k, remaining, uniforms)
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: PairState) -> None:
-        state.follow(outcome)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ class PairState(DraftModelState):
             self.pending = features.new_zeros(len(self.cached), 0, features.shape[-1])
         self.pending = scatter_rows(self.pending, rows, features)
 
-    def follow(self, outcome: RoundResult) -> None:
+    def observe(self, outcome: RoundResult) -> None:
         """Keeps the target's states along the accepted path, and drops the K/V of drafted tokens."""
         if outcome.states is None:  # the prompt's round: see `read_prompt`
             return
@@ -64,6 +65,9 @@ class PairState(DraftModelState):
         index = start + torch.arange(features.shape[1], device=features.device)
         merged = pad(self.pending[:, :most], (0, 0, 0, features.shape[1]))
         self.pending = merged.scatter(1, index[..., None].expand_as(features), features)
+
+    def to_observe(self, outcome: RoundResult) -> Mapping[str, Tensor]:
+        return {}
 
     def failure(self) -> PardecError:
         """The error for logits of this round that are not finite."""

@@ -26,7 +26,7 @@ from pardec.models.plan import Hidden, Plan, Visible
 
 from ...host_transfer import download, upload
 from ...registry import register
-from ..contracts import DecodeContext, Draft, RoundResult, SubsetLogits, Uniforms
+from ..contracts import DecodeContext, Draft, SubsetLogits
 from ..forward import catch_up_groups
 from .eagle_state import PairState
 from .module_drafter import ModuleDrafter, module_of
@@ -186,14 +186,3 @@ class Falcon(ModuleDrafter):
         longest = int(context.text.limit.max())
         scratch = (context.scratch + 1) * block
         return BlockPairState(context, module, module.new_cache(len(context.text), longest, scratch=scratch), block)
-
-    def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: BlockPairState) -> None:
-        state.read_prompt(rows, hidden)
-
-    def propose(
-        self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: BlockPairState
-    ) -> Draft:
-        return state.draft(self.k, remaining, uniforms)
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: BlockPairState) -> None:
-        state.follow(outcome)

@@ -25,7 +25,7 @@ from pardec.models.plan import Hidden, Plan, Visible
 
 from ...host_transfer import upload
 from ...registry import register
-from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
+from ..contracts import DecodeContext, Draft, RoundResult
 from .draft_heads import StaticState
 from .module_drafter import ModuleDrafter
 
@@ -41,15 +41,6 @@ from .module_drafter import ModuleDrafter
 class Hydra(ModuleDrafter):
     def start(self, context: DecodeContext) -> HydraState:
         return HydraState(context, self.fitting_module(context))
-
-    def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: HydraState) -> None:
-        state.read_prompt(rows, hidden)
-
-    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: HydraState) -> Draft:
-        return state.draft(self.k, remaining, uniforms)
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: HydraState) -> None:
-        state.observe(outcome)
 
 
 class HydraState(StaticState):

@@ -17,7 +17,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
@@ -34,7 +33,8 @@ from ...limits import check_nodes
 from ...registry import register
 from ...request import Request
 from ...traits import Reasons, Trait, Why
-from ..contracts import DecodeContext, Draft, Drafter, ProbeLayout, RoundResult, Uniforms
+from ..contracts import DecodeContext, Draft, ProbeLayout, Uniforms
+from ..draft_model import StateDrafter
 from ..probe_nodes import after_last
 from .probe_drafter import QueryState
 
@@ -84,7 +84,7 @@ class MaskState(QueryState):
     checked="reference:reference.naive_idlm.decode joint",
 )
 @dataclass(frozen=True)
-class Idlm(Drafter):
+class Idlm(StateDrafter):
     provides = frozenset(
         {
             Trait.TAKES_SHAPE,
@@ -142,12 +142,6 @@ class Idlm(Drafter):
         masks = torch.full((self.k,), self.mask_id(context.model), device=context.text.device)
         probes = after_last(draft, ProbeLayout.single(self.k), remaining)
         return replace(draft, queries=replace(probes, inputs=_embedded(context.model, masks)))
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: MaskState) -> None:
-        state.observe(outcome)
-
-    def to_observe(self, outcome: RoundResult, state: MaskState) -> Mapping[str, Tensor]:
-        return state.to_observe(outcome)
 
 
 def _embedded(model: LanguageModel, ids: Tensor) -> Tensor:

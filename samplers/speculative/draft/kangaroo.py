@@ -17,7 +17,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -64,7 +63,7 @@ class AdapterState(Shallow):
         """Keeps the outputs of the first layers at every position of these rows' prompts."""
         self.pending = scatter_rows(self.pending, rows, self.module.states.of(hidden).to(self.pending))
 
-    def follow(self, outcome: RoundResult) -> None:
+    def observe(self, outcome: RoundResult) -> None:
         """Keeps the adapter's K/V of accepted tokens, and the states of accepted tokens that it was not fed."""
         if outcome.states is None:  # the prompt's round: see `read_prompt`
             return
@@ -182,16 +181,7 @@ class Kangaroo(ModuleDrafter):
     def start(self, context: DecodeContext) -> AdapterState:
         return AdapterState(context, self.fitting_module(context))
 
-    def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: AdapterState) -> None:
-        state.read_prompt(rows, hidden)
-
     def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: AdapterState) -> Draft:
         draft = state.draft(self.k, remaining, uniforms)
         state.adapter_slots = state.slot if state.drafting else None
         return state.early(draft, state.module.exit_layers) if state.drafting else draft
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: AdapterState) -> None:
-        state.follow(outcome)
-
-    def to_observe(self, outcome: RoundResult, state: AdapterState) -> Mapping[str, Tensor]:
-        return state.to_observe(outcome)

@@ -16,11 +16,9 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +30,7 @@ from ...host_transfer import download, upload
 from ...registry import register
 from ...request import Request
 from ...traits import Reasons, Trait, Why
-from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
+from ..contracts import DecodeContext
 from ..draft_model import DraftModelState
 from .module_drafter import ModuleDrafter, module_failure, module_of
 
@@ -63,15 +61,6 @@ class LongSpec(ModuleDrafter):
     def start(self, context: DecodeContext) -> LongSpecState:
         module = module_of(context)
         return LongSpecState(context, module, context.drafter_cache(module), own=True)
-
-    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: LongSpecState) -> Draft:
-        return state.draft(self.k, remaining, uniforms)
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: LongSpecState) -> None:
-        state.compact_cache(outcome)
-
-    def to_observe(self, outcome: RoundResult, state: LongSpecState) -> Mapping[str, Tensor]:
-        return state.to_observe(outcome)
 
 
 class LongSpecState(DraftModelState):

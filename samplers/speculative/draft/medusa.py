@@ -18,13 +18,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
-from pardec.models.plan import Hidden
-
 from ...registry import register
 from ...traits import Trait
-from ..contracts import DecodeContext, Draft, RoundResult, Uniforms
+from ..contracts import DecodeContext
 from .draft_heads import StaticState
 from .module_drafter import ModuleDrafter
 
@@ -44,12 +40,3 @@ class Medusa(ModuleDrafter):
 
     def start(self, context: DecodeContext) -> StaticState:
         return StaticState(context, self.fitting_module(context))
-
-    def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: StaticState) -> None:
-        state.read_prompt(rows, hidden)
-
-    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: StaticState) -> Draft:
-        return state.draft(self.k, remaining, uniforms)
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: StaticState) -> None:
-        state.observe(outcome)

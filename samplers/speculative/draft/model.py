@@ -32,13 +32,9 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
-
-import numpy as np
-from torch import Tensor
 
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError
@@ -49,8 +45,8 @@ from ...conditioning import conditioned_model
 from ...registry import register
 from ...spec import ModelName
 from ...traits import Reasons, Trait, Why
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
-from ..draft_model import DraftModelState, demand_name, parameter_ratio
+from ..contracts import DecodeContext, SpeculativeSampler
+from ..draft_model import DraftModelState, StateDrafter, demand_name, parameter_ratio
 from .cross_vocabulary import CrossVocabularyState, TokenMap
 from .draft_checkpoint import check_device, check_pair, check_texts
 
@@ -59,7 +55,7 @@ _NO_SHAPE = "leave the shape out, or use a drafter without map"
 
 @register("model", stage="draft", paper="arXiv:2211.17192", exact="greedy", checked="joint")
 @dataclass(frozen=True)
-class Model(Drafter):
+class Model(StateDrafter):
     state: ClassVar[type[DraftModelState]] = DraftModelState
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}
 
@@ -104,9 +100,6 @@ class Model(Drafter):
     def needed_vocabulary(self) -> str | None:
         return self.vocab
 
-    def width(self, model: LanguageModel) -> int:
-        return self.k + 1
-
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
         return parameter_ratio(target, draft_model)
 
@@ -132,13 +125,3 @@ class Model(Drafter):
         if stack not in maps or maps[stack].tokenizers != (drafter.tokenizer, context.model.tokenizer):
             maps[stack] = TokenMap(drafter, context.model, runs=self.map == "text")
         return [maps[stack] if self.keep else maps[stack].copy() for _ in range(len(context.text))]
-
-    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
-        draft: Draft = state.draft(self.k, remaining, uniforms)
-        return draft
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: Any) -> None:
-        state.compact_cache(outcome)
-
-    def to_observe(self, outcome: RoundResult, state: Any) -> Mapping[str, Tensor]:
-        return state.to_observe(outcome) if isinstance(state, DraftModelState) else {}

@@ -14,11 +14,12 @@ from pardec.models.plan import TargetStates
 from ...request import Request
 from ...spec import DraftModuleName
 from ...traits import Trait
-from ..contracts import DecodeContext, Drafter, SpeculativeSampler
+from ..contracts import DecodeContext, SpeculativeSampler
+from ..draft_model import StateDrafter
 
 
 @dataclass(frozen=True)
-class ModuleDrafter(Drafter):
+class ModuleDrafter(StateDrafter):
     """A drafter whose tokens come from a draft module; subclasses are registered under the module's kind.
 
     With `quantize`, what differs in the last digit may be rounded to neighbours: a row's drafts then depend on its
@@ -57,9 +58,6 @@ class ModuleDrafter(Drafter):
     def options(self) -> tuple[tuple[str, Any], ...]:
         """The options for loading the module, in addition to its name."""
         return ()
-
-    def width(self, model: LanguageModel) -> int:
-        return self.k + 1
 
     def fitting_module(self, context: DecodeContext) -> Any:
         """The request's module. Raises SpecError for a fixed tree that is deeper than the module drafts."""

@@ -20,14 +20,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
-
 from pardec.models.draft_modules.contracts import ModuleName
-from pardec.models.plan import Hidden
 
 from ...registry import register
 from ...spec import DraftModuleName
-from ..contracts import DecodeContext, Draft, RoundResult, SpeculativeSampler, Uniforms
+from ..contracts import DecodeContext, SpeculativeSampler
 from .eagle_state import PairState
 from .module_drafter import ModuleDrafter, module_of
 
@@ -55,12 +52,3 @@ class Mtp(ModuleDrafter):
     def start(self, context: DecodeContext) -> PairState:
         module = module_of(context)
         return PairState(context, module, context.drafter_cache(module), own=True)
-
-    def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: PairState) -> None:
-        state.read_prompt(rows, hidden)
-
-    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: PairState) -> Draft:
-        return state.draft(self.k, remaining, uniforms)
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: PairState) -> None:
-        state.follow(outcome)

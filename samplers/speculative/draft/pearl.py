@@ -17,6 +17,7 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -61,13 +62,14 @@ class AheadState(DraftModelState):
             is_point_mass=None if draft.is_point_mass is None else draft.is_point_mass[:, :width],
         )
 
-    def compact_cache(self, outcome: RoundResult) -> None:
-        super().compact_cache(outcome)
+    def observe(self, outcome: RoundResult) -> None:
+        super().observe(outcome)
         if self.predicted is not None:  # not in the prompt's round
             self.prediction = outcome.read("predicted", lambda: self.to_observe(outcome))["predicted"]
 
-    def to_observe(self, outcome: RoundResult) -> dict[str, Tensor]:
-        return super().to_observe(outcome) | ({} if self.predicted is None else {"predicted": self.predicted})
+    def to_observe(self, outcome: RoundResult) -> Mapping[str, Tensor]:
+        own = {} if self.predicted is None else {"predicted": self.predicted}
+        return {**super().to_observe(outcome), **own}
 
 
 @register(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -73,12 +72,6 @@ class QueryDrafter(ModuleDrafter):
         draft = state.draft(self.k, remaining, uniforms)
         return replace(draft, queries=self.begin(behind(draft, self.chains(module), remaining, self._carry), module))
 
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: QueryState) -> None:
-        state.observe(outcome)
-
-    def to_observe(self, outcome: RoundResult, state: QueryState) -> Mapping[str, Tensor]:
-        return state.to_observe(outcome)
-
     @property
     def _carry(self) -> Carry | None:
         if self.carry is None:
@@ -113,7 +106,6 @@ class QueryState(HeadsState):
         self.known = outcome.read("known", lambda: self.to_observe(outcome))["known"]
 
     def to_observe(self, outcome: RoundResult) -> dict[str, Tensor]:
-        """What `observe` reads on the host: see `Drafter.to_observe`."""
         if outcome.draft.queries is None or outcome.states is None:
             return {}
         return {"known": (self._last_index(outcome) >= 0)[:, :: self.each].sum(1)}

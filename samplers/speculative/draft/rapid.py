@@ -24,7 +24,7 @@ Terms are token ids, so that BM25 needs no knowledge of the language.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -41,8 +41,8 @@ from ...host_transfer import upload
 from ...registry import register
 from ...spec import ModelName
 from ...traits import Trait
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
-from ..draft_model import DraftModelState, parameter_ratio
+from ..contracts import DecodeContext
+from ..draft_model import DraftModelState, StateDrafter, parameter_ratio
 from .draft_checkpoint import check_pair
 
 
@@ -101,7 +101,7 @@ def bm25(chunks: Sequence[np.ndarray], query: np.ndarray) -> np.ndarray:
     checked="reference:samplers.speculative.test_rapid.naive joint",
 )
 @dataclass(frozen=True)
-class Rapid(Drafter):
+class Rapid(StateDrafter):
     provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}
 
@@ -119,9 +119,6 @@ class Rapid(Drafter):
     @property
     def needed_model(self) -> str | None:
         return self.name
-
-    def width(self, model: LanguageModel) -> int:
-        return self.k + 1
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
         """1 where the target drafts for itself; that it reads fewer K/V is not counted."""
@@ -151,14 +148,3 @@ class Rapid(Drafter):
         chunks = np.split(body, range(self.chunk, len(body), self.chunk))
         best = np.argsort(-bm25(chunks, query), kind="stable")[: self.chunks]  # the earlier of equal ones
         return np.concatenate((begin, *(chunks[at] for at in np.sort(best)), query))
-
-    def propose(
-        self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: ShortContextState
-    ) -> Draft:
-        return state.draft(self.k, remaining, uniforms)
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: ShortContextState) -> None:
-        state.compact_cache(outcome)
-
-    def to_observe(self, outcome: RoundResult, state: ShortContextState) -> Mapping[str, Tensor]:
-        return state.to_observe(outcome)

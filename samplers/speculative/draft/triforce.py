@@ -262,7 +262,7 @@ class TriForce(Drafter):
             read = to_host({"count": verdict.count, "tokens": tokens, **small.to_observe(small_sees)})
             counts = np.where(open_rows, read["count"] + 1, 0)
             drafted.commit(read["tokens"], counts, distributions.probs if sampling else None)
-            small.compact_cache(replace(small_sees, gained=counts, on_host=read))
+            small.observe(replace(small_sees, gained=counts, on_host=read))
         return replace(drafted.draft(), forwards=forwards + middle.calls, highest=highest + middle.highest)
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: Hierarchy) -> None:
