@@ -15,7 +15,7 @@ Letters: R rows, or 2 R with both halves of guidance; L positions, B of the clas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +40,7 @@ class Reader:
     def capture(self, graphs: FunctionGraphs, make: Any) -> None:
         self.network.graphs = graphs
 
-    def start(self, conditions: Any, *, size: Any, guided: bool) -> Reader:
+    def start(self, conditions: Any, *, size: Any, guided: bool) -> Self:
         """Returns itself: nothing is cached, since all states change with every token."""
         return self
 
@@ -73,15 +73,13 @@ class Reader:
         return self.network.named_parameters()
 
 
-class ReusingReader:
+class ReusingReader(Reader):
     """The backbone of one request. See `ReusingBackbone`."""
-
-    causal = next_token = False
-    fed = None
 
     def __init__(self, network: MARBackbone, head: MARHead, layer: int | None) -> None:
         """`layer` of the decoder compares values; None: no K/V are kept, and `Reuse.share` has to be None."""
-        self.network, self.head, self.layer = network, head, layer
+        super().__init__(network, head)
+        self.layer = layer
         self.reuse = Reuse()
         self.sequences = 1
         self.computed: Sequence[tuple[int, ...]] | None = None
@@ -91,23 +89,9 @@ class ReusingReader:
         self._canvas = torch.empty(0)  # [R, L, D] inputs of the decoder, without their positions
         self._difference = torch.empty(0)  # [R, S, D] without the condition - with it, of the decoder's outputs
 
-    def start(self, conditions: Any, *, size: Any, guided: bool) -> ReusingReader:
-        """Returns itself."""
-        return self
-
     def reusing(self, layer: int | None) -> ReusingReader:
         """A new reader."""
         return ReusingReader(self.network, self.head, layer)
-
-    @property
-    def tokens(self) -> int:
-        return self.network.tokens
-
-    def parameters(self) -> Any:
-        return self.network.parameters()
-
-    def named_parameters(self) -> Any:
-        return self.network.named_parameters()
 
     @torch.inference_mode()
     def states(

@@ -16,8 +16,12 @@ from ..errors import ModelError, listed
 from ..files.weights import Published, read
 from ..finite import damaged
 from ..kernels import layout
+from ..kernels.attention import attention_pattern
+from ..kernels.ops import Ops
+from ..layers.layer import LayerPass
+from ..layers.rope import Rope
 from ..model import LanguageModel
-from ..plan import IdSubset, TargetStates
+from ..plan import IdSubset, Plan, TargetStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class DraftModule(nn.Module):
     vocabulary: Tensor | None = None  # [Vd] the target's id of each id that it drafts; None: all of them
     depth: int | None = None  # maximum number of tokens that it drafts ahead; None: any
     estimates_acceptance: bool = False  # whether a forward also estimates each token's acceptance probability
+    layers_config: DecoderConfig  # of its layers, if it has any
+    rope: Rope  # theirs
     about: tuple[str, ...] = ()  # decisions made while loading, for people: one line each
 
     def __init__(self, files: DraftFiles, target: LanguageModel) -> None:
@@ -102,6 +108,10 @@ class DraftModule(nn.Module):
         """The number of parameters that one drafting forward reads, the target's included; it measures the cost."""
         return self.parameter_count
 
+    def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:
+        """An empty cache; `scratch` more slots are for trees, whose nodes take more slots than positions."""
+        return self.cache_of(self.layers_config, batch, capacity + scratch)
+
     def cache_of(self, config: DecoderConfig, batch: int, slots: int) -> KVCache:
         """An empty cache of `slots` slots for `batch` rows, for the layers of `config`."""
         return KVCache(
@@ -113,6 +123,13 @@ class DraftModule(nn.Module):
             dtype=self.dtype,
             device=self.device,
         )
+
+    def layer_pass(self, plan: Plan, cache: KVCache | None, ops: Ops, *, window: int | None = None) -> LayerPass:
+        """What the module's layers share in a forward of `plan`; without a `cache` they see its own K/V."""
+        cos, sin = self.rope.rows(plan, limit=None if cache is None else cache.capacity, device=self.device)
+        extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
+        pattern = attention_pattern(plan, extent=extent, dtype=self.dtype, device=self.device, window=window)
+        return LayerPass(plan, ops, pattern, None if cache is None else cache.slots(plan), cos, sin)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[..., E] the target's input embeddings of ids [...]; 0 where the id is -1."""

@@ -158,7 +158,7 @@ class DFlashModule(DraftModule):
             shared = self.head_rows[0].numel() if self.head_rows else self.vocab_size * self.target.width
         return self.parameter_count - sum(each.numel() for each in looked_up if each is not None) + shared
 
-    def new_cache(self, batch: int, capacity: int) -> KVCache:
+    def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:
         """An empty cache for `capacity` positions of context and one block after them."""
         return self.cache_of(self.layout.config, batch, capacity + self.block_size)
 

@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from ..caches.kv_cache import KVCache
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
-from ..kernels.attention import attention_pattern
 from ..kernels.cpu.int8 import Int8Weight
 from ..kernels.cpu.layers import LayersInC
 from ..kernels.matmul import matmul, matmul_into
@@ -162,10 +161,6 @@ class EagleModule(DraftModule):
     def embed(self, tokens: Tensor) -> Tensor:
         return super().embed(tokens) if self.embedding is None else looked_up(self.embedding, tokens)
 
-    def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:
-        """An empty cache; `scratch` more slots are for trees, whose nodes take more slots than positions."""
-        return self.cache_of(self.layers_config, batch, capacity + scratch)
-
     def fuse(self, states: Tensor) -> Tensor:
         """[..., E] the part of pairs that is made of the target's `states` [..., S]."""
         states = states.to(device=self.device, dtype=self.dtype)
@@ -197,7 +192,8 @@ class EagleModule(DraftModule):
         if cache is not None and self.first.in_c is not None and not self.later:
             h = few_pairs(self.first.in_c, entry, inputs, plan, cache, self.rope, last=narrowed)
         if h is None:
-            h = self._layers(entry, inputs, self._pass(plan, cache, ops), plan.want.clamp(min=0) if narrowed else None)
+            step = self.layer_pass(plan, cache, ops, window=self.layers_config.window)
+            h = self._layers(entry, inputs, step, plan.want.clamp(min=0) if narrowed else None)
         if self.form.norm_output:
             h = self._normed(h)
         shape = plan.want.shape if narrowed else plan.tokens.shape
@@ -246,13 +242,3 @@ class EagleModule(DraftModule):
     def _normed(self, states: Tensor) -> Tensor:
         assert self.norm is not None
         return choose_ops(self.device, self.dtype).norm(states, self.norm, self.epsilon)
-
-    def _pass(self, plan: Plan, cache: KVCache | None, ops: Ops) -> LayerPass:
-        limit = None if cache is None else cache.capacity
-        cos, sin = self.rope.rows(plan, limit=limit, device=self.device)
-        extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
-        pattern = attention_pattern(
-            plan, extent=extent, dtype=self.dtype, device=self.device, window=self.layers_config.window
-        )
-        slots = None if cache is None else cache.slots(plan)
-        return LayerPass(plan, ops, pattern, slots, cos, sin)

@@ -22,7 +22,6 @@ from ..decoder_config import DecoderConfig
 from ..errors import ModelError
 from ..families.llama_like import shape
 from ..files.weights import Published, count_parts
-from ..kernels.attention import attention_pattern
 from ..kernels.ops import choose_ops
 from ..layers.empty_weights import empty_weights
 from ..layers.layer import DecoderLayer, LayerPass
@@ -72,19 +71,11 @@ class Kangaroo(DraftModule):
         layer = max(0, target.parameters - ends) // target.layers
         return self.parameter_count + self.exit_layers * layer + target.vocab_size * target.width
 
-    def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:
-        """An empty cache; `scratch` more slots are for trees, whose nodes take more slots than positions."""
-        return self.cache_of(self.layers_config, batch, capacity + scratch)
-
     def run(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
         """Runs a plan over the states in its `soft`."""
         assert plan.soft is not None, "an adapter reads states"
         ops = choose_ops(self.device, self.dtype)
-        limit = None if cache is None else cache.capacity
-        cos, sin = self.rope.rows(plan, limit=limit, device=self.device)
-        extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
-        pattern = attention_pattern(plan, extent=extent, dtype=self.dtype, device=self.device)
-        step = LayerPass(plan, ops, pattern, None if cache is None else cache.slots(plan), cos, sin)
+        step = self.layer_pass(plan, cache, ops)
         h = plan.soft.to(device=self.device, dtype=self.dtype).flatten(0, 1)
         for index, layer in enumerate(self.layers):
             h = layer.forward(h, step, index)

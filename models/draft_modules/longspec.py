@@ -28,7 +28,7 @@ from ..cuda_graphs.runner import plain_decoder
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
 from ..files.weights import Published
-from ..kernels.attention import AttentionPattern, attend, attention_pattern
+from ..kernels.attention import AttentionPattern, attend
 from ..kernels.choice import backend
 from ..kernels.matmul import add_matmul, matmul
 from ..kernels.ops import apply_rotary, choose_ops
@@ -101,7 +101,7 @@ class LongSpecModule(DraftModule):
 
     def __init__(self, files: DraftFiles, target: LanguageModel, config: DecoderConfig, *, query_bias: bool) -> None:
         super().__init__(files, target)
-        self.layer_config, self.width = config, config.width
+        self.layers_config, self.width = config, config.width
         self.layer = CrossLayer(config, query_bias=query_bias)
         self.rope = Rope.of(config)
 
@@ -109,17 +109,10 @@ class LongSpecModule(DraftModule):
     def parameters_read(self) -> int:
         return self.parameter_count + self.vocab_size * self.width
 
-    def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:
-        """An empty cache; `scratch` more slots are for trees, whose nodes take more slots than positions."""
-        return self.cache_of(self.layer_config, batch, capacity + scratch)
-
     def run(self, plan: Plan, cache: KVCache, keys: TargetKeys) -> Hidden:
         """One forward."""
-        config = self.layer_config
-        cos, sin = self.rope.rows(plan, limit=cache.capacity, device=self.device)
-        options: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "window": config.window}
-        pattern = attention_pattern(plan, extent=cache.extent(plan), **options)
-        step = LayerPass(plan, choose_ops(self.device, self.dtype), pattern, cache.slots(plan), cos, sin)
+        config = self.layers_config
+        step = self.layer_pass(plan, cache, choose_ops(self.device, self.dtype), window=config.window)
         h = self.layer.forward_with(self.embed(plan.tokens).flatten(0, 1), step, keys)
         return Hidden(plan, h.view(*plan.tokens.shape, -1), self._head)
 

@@ -28,11 +28,10 @@ from ..caches.kv_cache import KVCache
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError, listed
 from ..files.weights import Published
-from ..kernels.attention import attention_pattern
 from ..kernels.matmul import matmul
 from ..kernels.ops import choose_ops
 from ..layers.empty_weights import empty_weights
-from ..layers.layer import DecoderLayer, LayerPass
+from ..layers.layer import DecoderLayer
 from ..layers.rope import Rope
 from ..model import LanguageModel
 from ..plan import Hidden, Plan, TargetStates
@@ -97,10 +96,6 @@ class MtpModule(DraftModule):
     def parameters_read(self) -> int:
         return self.parameter_count + self.vocab_size * self.width
 
-    def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:
-        """An empty cache; `scratch` more slots are for trees, whose nodes take more slots than positions."""
-        return self.cache_of(self.layers_config, batch, capacity + scratch)
-
     def fuse(self, states: Tensor) -> Tensor:
         """[..., E] the part of pairs that is made of the target's `states` [..., E]."""
         return states.to(device=self.device, dtype=self.dtype)
@@ -116,11 +111,7 @@ class MtpModule(DraftModule):
         token = ops.norm(self.embed(plan.tokens).flatten(0, 1), self.token_norm, self.epsilon)
         state = ops.norm(plan.soft.flatten(0, 1), self.state_norm, self.epsilon)
         pair = (token, state) if self.form.style == "nextn" else (state, token)
-        limit = None if cache is None else cache.capacity
-        cos, sin = self.rope.rows(plan, limit=limit, device=self.device)
-        extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
-        pattern = attention_pattern(plan, extent=extent, dtype=self.dtype, device=self.device)
-        step = LayerPass(plan, ops, pattern, None if cache is None else cache.slots(plan), cos, sin)
+        step = self.layer_pass(plan, cache, ops)
         h = self.layer.forward(matmul(torch.cat(pair, -1), self.projection), step, 0)
         if self.form.normed:
             h = self._normed(h)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError, listed
-from ..files.weights import read, tensors_of
+from ..files.weights import mismatches, read, tensors_of
 from ..finite import damaged
 from ..kernels import layout
 from ..kernels.cpu import int8
@@ -91,28 +90,11 @@ def left_out(files: DraftFiles, config: DecoderConfig | None, **copies: Tensor) 
 
 
 def _check(files: DraftFiles, wanted: Mapping[str, tuple[str, int, tuple[int, ...]]], harmless: Iterable[str]) -> None:
-    published, patterns = files.published, tuple(harmless)
-    surplus = [
-        name for name in published if name not in wanted and not any(re.fullmatch(entry, name) for entry in patterns)
-    ]
-    missing = [name for name in wanted if name not in published]
-    present = {name: shape for name, (_, _, shape) in wanted.items() if name in published}
-    misshapen = [
-        f"{name} {list(published[name].shape)} instead of {list(shape)}"
-        for name, shape in present.items()
-        if published[name].shape != shape
-    ]
-    foreign = [name for name in present if published[name].dtype is None]
-    problems = (
-        ("missing", missing),
-        ("not known", surplus),
-        ("of the wrong shape", misshapen),
-        ("not floating-point", foreign),
-    )
-    mismatches = [f"{len(entries)} {kind}: {listed(entries)}" for kind, entries in problems if entries]
-    if mismatches:
+    used = {name: files.published[name] for name in wanted if name in files.published}
+    expected = {name: shape for name, (_, _, shape) in wanted.items()}
+    if wrong := mismatches(files.published, used, expected, tuple(harmless)):
         raise ModelError(
-            f"the tensors of {files.name} do not match its config and its target; {'; '.join(mismatches)}",
+            f"the tensors of {files.name} do not match its config and its target; {wrong}",
             "check that config.json and the weights belong together, and that it was trained for this target",
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,3 +227,27 @@ def unpickled(file: Path, *, mmap: bool = True) -> dict[str, Tensor]:
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ModelError(f"{file} does not hold a plain dictionary of tensors")
     return state
+
+
+def mismatches(
+    published: Mapping[str, Published],
+    used: Mapping[str, Published],
+    expected: Mapping[str, tuple[int, ...]],
+    harmless: Sequence[str],
+) -> str:
+    """What is wrong with the published tensors, of which `used` are expected, in these shapes; "" if nothing is.
+
+    Others may be there if their names have one of the `harmless` patterns.
+    """
+    unknown = (name for name in published if name not in expected)
+    problems = {
+        "missing": [name for name in expected if name not in published],
+        "not known": [name for name in unknown if not any(re.fullmatch(pattern, name) for pattern in harmless)],
+        "of the wrong shape": [
+            f"{name} {list(entry.shape)} instead of {list(expected[name])}"
+            for name, entry in used.items()
+            if entry.shape != expected[name]
+        ],
+        "not floating-point": [name for name, entry in used.items() if entry.dtype is None],
+    }
+    return "; ".join(f"{len(names)} {kind}: {listed(names)}" for kind, names in problems.items() if names)

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ..decoder import Decoder
 from ..decoder_config import DecoderConfig
-from ..errors import ModelError, listed
+from ..errors import ModelError
 from ..families import FamilySpec
-from ..files.weights import Published, read
+from ..files.weights import Published, mismatches, read
 from ..kernels import layout
 from ..kernels.cpu.blocks import BlockWeight
 from ..kernels.cpu.packed import as_parameter
@@ -105,27 +105,10 @@ def check(
     harmless = [*spec.harmless, *draft_patterns(config.layers, published)]
     if config.tied:  # some files repeat the tied embedding
         harmless.append(re.escape(str(names_of(spec, config, published)["head.weight"])))
-    surplus = [
-        name for name in published if name not in expected and not any(re.fullmatch(entry, name) for entry in harmless)
-    ]
-    missing = [name for name in expected if name not in published]
     used = {name: entry for name, entry in published.items() if name in expected}
-    misshapen = [
-        f"{name} {list(entry.shape)} instead of {list(expected[name].shape)}"
-        for name, entry in used.items()
-        if entry.shape != expected[name].shape
-    ]
-    foreign = [name for name, entry in used.items() if entry.dtype is None]
-    problems = (
-        ("missing", missing),
-        ("not known", surplus),
-        ("of the wrong shape", misshapen),
-        ("not floating-point", foreign),
-    )
-    mismatches = [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems if names]
-    if mismatches:
+    if wrong := mismatches(published, used, {name: target.shape for name, target in expected.items()}, harmless):
         raise ModelError(
-            f"the tensors do not match a {spec.name} model of this config; {'; '.join(mismatches)}",
+            f"the tensors do not match a {spec.name} model of this config; {wrong}",
             "check that config.json and the weights belong together",
         )
     check_unread(spec, config, published)

@@ -47,6 +47,10 @@ def parameter_ratio(target: LanguageModel, draft_model: object) -> float | None:
 class DraftState(RowState):
     """What a `StateDrafter` knows of a request: how it drafts, and what becomes of its drafts."""
 
+    context: DecodeContext
+    model: LanguageModel  # that drafts
+    runs: list[finite.Run]  # plans and caches of this round's forwards
+
     def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:
         """See `Drafter.read_prompt`."""
 
@@ -56,6 +60,11 @@ class DraftState(RowState):
     def to_observe(self, outcome: RoundResult) -> Mapping[str, Tensor]:
         """See `Drafter.to_observe`."""
         return {}
+
+    def failure(self) -> PardecError:
+        """The error for logits of this round that are not finite."""
+        error = finite.failure(self.model, self.runs, cfg=self.context.request.cfg)
+        return error or ModelError(f"the draft model {self.model.name} gives logits that are not finite")
 
 
 class StateDrafter(Drafter):
@@ -143,11 +152,6 @@ class DraftModelState(DraftState, DraftModel):
         assert shape is not None, "drafters with a model have a shape"
         draft = shape.grow(self, context, budget, uniforms, context.state(shape))
         return replace(draft, forwards=self.calls, highest=self.highest)
-
-    def failure(self) -> PardecError:
-        """The error for logits of this round that are not finite."""
-        error = finite.failure(self.model, self.runs, cfg=self.context.request.cfg)
-        return error or ModelError(f"the draft model {self.model.name} gives logits that are not finite")
 
     def reuse_prefixes(self) -> None:
         """Copies stored K/V of each row's prompt; for models whose K/V depend only on their tokens."""

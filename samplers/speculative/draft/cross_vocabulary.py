@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from pardec.models import finite
-from pardec.models.errors import ModelError, PardecError
 from pardec.models.files.token_bytes import TokenBytes
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
@@ -293,8 +292,3 @@ class CrossVocabularyState(DraftState):
             row.fed = list(row.ids)
             row.ids.append(token)
             row.pending.append((token, p))
-
-    def failure(self) -> PardecError:
-        """The error for logits of this round that are not finite."""
-        error = finite.failure(self.model, self.runs, cfg=self.context.request.cfg)
-        return error or ModelError(f"the draft model {self.model.name} gives logits that are not finite")

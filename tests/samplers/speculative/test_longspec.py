@@ -142,7 +142,7 @@ def test_its_memory_is_one_layers_and_other_targets_are_refused(tmp_path: Path) 
     folder = module_files.longspec(tmp_path / "layer", model)
     with drafting(folder, model) as module:
         assert len(module.new_cache(1, 5).k) == 1
-        assert module.layer_config.window == 6
+        assert module.layers_config.window == 6
         assert module.about == ("a layer of width 16, a window of 6, keys of the target's last layer",)
     with pytest.raises(ModelError, match="does not expose"):
         load_draft_module(folder, replace(model, decoder=torch.nn.Identity()))  # type: ignore[arg-type]
