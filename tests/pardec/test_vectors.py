@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +26,10 @@ from pardec.views.html import fragment, page
 from pardec.views.order_image import gif, png
 from pardec.views.terminal import finished
 from pardec.views.token_grid import traced_tokens
+from tests.pardec.browser import browser
 from tests.pardec.vector_painters import CLASSES, SIDE, SIZE, vector_painter
 
 TOKENS = SIDE**2
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MAR = "mar:steps=5"
 
 
@@ -280,18 +278,9 @@ def test_results_count_tested_and_accepted_drafts(speculated: pardec.Result) -> 
 
 
 def test_the_page_draws_a_bar_for_each_test_of_drafts(speculated: pardec.Result, tmp_path: Path) -> None:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine (Debian and Ubuntu: apt install chromium)")
-    sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
     (tmp_path / "page.html").write_text(page(speculated), encoding="utf-8")
-    complaints: list[str] = []
-    with sync_playwright() as play:
-        sandbox = ("--no-sandbox",) if hasattr(os, "geteuid") and os.geteuid() == 0 else ()
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu", "--no-first-run", *sandbox])
-        view = browser.new_page(viewport={"width": 1280, "height": 900})
-        view.on("console", lambda message: complaints.append(message.text))
-        view.on("pageerror", lambda error: complaints.append(str(error)))
-        view.goto((tmp_path / "page.html").as_uri())
+    with browser() as show:
+        view = show((tmp_path / "page.html").as_uri())
         first = view.locator("article").first
         tested = [(many, taken, at) for at, (many, taken) in enumerate(
             zip(speculated.trace.drafted[0], speculated.trace.accepted[0], strict=True)
@@ -315,8 +304,6 @@ def test_the_page_draws_a_bar_for_each_test_of_drafts(speculated: pardec.Result,
         assert "committed in forward" in first.locator(".told").inner_text()
         assert "code" not in first.locator(".told").inner_text()
         view.screenshot(path=str(tmp_path / "page.png"))
-        browser.close()
-    assert not complaints
 
 
 # --- on disk, and shown ---

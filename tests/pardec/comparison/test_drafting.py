@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from pardec.comparison.notes import broken
 from pardec.comparison.report import page
 from pardec.io.jsonl import RowsFile
 from pardec.models.errors import SpecError
+from tests.pardec.browser import browser
 
 MODEL = "model:name=tiny-llama-draft,k=3"
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 def row(index: int = 0, **fields: Any) -> dict[str, Any]:
@@ -261,18 +260,10 @@ def test_the_deviation_of_a_real_relaxed_run() -> None:
 
 
 def test_the_report_in_a_browser(run: Run, tmp_path: Path) -> None:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine (Debian and Ubuntu: apt install chromium)")
-    sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
     (tmp_path / "report.html").write_text(page(run), encoding="utf-8")
-    table, complaints = Table(run).rows, []
-    with sync_playwright() as play:
-        sandbox = ("--no-sandbox",) if hasattr(os, "geteuid") and os.geteuid() == 0 else ()
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu", "--no-first-run", *sandbox])
-        view = browser.new_page(viewport={"width": 1280, "height": 900})
-        view.on("console", lambda calls: complaints.append(calls.text))
-        view.on("pageerror", lambda error: complaints.append(str(error)))
-        view.goto((tmp_path / "report.html").as_uri())
+    table = Table(run).rows
+    with browser() as show:
+        view = show((tmp_path / "report.html").as_uri())
         lines = view.locator("#accepted tbody tr")
         cells = lines.last.locator("td[title]")
         assert lines.count() == 2  # plain decoding drafts nothing
@@ -284,8 +275,6 @@ def test_the_report_in_a_browser(run: Run, tmp_path: Path) -> None:
         assert names == [row["sampler"] for row in sorted(table, key=lambda row: -row["acceptance_length"])]
         width = view.evaluate("[document.documentElement.scrollWidth, innerWidth]")
         assert width[0] <= width[1]
-        browser.close()
-    assert not complaints
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:

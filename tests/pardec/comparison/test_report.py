@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
 import shlex
-import shutil
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -25,10 +23,9 @@ from pardec.comparison.run import Run
 from pardec.comparison.table import Table
 from pardec.views.document import embedded
 from pardec.views.html import page as result_page
+from tests.pardec.browser import browser
 
 SAMPLERS = ["sequential", "threshold:tau=0.3", "entropy+fixed:steps=3", "threshold:tau=0.01+eos@dual"]
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-QUIET = ("--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run")
 
 
 @pytest.fixture(scope="module")
@@ -51,33 +48,20 @@ def run(model: pardec.Model, tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture(scope="module")
 def opened(run: Run, model: pardec.Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """Opens the report, or the page of a result, in a browser window, and fails on any browser error."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine (Debian and Ubuntu: apt install chromium)")
-    sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
     home = tmp_path_factory.mktemp("pages")
     (home / "report.html").write_text(page(run), encoding="utf-8")
     one = model.generate(["Tom has 3 cups.", "Ann"], max_new_tokens=8, sampler="sequential", stop_ids=[])
     (home / "result.html").write_text(result_page(one), encoding="utf-8")
     (home / "crowded.html").write_text(crowded(page(run)), encoding="utf-8")
-    complaints: list[str] = []
-    with sync_playwright() as play:
-        sandbox = ("--no-sandbox",) if hasattr(os, "geteuid") and os.geteuid() == 0 else ()
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=[*QUIET, *sandbox])
+    with browser() as open_page:
 
         def show(name: str = "report", width: int = 1280, **options: Any) -> Any:
-            view = browser.new_page(viewport={"width": width, "height": 900}, **options)
-            address = (home / f"{name}.html").as_uri()
-            view.on("console", lambda calls: complaints.append(calls.text))
-            view.on("pageerror", lambda error: complaints.append(str(error)))
-            view.on("request", lambda asked: complaints.append(asked.url) if asked.url != address else None)
-            view.goto(address)
+            view = open_page((home / f"{name}.html").as_uri(), width, **options)
             if name != "result":  # the plot is drawn once the browser has told how wide it is
                 view.locator("#frontier .point").first.wait_for(state="attached")
             return view
 
         yield show
-        browser.close()
-    assert not complaints
 
 
 def crowded(text: str) -> str:

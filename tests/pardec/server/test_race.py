@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +11,9 @@ import pytest
 
 import pardec
 from pardec.server.limits import Limits
+from tests.pardec.browser import browser
 from tests.pardec.server.http_server import Running, serving
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 REFUSED = "Failed to load resource"  # Chromium says so of an answer with an error, which the page shows
 QUESTION = "Tom has 8 cups. He loses 3. How many cups does Tom have now?"
 
@@ -29,28 +27,8 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
 @pytest.fixture(scope="module")
 def opened(running: Running) -> Iterator[Callable[[], Any]]:
     """Opens the page, and fails on errors in the browser and on requests to anywhere but the server."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine (Debian and Ubuntu: apt install chromium)")
-    sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
-    complaints: list[str] = []
-    with sync_playwright() as play:
-        sandbox = ("--no-sandbox",) if hasattr(os, "geteuid") and os.geteuid() == 0 else ()
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu", "--no-first-run", *sandbox])
-
-        def show() -> Any:
-            view = browser.new_page(viewport={"width": 1280, "height": 900})
-            view.set_default_timeout(120_000)
-            view.on("console", lambda said: None if REFUSED in said.text else complaints.append(said.text))
-            view.on("pageerror", lambda error: complaints.append(str(error)))
-            view.on(
-                "request", lambda asked: None if asked.url.startswith(running.url) else complaints.append(asked.url)
-            )
-            view.goto(running.url)
-            return view
-
-        yield show
-        browser.close()
-    assert not complaints
+    with browser(running.url, expected=REFUSED) as show:
+        yield lambda: show(running.url)
 
 
 def race(view: Any, *, one: str, two: str) -> None:
