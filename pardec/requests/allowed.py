@@ -22,8 +22,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from numbers import Integral
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,6 +31,7 @@ from torch import Tensor
 from pardec.models.errors import SpecError
 from pardec.samplers.request import Allowed
 
+from .argument import is_whole
 from .prompts import open_id
 
 if TYPE_CHECKING:
@@ -93,10 +93,6 @@ def _is_choices(item: Any) -> bool:
     return isinstance(item, Collection | Tensor | np.ndarray) and not isinstance(item, str | bytes | Mapping)
 
 
-def _is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, Integral) and not isinstance(value, bool)
-
-
 def _set_indices(sets: _Sets, form: Any, row: Row, number: int) -> Tensor:
     """The index of the set of each position of one row, [L_i]."""
     start, count = len(row.prompt), len(row.rest)
@@ -132,7 +128,7 @@ def _by_index(form: Any, count: int, name: str) -> dict[int, Any]:
         return {}
     if isinstance(form, Mapping):
         for index in form:
-            if not _is_whole(index) or not 0 <= index < count:
+            if not is_whole(index) or not 0 <= index < count:
                 raise SpecError(
                     f"{name} names index {index!r}, and {count} positions are generated",
                     hint=f"indices run from 0, the first position after the prompt, to {count - 1}",
@@ -196,7 +192,7 @@ class _Sets:
     def _id(self, choice: Any, opening: str) -> int:
         if isinstance(choice, str):
             return self._word(choice, opening)
-        if not _is_whole(choice):
+        if not is_whole(choice):
             raise SpecError(f"{opening} {choice!r}, which is neither a token id nor text", hint=_CHOICES)
         if not 0 <= choice < self.size:
             raise SpecError(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag, auto
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeGuard
 
 from pardec.models.errors import SpecError
 
@@ -161,7 +161,8 @@ def check_count(name: str, value: Any, example: str = "") -> None:
         )
 
 
-def is_whole(value: object) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether the value is a whole number; True is not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 

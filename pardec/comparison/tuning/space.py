@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain, islice, product, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pardec.samplers import registry
-from pardec.samplers.spec import Part, Spec, parse
+from pardec.samplers.spec import Part, Spec, format_value, parse
 
 from ...drivers import DRIVERS
 
@@ -101,7 +101,7 @@ class Space:
         grid, default = card.make.tuning_grid, _defaults(card)
         return [
             Part(name, tuple((k, v) for k, v in zip(grid, values, strict=True) if v != default[k]))
-            for values in product(*([_text(value) for value in values] for values in grid.values()))
+            for values in product(*([format_value(value) for value in values] for values in grid.values()))
         ]
 
     @property
@@ -221,7 +221,8 @@ class Space:
         def fill(part: Part) -> Part:
             grid, default = self.cards[part.name].make.tuning_grid, _defaults(self.cards[part.name])
             params = dict(part.params)
-            added = {k: _text(v[0]) for k, v in grid.items() if k not in params and default[k] not in map(_text, v)}
+            values = {k: [format_value(each) for each in v] for k, v in grid.items() if k not in params}
+            added = {k: texts[0] for k, texts in values.items() if default[k] not in texts}
             return Part(part.name, (*part.params, *added.items()))
 
         return self._with_base(*map(fill, spec.parts), cache=spec.cache)
@@ -243,9 +244,4 @@ def _without(spec: Spec, name: str, key: str) -> Spec:
 
 
 def _defaults(card: Card) -> dict[str, str]:
-    return {f.name: _text(f.default) for f in fields(card.make)}
-
-
-def _text(value: Any) -> str:
-    """A value in spec syntax."""
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return {f.name: format_value(f.default) for f in fields(card.make)}

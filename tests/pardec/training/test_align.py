@@ -22,11 +22,6 @@ SHORT = ("--steps", "2", "--batch", "200", "--drafts", "2", "--validation", "2")
 
 
 @pytest.fixture(scope="module")
-def model() -> pardec.Model:
-    return pardec.load("tiny-llama", device="cpu")
-
-
-@pytest.fixture(scope="module")
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Plain rows of ids."""
     file = tmp_path_factory.mktemp("served") / "rows.jsonl"

@@ -22,11 +22,6 @@ ROWS = [(list(range(20, 30 + n % 5)), [40 + (n * 7 + at) % 60 for at in range(12
 
 
 @pytest.fixture(scope="module")
-def model() -> pardec.Model:
-    return pardec.load("tiny-llama", device="cpu")
-
-
-@pytest.fixture(scope="module")
 def states(model: pardec.Model, tmp_path_factory: pytest.TempPathFactory) -> States:
     states = States(tmp_path_factory.mktemp("texts") / "states", (0, 1, 2), model.network)
     states.update({"rows": ROWS}, 100)

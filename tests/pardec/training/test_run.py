@@ -40,11 +40,6 @@ NAMES = {
 
 
 @pytest.fixture(scope="module")
-def model() -> pardec.Model:
-    return pardec.load("tiny-llama", device="cpu")
-
-
-@pytest.fixture(scope="module")
 def states(model: pardec.Model, tmp_path_factory: pytest.TempPathFactory) -> States:
     folder = tmp_path_factory.mktemp("texts")
     how = Writing(folder / "texts.jsonl", rows=32, batch=32, answer_tokens=16, tasks=("lists",))

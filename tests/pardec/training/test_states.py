@@ -18,11 +18,6 @@ from pardec.training.states import Batch, States, Text, open_states
 ROWS = [([2, 50, 60], [70, 80, 90, 3]), ([2, 51], [71, 81, 3])]
 
 
-@pytest.fixture(scope="module")
-def model() -> pardec.Model:
-    return pardec.load("tiny-llama", device="cpu")
-
-
 def test_states_are_those_of_a_forward_over_the_text(model: pardec.Model, tmp_path: Path) -> None:
     states = States(tmp_path, (0, 2), model.network)
     assert states.write(ROWS) == 12

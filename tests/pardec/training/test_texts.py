@@ -13,11 +13,6 @@ from pardec.models.errors import SpecError
 from pardec.training.texts import Writing, _long, rows, write
 
 
-@pytest.fixture(scope="module")
-def model() -> pardec.Model:
-    return pardec.load("tiny-llama", device="cpu")
-
-
 def test_a_file_that_was_cut_off_is_gone_on_with(model: pardec.Model, tmp_path: Path) -> None:
     how = Writing(tmp_path / "whole.jsonl", rows=12, batch=4, answer_tokens=8, tasks=("lists",), seed=3)
     assert write(model, how) == 12

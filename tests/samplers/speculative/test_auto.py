@@ -250,13 +250,12 @@ def test_sampled_tokens_have_the_true_joint_whichever_way_rounds_go(spec: str) -
     world = WORLDS["5 tokens, length 4"]
     counts = [np.zeros((5,) * world.n, dtype=np.int64) for _ in world.prompts]
     with drafting(5), ScriptedClock(0.5) as clock, patch.object(pace, "ROUNDS", 1), patch.object(pace, "_REST", 1):
-        for seed in range(200):
-            given = [prompt for prompt in world.prompts for _ in range(40)]
-            seeds = [seed * 100 + at for at in range(len(given))]
+        for number in range(20):
+            given = [prompt for prompt in world.prompts for _ in range(400)]
+            seeds = range(number * len(given), (number + 1) * len(given))
             done = run(world.model, spec, given, world.n, temperature=1.0, seeds=seeds)
             for which, prompt in enumerate(world.prompts):
-                some = slice(40 * which, 40 * which + 40)
-                counts[which] += counted(done, len(prompt), world.n, 5, some)
+                counts[which] += counted(done, len(prompt), world.n, 5, slice(400 * which, 400 * which + 400))
     assert len(set(clock.drafted)) == 2
     for each, truth in zip(counts, world.distributions, strict=True):
         assert g_test(each, truth) < 4
