@@ -21,6 +21,8 @@ from pardec.samplers.speculative.contracts import (
     SpeculativeSampler,
     Uniforms,
 )
+from pardec.samplers.speculative.draft.jacobi_window import slice_from
+from pardec.samplers.speculative.draft.sjd import Sjd, WindowState
 from tests.samplers.ar_toys import logits, plain_greedy, rows, speculation
 
 VOCAB = 8
@@ -116,3 +118,14 @@ def processed_greedy(model: LanguageModel, prompt: Sequence[int], new: int, proc
         scores = LogitsProcessorList(processors)(torch.tensor([text]), logits(model, [text])[:, -1])
         text.append(int(scores.argmax()))
     return text
+
+
+class Literal(Sjd):
+    """Couples a draw with the token that was one position before."""
+
+    def observe(self, outcome: RoundResult, context: DecodeContext, state: WindowState) -> None:
+        super().observe(outcome, context, state)
+        draft, gained, most = outcome.draft, outcome.gained, state.distribution.shape[1]
+        state.old = slice_from(draft.tokens, gained, most)
+        if draft.q is not None and draft.is_point_mass is not None:
+            state.q, state.point = slice_from(draft.q, gained, most), slice_from(draft.is_point_mass, gained, most)

@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
 import pytest
 import torch
 from torch import Tensor
@@ -17,13 +14,8 @@ from pardec.models.kernels.ops import REFERENCE, triton_ops
 from pardec.models.layers.rope import Rope, default_frequencies
 from pardec.models.plan import Plan, Visible
 from tests.grids import fewer_where
+from tests.triton_runs import DEVICE, INTERPRETED
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
-    pytest.mark.skipif(not INTERPRETED and DEVICE.type != "cuda", reason="no GPU, and not interpreted"),
-]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 

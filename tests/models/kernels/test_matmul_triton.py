@@ -5,7 +5,6 @@ On a GPU if there is one, else under the interpreter: `test_attention_triton` st
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from dataclasses import replace
 from typing import Any
@@ -21,13 +20,10 @@ from pardec.models.kernels.ops import REFERENCE, triton_ops
 from pardec.models.layers.rope import Rope, default_frequencies
 from pardec.models.plan import Plan, Visible
 from tests.grids import fewer_where
-from tests.models.kernels.test_kernels_triton import DEVICE, INTERPRETED, close, random
+from tests.models.kernels.test_kernels_triton import close, random
 from tests.models.toys import ids, model
+from tests.triton_runs import DEVICE, INTERPRETED
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
-    pytest.mark.skipif(not INTERPRETED and DEVICE.type != "cuda", reason="no GPU, and not interpreted"),
-]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 BRAIN = torch.bfloat16
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.models.loading.gguf_files import TOKENS, tokenizer_fields
+from tests.models.loading.gguf_files import TOKENS, add_fields, tokenizer_fields
 from tests.models.toys import write_checkpoint
 
 WIDTH, HEADS, GROUPS, HEAD, EXPERTS, USED, INNER, LAYERS = 64, 4, 2, 16, 4, 2, 32, 2
@@ -65,17 +65,7 @@ def write_experts(file: Path, family: str, types: dict[str, str], metadata: dict
     if family == "llada-moe":
         fields |= {"llada-moe.attention.causal": False, "diffusion.shift_logits": False}
         fields |= {"tokenizer.ggml.mask_token_id": 5}
-    for name, value in (fields | (metadata or {})).items():
-        if isinstance(value, str):
-            writer.add_string(name, value)
-        elif isinstance(value, bool):
-            writer.add_bool(name, value)
-        elif isinstance(value, list):
-            writer.add_array(name, value)
-        elif isinstance(value, float):
-            writer.add_float32(name, value)
-        elif value is not None:
-            writer.add_uint32(name, value)
+    add_fields(writer, fields | (metadata or {}))
     draw, tensors = np.random.default_rng(5), dict[str, Tensor]()
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {
         part: (name, (WIDTH,) if "norm" in part else (len(TOKENS), WIDTH)) for part, name in OUTER.items()

@@ -93,17 +93,7 @@ def write_gguf(file: Path, kind: str = "F32", family: str = "llama", **more: Any
         "vocab_size": config["vocab_size"],
     }
     fields = {f"{family}.{name}": value for name, value in fields.items()} | tokenizer_fields()
-    for name, value in (fields | more.get("metadata", {})).items():
-        if isinstance(value, str):
-            writer.add_string(name, value)
-        elif isinstance(value, bool):
-            writer.add_bool(name, value)
-        elif isinstance(value, list):
-            writer.add_array(name, value)
-        elif isinstance(value, float):
-            writer.add_float32(name, value)
-        elif value is not None:
-            writer.add_uint32(name, value)
+    add_fields(writer, fields | more.get("metadata", {}))
     stored = {}
     quantization = gguf.GGMLQuantizationType[kind]
     for name, tensor in tensors.items():
@@ -181,6 +171,21 @@ def write_embedded_gguf(file: Path, folder: Path, family: str, kind: str = "F32"
     writer.write_tensors_to_file()
     writer.close()
     return file
+
+
+def add_fields(writer: gguf.GGUFWriter, fields: dict[str, Any]) -> None:
+    """Adds fields by the types of their values; None is left out."""
+    for name, value in fields.items():
+        if isinstance(value, str):
+            writer.add_string(name, value)
+        elif isinstance(value, bool):
+            writer.add_bool(name, value)
+        elif isinstance(value, list):
+            writer.add_array(name, value)
+        elif isinstance(value, float):
+            writer.add_float32(name, value)
+        elif value is not None:
+            writer.add_uint32(name, value)
 
 
 def tokenizer_fields(split: str = "smollm") -> dict[str, Any]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -15,13 +12,7 @@ from pardec.samplers.speculative.contracts import Draft, Verdict
 from pardec.samplers.speculative.ops.verification import judge
 from pardec.samplers.speculative.uniforms import RoundUniforms
 from tests.grids import fewer_where
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
-    pytest.mark.skipif(not INTERPRETED and DEVICE.type != "cuda", reason="needs a GPU or Triton's interpreter"),
-]
+from tests.triton_runs import DEVICE, INTERPRETED
 
 
 def both(draft: Draft, p: Tensor, monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> tuple[Verdict, Verdict]:

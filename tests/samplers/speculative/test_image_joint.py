@@ -23,10 +23,10 @@ from pardec.samplers.speculative.contracts import (
     Uniforms,
     Verdict,
 )
-from pardec.samplers.speculative.draft.jacobi_window import slice_from
 from pardec.samplers.speculative.draft.sjd import Sjd, WindowState
 from tests.samplers.ar_toys import floor, g_test, speculation, spread, variation
 from tests.samplers.joint_distributions import Reading, worst
+from tests.samplers.loop_drafters import Literal
 from tests.samplers.picture_toys import codes, draw, features, joint, toy_pictures
 
 MODES, INITS = ("coupled", "independent", "gumbel"), ("random", "left", "up", "repeat")
@@ -121,17 +121,6 @@ def test_cells_of_the_toys_depend_on_each_other_and_on_the_caption() -> None:
 
 
 # --- mutations ---
-
-
-class Literal(Sjd):
-    """Couples a draw with the token that was one position before."""
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: WindowState) -> None:
-        super().observe(outcome, context, state)
-        draft, gained, most = outcome.draft, outcome.gained, state.distribution.shape[1]
-        state.old = slice_from(draft.tokens, gained, most)
-        if draft.q is not None and draft.is_point_mass is not None:
-            state.q, state.point = slice_from(draft.q, gained, most), slice_from(draft.is_point_mass, gained, most)
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from pardec.samplers import registry
 from pardec.samplers.ops.allowed import AllowedRows
 from pardec.samplers.ops.inverse_cdf import sample
 from pardec.samplers.rng import Keyed
-from pardec.samplers.speculative.contracts import DecodeContext, Draft, RoundResult
+from pardec.samplers.speculative.contracts import DecodeContext, Draft
 from pardec.samplers.speculative.draft import sjd as redraw
-from pardec.samplers.speculative.draft.jacobi_window import slice_from
 from pardec.samplers.speculative.draft.sjd import Sjd, WindowState, coupled_sample, gumbel_sample
 from pardec.samplers.speculative.sequences import Sequences
 from pardec.samplers.speculative.uniforms import RoundUniforms as Round
 from tests.samplers.ar_toys import counted, g_test, joint, plain_greedy, prompts, rows, run, speculation, toy_ar
 from tests.samplers.joint_distributions import WORLDS, World, measure, worst
+from tests.samplers.loop_drafters import Literal
 
 MODES = ("coupled", "independent", "gumbel")
 LONG = WORLDS["3 tokens, length 6"]  # where places are refreshed again and again
@@ -185,17 +185,6 @@ def test_the_joint_law_is_the_target_s_in_every_mode(mode: str, rest: str) -> No
 @pytest.mark.parametrize("mode", MODES)
 def test_the_joint_law_is_the_target_s(mode: str) -> None:
     assert worst(measure(f"sjd:window=6,refresh={mode},init=repeat", LONG, 4000, seed=1)) < 3.5
-
-
-class Literal(Sjd):
-    """Couples a draw with the token that was one position before."""
-
-    def observe(self, outcome: RoundResult, context: DecodeContext, state: WindowState) -> None:
-        super().observe(outcome, context, state)
-        draft, gained, most = outcome.draft, outcome.gained, state.distribution.shape[1]
-        state.old = slice_from(draft.tokens, gained, most)
-        if draft.q is not None and draft.is_point_mass is not None:
-            state.q, state.point = slice_from(draft.q, gained, most), slice_from(draft.is_point_mass, gained, most)
 
 
 def test_mutation_the_index_one_place_off_is_told_by_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
