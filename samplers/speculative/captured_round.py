@@ -1,15 +1,15 @@
 """A verified chain as one CUDA graph: the target's forward, its verdict, and the commit of the accepted tokens.
 
     table     where each row's draft begins, how many nodes it has, its seed and round; written by the host
-    memory    the rows' tokens, the drafted ones; the graph appends what it accepts, and keeps the token after it, which
-              the next draft begins with, and the states that a draft module reads
+    memory    the rows' tokens, the drafted ones and the distributions they were sampled from; the graph appends what it
+              accepts, and keeps the token after it, with which the next draft begins, and a draft module's states
     result    accepted nodes, next token, drafted tokens and probabilities: one copy to the host
 
 The host cuts what it reads at an end token or a stop string, as ever; tokens that the graph wrote after the cut are of
-a row that leaves. A round is captured if its draft is a chain of point masses, temperature and filters are all that
-changes the target's logits, and the acceptance has the trait `NEEDS_NO_HOST`. The distributions of a captured round are
+a row that leaves. A round is captured if its draft is a chain, temperature and filters are all that changes the
+target's logits, and the acceptance has the trait `NEEDS_NO_HOST`. The target's distributions of a captured round are
 not kept: the drafter and the length controller need the trait `OBSERVES_TOKENS`. The number of slots that attention
-reads is part of a graph's key.
+reads is part of a graph's key, and so is whether the draft was sampled.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ class CapturedRound:
         self.memory: StepMemory | None = None
         self._release: Callable[[], Any] | None = None
         self._home: Tensor | None = None  # the view of memory that `text.tokens` is
+        self._samples = False  # whether a draft was sampled so far
 
     @staticmethod
     def of(loop: Loop) -> CapturedRound | None:
@@ -119,14 +120,17 @@ class CapturedRound:
         if (reason := self.obstacle or _unsuited(draft) or many) is not None:
             self.graphs.step_counts[reason] += 1
             return None
+        self._samples |= draft.q is not None
         memory = self._settled(states)
         shape = ForwardShape(rows, width, _CAUSAL, int((draft.base + draft.sizes).max()), None)
         table = self._table(draft, shape)
         with self.graphs.lock:
-            graph = self._graph(memory, shape, states, filters, table)
+            graph = self._graph(memory, shape, states, filters, table, sampled=draft.q is not None)
             if graph is None:
                 return None
             memory.tensors["drafted"][: len(text), : draft.width].copy_(draft.tokens)
+            if draft.q is not None:
+                memory.tensors["q"][: len(text), : draft.width].copy_(draft.q)
             refill(graph.table, table)
             graph.replay()
             outcome = self._outcome(memory, draft)
@@ -168,15 +172,17 @@ class CapturedRound:
         states: TargetStates | None,
         filters: Callable[[Tensor], Tensor] | None,
         table: np.ndarray,
+        *,
+        sampled: bool,
     ) -> StepGraph | None:
         accept, device, request = self.loop.sampler.accept, self.loop.text.device, self.loop.request
         greedy = not request.temperature
         return self.graphs.step(
-            (accept, states, request.temperature, tuple(request.filters.items())),
+            (accept, states, request.temperature, tuple(request.filters.items()), sampled),
             shape,
             self.loop.forward.cache,
             memory,
-            lambda run: _Captured(accept, run, memory, shape.width, states, filters, greedy=greedy),
+            lambda run: _Captured(accept, run, memory, shape.width, states, filters, greedy=greedy, sampled=sampled),
             lambda: upload(table, device).clone(),
         )
 
@@ -198,7 +204,7 @@ class CapturedRound:
         rows, columns = rounded(len(text)), -(-text.host.shape[1] // SLOTS) * SLOTS + 1
         width = rounded_width(loop.sampler.width(loop.forward.model), _CAUSAL)
         device, model = text.device, loop.forward.model
-        size = ("round", rows, columns, width, states, str(device))
+        size = ("round", rows, columns, width, states, str(device), self._samples)
         if self.memory is None or self.memory.size != size:
             left = self._release
             self._home = None
@@ -211,6 +217,8 @@ class CapturedRound:
                         "count": torch.zeros(rows, dtype=torch.int64, device=device),
                         "next": torch.zeros(rows, dtype=torch.int64, device=device),
                     }
+                    if self._samples:
+                        made["q"] = torch.zeros(rows, width, model.vocab_size, device=device)
                     if states is not None:
                         wide = (len(states.layers) + states.normed) * model.width
                         made["states"] = torch.zeros(rows, width, wide, dtype=model.dtype, device=device)
@@ -233,8 +241,8 @@ def _unsuited(draft: Draft) -> str | None:
     """Why a draft's round is not captured whole; None if it is."""
     if draft.parents is not None or draft.verify is not None or draft.preaccepted is not None:
         return "the draft is no chain whose tokens are all tested"
-    if draft.q is not None:
-        return "the drafter samples"
+    if draft.is_point_mass is not None:
+        return "the draft has sampled tokens and known ones"
     if draft.early is not None or draft.queries is not None:
         return "the drafter adds to the verify forward"
     return None
@@ -264,9 +272,10 @@ class _Captured:
         filters: Callable[[Tensor], Tensor] | None,
         *,
         greedy: bool,
+        sampled: bool,
     ) -> None:
         self.accept, self.run, self.tensors, self.width, self.states = accept, run, memory.tensors, width, states
-        self.filters, self.greedy = filters, greedy
+        self.filters, self.greedy, self.sampled = filters, greedy, sampled
 
     def __call__(self, table: Tensor) -> Tensor:
         try:
@@ -288,8 +297,9 @@ class _Captured:
         columns: Any = DeviceColumn(size), DeviceColumn(base)
         logits = raw if self.filters is None else self.filters(raw)
         uniforms = RoundUniforms(cast("Any", DeviceSeeds(seeds)), cast("Any", seeds), cast("Any", rounds), table.device)
+        q = tensors["q"][:, :width] if self.sampled else None
         verdict = self.accept.accept(
-            Draft(drafted, *columns), TargetDistributions(raw, logits, self.greedy), uniforms, None
+            Draft(drafted, *columns, q=q), TargetDistributions(raw, logits, self.greedy), uniforms, None
         )
         # The accepted tokens and the one after them take the positions from base + 1 on; column C is no position.
         following = drafted.roll(-1, 1)

@@ -216,8 +216,10 @@ class Auto(Nesting):
 
     @property
     def provides(self) -> frozenset[Trait]:
-        timed = frozenset({Trait.TIMES_ROUNDS}) if self.measured else NONE
-        return timed | (frozenset({Trait.DRAFTS_ONE_CHAIN}) if self._model is None else super().provides)
+        own = frozenset({Trait.TIMES_ROUNDS}) if self.measured else NONE
+        if all(Trait.OBSERVES_TOKENS in drafter.provides for drafter in self.held):
+            own |= {Trait.OBSERVES_TOKENS}
+        return own | (frozenset({Trait.DRAFTS_ONE_CHAIN}) if self._model is None else super().provides)
 
     @property
     def held(self) -> tuple[Drafter, ...]:

@@ -158,7 +158,7 @@ class DiffusionState(RowState):
 )
 @dataclass(frozen=True)
 class Diffusion(Drafter):
-    provides = frozenset({Trait.DRAFTS_ONE_CHAIN})
+    provides = frozenset({Trait.DRAFTS_ONE_CHAIN, Trait.OBSERVES_TOKENS})
     conflicts: ClassVar[Reasons] = {
         Trait.CONDITIONS: Why("{me} drafts text, and the request has image conditions", "draft with eagle"),
     }

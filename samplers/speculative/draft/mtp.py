@@ -24,6 +24,7 @@ from pardec.models.draft_modules.contracts import ModuleName
 
 from ...registry import register
 from ...spec import DraftModuleName
+from ...traits import Trait
 from ..contracts import DecodeContext, SpeculativeSampler
 from .eagle_state import PairState
 from .module_drafter import ModuleDrafter, module_of
@@ -40,6 +41,10 @@ from .module_drafter import ModuleDrafter, module_of
 class Mtp(ModuleDrafter):
     name: Annotated[DraftModuleName | None, "embedded name, folder or hub id; by default the target's own files"] = None
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 3
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return super().provides | {Trait.OBSERVES_TOKENS}
 
     def check(self, sampler: SpeculativeSampler) -> None:
         """Accepts a missing name: the layer is then the target's own."""
