@@ -277,11 +277,21 @@ class Canvas(RowState):
 
     def _read(self, beside: Tensor | None = None) -> float:
         """Updates `tokens_host` and `open_host` by one transfer from the device, which also carries `beside`."""
-        parts = {"packed": torch.where(self.open, _OPEN, self.tokens)}
+        parts = {"packed": self.packed_tokens()}
         if self.moves:
             parts["serial"] = self.serial
         read = self._transfer(parts if beside is None else parts | {"beside": beside})
         return 0.0 if beside is None else float(read["beside"])
+
+    def packed_tokens(self) -> Tensor:
+        """[B, L + 1] int64: tokens, with another number where they are open."""
+        return torch.where(self.open, _OPEN, self.tokens)
+
+    @staticmethod
+    def has_open(packed: np.ndarray) -> np.ndarray:
+        """[B] bool: the rows of `packed_tokens`, on the host, that have open positions."""
+        found: np.ndarray = (packed == _OPEN).any(1)
+        return found
 
     def _transfer(self, parts: dict[str, Tensor]) -> Mapping[str, np.ndarray]:
         """Reads `parts`, and with them all that was to be read later."""
@@ -432,6 +442,7 @@ class Canvas(RowState):
         fill: Update | None = None,
         revision: Revision | None = None,
         beside: Tensor | None = None,
+        written: Callable[[], None] | None = None,
     ) -> float:
         """Writes `chosen` to open positions of the block, counts the forward, and updates each row's block.
 
@@ -440,6 +451,7 @@ class Canvas(RowState):
         Args:
             fill: written as well, to open positions anywhere in the row.
             beside: [] a number that the host needs; the transfer of tokens also carries it.
+            written: called when the tokens are written, before that transfer: see `read_later`.
 
         Returns:
             `beside`; 0 without one.
@@ -456,6 +468,8 @@ class Canvas(RowState):
         self._write(which, chosen)
         if revision is not None:
             self._rearrange(revision)
+        if written is not None:
+            written()
         return self._advance(beside)
 
     def committed_on_device(self, packed: np.ndarray | None) -> None:
@@ -504,6 +518,19 @@ class Canvas(RowState):
         self._write(chosen.which, chosen)
         self._update()
         return moved
+
+    def adopt(self, contents: Mapping[str, Tensor], packed: np.ndarray, steps: np.ndarray) -> None:
+        """Replaces the rows by hypotheses that a `DeviceCanvas` has made of them, `steps` [B] further on the clock.
+
+        `packed` [B, L + 1] are its `packed_tokens`.
+        """
+        for name, tensor in contents.items():
+            setattr(self, name, tensor)
+        self.rows_changed()
+        self.step, self.block_started = self.step + steps, self.block_started & (steps == 0)
+        self._unpack(packed)
+        self._update(read=True)
+        self.eligible = self._on_device(self.eligible_host)
 
     def _write(self, which: Tensor, chosen: Update) -> None:
         if self.on_host:  # the same memory, without a dispatch per operation
@@ -702,8 +729,7 @@ class DeviceCanvas(Canvas):
 
     def packed(self, highest: Tensor) -> Tensor:
         """[R * (L + 1) + 1] int64: tokens and open positions, for `committed_on_device`, then the bits of a number."""
-        tokens = torch.where(self.open, _OPEN, self.tokens).flatten()
-        return torch.cat((tokens, highest.double().view(1).view(torch.int64)))
+        return torch.cat((self.packed_tokens().flatten(), highest.double().view(1).view(torch.int64)))
 
     def _forward(self) -> Tensor:
         return self._nfe[:, None]

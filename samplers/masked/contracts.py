@@ -175,8 +175,11 @@ class Evidence:
         drawn = self.filtered.draw(flat, noise, keyed and keys)
         return tokens.flatten().index_copy_(0, index, drawn).view(tokens.shape)
 
-    def take(self, rows: np.ndarray) -> Evidence:
-        """The evidence of these rows, in this order; rows may repeat. The forward's distribution must be unchanged."""
+    def take(self, rows: np.ndarray | Tensor) -> Evidence:
+        """The evidence of these rows, in this order; rows may repeat. The forward's distribution must be unchanged.
+
+        Rows that only the device knows have no `known`.
+        """
         distribution, at = self.distribution, upload(rows, self.positions.device)
         assert isinstance(distribution, DenseDistribution | ChunkedDistribution), "no stage has changed it"
         index = distribution.index
@@ -189,7 +192,7 @@ class Evidence:
             self.eligible[at],
             self.request,
             attention=attention,
-            known=None if self.known is None else self.known[rows],
+            known=None if self.known is None or isinstance(rows, Tensor) else self.known[rows],
         )
 
     def propose(self, tokens: Tensor, score: Tensor) -> Proposal:
@@ -273,6 +276,15 @@ class Hypotheses:
     chosen: Tensor  # [N, W] bool: the positions that the sampler commits in each
     tokens: Tensor  # [N, W] int64
     ended: np.ndarray  # [N] bool: a finish stage ends the row with this hypothesis
+
+    @cached_property
+    def table(self) -> Tensor:
+        """[n, M] int64: the index among N of each hypothesis of a row, in order; -1 after the last."""
+        first = np.flatnonzero(self.number == 0)
+        order = np.arange(len(self.row)) - first[self.row]
+        table = np.full((len(first), int(order.max()) + 1), -1)
+        table[self.row, order] = np.arange(len(self.row))
+        return upload(table, self.tokens.device)
 
 
 CAUSAL_KINDS = (Trait.BLOCK_CAUSAL, Trait.WINDOWED_CAUSAL, Trait.CAUSAL_PREFIX)  # of attention: not bidirectional
@@ -397,8 +409,8 @@ class Branch(Stage):
         """
         raise self.undefined("draft")
 
-    def survivors(self, hypotheses: Hypotheses) -> np.ndarray:
-        """[n] the index among N of the hypothesis that each row continues from; the step's commits are made to it."""
+    def survivors(self, hypotheses: Hypotheses) -> Tensor:
+        """[n] int64: the index among N of the hypothesis that each row continues from; called before the commit."""
         raise self.undefined("survivors")
 
 

@@ -231,7 +231,11 @@ class MaskedLoop:
         forward = self.forward
         try:
             highest = self.canvas.commit(
-                decision.chosen, fill=decision.fill, revision=decision.revision, beside=forward.highest
+                decision.chosen,
+                fill=decision.fill,
+                revision=decision.revision,
+                beside=forward.highest,
+                written=None if self.branching is None else self.branching.written,
             )
         except SpecError as error:
             if not math.isfinite(float(forward.highest)):  # report the possible cause first
@@ -316,7 +320,8 @@ class MaskedLoop:
         if forward.limits is not None:
             decision.append(self._consistent)
         if branching is not None:
-            decision.append(branching.collapse)
+            decision.append(branching.compare)
+            after.append(branching.collapse)
         if self.cuts:
             decision.append(self._find_ends)
             after.append(self._cut)

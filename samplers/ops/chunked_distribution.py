@@ -91,7 +91,7 @@ class ChunkedDistribution(Distribution):
         deque(self._each(read), maxlen=0)
         return out.view(tokens.shape)
 
-    def logits_at(self, positions: np.ndarray) -> Tensor:
+    def logits_at(self, positions: np.ndarray | Tensor) -> Tensor:
         return self.logits_of_rows(self.index.flatten()[upload(positions, self.device)])
 
     def draw(self, positions: np.ndarray, noise: Noise, keys: Keys | None = None) -> Tensor:

@@ -62,7 +62,7 @@ class Distribution(ABC):
         """[B, W, K]: the logits of `tokens` [B, W, K]."""
 
     @abstractmethod
-    def logits_at(self, positions: np.ndarray) -> Tensor:
+    def logits_at(self, positions: np.ndarray | Tensor) -> Tensor:
         """[N, V]: the logits at `positions` [N] of the block, as flat indices over all rows."""
 
     @abstractmethod
@@ -223,7 +223,7 @@ class DenseDistribution(Distribution):
             return self.row_logits.gather(-1, tokens)
         return self.row_logits[self.index[..., None], tokens]
 
-    def logits_at(self, positions: np.ndarray) -> Tensor:
+    def logits_at(self, positions: np.ndarray | Tensor) -> Tensor:
         at = upload(positions, self.device)
         return self.logits_of_rows(at if self.index is None else self.index.flatten()[at])
 
@@ -323,7 +323,7 @@ class BoostedDistribution(DerivedDistribution):
         same = tokens[..., None] == self.tokens[..., None, :]
         return self.base.logits_of(tokens) + torch.where(same, self.by[..., None, :], 0).sum(-1)
 
-    def logits_at(self, positions: np.ndarray) -> Tensor:
+    def logits_at(self, positions: np.ndarray | Tensor) -> Tensor:
         return self._dense.logits_at(positions)
 
     def scaled(self, temperature: float) -> Distribution:
@@ -390,7 +390,7 @@ class ScaledDistribution(DerivedDistribution):
     def logits_of(self, tokens: Tensor) -> Tensor:
         return self.base.logits_of(tokens) / self.temperature
 
-    def logits_at(self, positions: np.ndarray) -> Tensor:
+    def logits_at(self, positions: np.ndarray | Tensor) -> Tensor:
         return self.base.logits_at(positions) / self.temperature
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Distribution:

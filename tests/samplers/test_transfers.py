@@ -82,6 +82,11 @@ def test_a_step_makes_no_more_transfers_than_listed(spec: str, temperature: floa
         ("tiny-dream", "dawn:edge=0.01,sink=1,low=0.1,induce=0.1,high=0.2"),
         ("tiny-dream", "prophet:early=0.1,mid=0.1,late=0.1"),
         ("tiny-dream", "freedave"),
+        ("tiny-dream", "freedave:width=2,drafts=5+sequential@dual"),
+        ("tiny-dream", "freedave:graph=0-1-0.1-0b,subset=true+threshold:tau=0.4"),
+        ("tiny-dream", "freedave+density+sequential"),  # whose proposer needs the host
+        ("tiny-dream", "lopa:branches=3@dual"),
+        ("tiny-dream", "lopa+credit+fixed:steps=6"),  # whose stages have states
         ("tiny-dream", "threshold@d2cache"),
         ("tiny-dream", "threshold@spa"),
         ("tiny-llama", "recycling"),
@@ -103,6 +108,7 @@ def test_tokens_are_those_of_a_cpu(model: str, spec: str, temperature: float, de
     )
     assert found.tokens == expected.tokens
     assert found.nfe == expected.nfe
+    assert found.forward_rows == expected.forward_rows
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from pardec.models.errors import SpecError
 
@@ -55,7 +57,7 @@ class StepCounts(Branch):
     def depths(self) -> tuple[int, ...]:
         return (0,)
 
-    def survivors(self, hypotheses: Hypotheses) -> np.ndarray:
+    def survivors(self, hypotheses: Hypotheses) -> Tensor:
         canvas, proposal = hypotheses.canvas, hypotheses.proposal
         chosen = download(hypotheses.chosen & canvas.eligible)
         tokens, eligible = download(hypotheses.tokens), download(proposal.eligible)
@@ -73,7 +75,7 @@ class StepCounts(Branch):
                 ranks = {position: rank for rank, position in enumerate(names)}
                 views.append(_View(ranks, dict(zip(names, likeliest, strict=True))))
             self._views[row] = views
-        return np.arange(len(canvas))
+        return torch.arange(len(canvas), device=canvas.tokens.device)
 
     def _count(self, view: _View, new: Mapping[int, int]) -> bool:
         """Counts the state after the tokens `new`; returns False if it is not a counted state, or is the last one."""

@@ -43,7 +43,7 @@ from torch import Tensor
 
 from pardec.models.errors import SpecError
 
-from ...host_transfer import download, to_host, upload
+from ...host_transfer import upload
 from ...ops.rank import best, descending
 from ...registry import register
 from ...traits import Trait
@@ -67,16 +67,15 @@ def of_ranks(commits: np.ndarray, choice: Choice, proposal: Proposal) -> Choice:
 
 def other_tokens(tokens: Tensor, at: Tensor, rank: np.ndarray, proposal: Proposal) -> Tensor:
     """`tokens` [N, W] with the token of `rank` [N], if not 0, at the one position per row that `at` marks."""
-    rows = np.flatnonzero((rank > 0) & download(at.any(1)))
+    rows = np.flatnonzero(rank > 0)
     if not len(rows):
         return tokens
-    columns = download(at)[rows].argmax(1)
-    logits = proposal.evidence.distribution.logits_at(rows * tokens.shape[1] + columns)
-    order = logits.topk(min(int(rank[rows].max()) + 1, logits.shape[1]), dim=1).indices
+    row = upload(rows, tokens.device)
+    marked = at[row]
+    logits = proposal.evidence.distribution.logits_at(row * tokens.shape[1] + marked.long().argmax(1))
+    order = logits.topk(min(int(rank.max()) + 1, logits.shape[1]), dim=1).indices
     index = upload(np.minimum(rank[rows], order.shape[1] - 1), order.device)[:, None]
-    other = tokens.clone()
-    other[torch.from_numpy(rows), torch.from_numpy(columns)] = order.gather(1, index)[:, 0]
-    return other
+    return tokens.index_copy(0, row, torch.where(marked, order.gather(1, index), tokens[row]))
 
 
 @register(
@@ -140,33 +139,28 @@ class FreeDave(Branch):
     def _tree(self) -> tuple[tuple[int, ...], ...]:
         return tree_tokens(self.drafts, self.width)
 
-    def survivors(self, hypotheses: Hypotheses) -> np.ndarray:
+    def survivors(self, hypotheses: Hypotheses) -> Tensor:
         canvas, window = hypotheses.canvas, hypotheses.canvas.window
         chosen = hypotheses.chosen & canvas.eligible
-        # [N, L + 1] the row after the step, the mask id where it is still open.
-        after = torch.where(canvas.open, canvas.mask_id, canvas.tokens)
-        now = after.clone()
-        after.scatter_(1, window, torch.where(chosen, hypotheses.tokens, after.gather(1, window)))
-        now_host, after_host = to_host({"now": now, "after": after}).values()
-        depth = np.array(self.depths)[hypotheses.number]
-        survivors = np.flatnonzero(hypotheses.number == 0)
-        for at, first in enumerate(survivors.tolist()):
-            current = first
-            rest = range(first + 1, int(survivors[at + 1]) if at + 1 < len(survivors) else len(hypotheses.row))
-            for other in rest:  # by depth
-                if hypotheses.ended[current]:
-                    break
-                if not self.subset and depth[other] > depth[current] + 1:
-                    break
-                if not self.subset and depth[other] <= depth[current]:
-                    continue
-                if self._follows(now_host[current], after_host[current], now_host[other], canvas.mask_id):
-                    current = other
-            survivors[at] = current
-        return survivors
+        # [N, L + 1] the rows before and after the step, the mask id where they are open.
+        now = torch.where(canvas.open, canvas.mask_id, canvas.tokens)
+        step = now.scatter(1, window, torch.where(chosen, hypotheses.tokens, now.gather(1, window)))
+        table = hypotheses.table
+        real, index = table >= 0, table.clamp(min=0)
+        depth = upload(np.array(self.depths)[hypotheses.number], table.device)[index]
+        ended = upload(hypotheses.ended, table.device)[index]
+        follows = self._follows(now[index], step[index], depth, canvas.mask_id)
+        follows = follows & real[:, None] & ~ended[:, :, None]
+        row = torch.arange(len(table), device=table.device)
+        current = torch.zeros_like(row)
+        for other in range(1, table.shape[1]):  # by depth
+            current = current.masked_fill(follows[row, current, other], other)
+        return index[row, current]
 
-    def _follows(self, now: np.ndarray, after: np.ndarray, other: np.ndarray, mask_id: int) -> bool:
+    def _follows(self, now: Tensor, step: Tensor, depth: Tensor, mask_id: int) -> Tensor:
+        """[n, M, M] bool: whether the row moves from one hypothesis of `now` [n, M, L + 1] to another, at `depth`."""
+        same = step[:, :, None] == now[:, None]
         if not self.subset:
-            return bool((after == other).all())
-        known = other != mask_id
-        return bool((other[known] == after[known]).all() and (known >= (now != mask_id)).all())
+            return same.all(3) & (depth[:, None] == depth[:, :, None] + 1)
+        known = now != mask_id
+        return (same | ~known[:, None]).all(3) & (known[:, None] | ~known[:, :, None]).all(3)

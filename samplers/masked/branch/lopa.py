@@ -19,8 +19,10 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ...host_transfer import download, upload
+from ...host_transfer import upload
+from ...ops.confidence import argmax
 from ...ops.rank import descending
 from ...registry import register
 from ..contracts import Branch, Choice, Hypotheses, Proposal
@@ -48,7 +50,7 @@ class LookaheadParallel(Branch):
         rank = upload(number, proposal.score.device)[:, None]
         return Choice((descending(proposal.score)[1] == rank - 1) & proposal.eligible, choice.tokens)
 
-    def survivors(self, hypotheses: Hypotheses) -> np.ndarray:
+    def survivors(self, hypotheses: Hypotheses) -> Tensor:
         canvas, eligible = hypotheses.canvas, hypotheses.proposal.eligible
         _, probability = hypotheses.proposal.evidence.distribution.greedy
         count = eligible.sum(1, keepdim=True)
@@ -59,7 +61,6 @@ class LookaheadParallel(Branch):
         extra = (canvas.commit_step == now) & ~canvas.open
         own = torch.where(extra, canvas.commit_score, 0).sum(1)
         own = torch.where(upload(hypotheses.number == 0, own.device), 1.0, own)
-        score = download((own + mean) / 2)
-        first = np.flatnonzero(hypotheses.number == 0)
-        ends = [*first[1:].tolist(), len(score)]
-        return np.array([a + int(score[a:b].argmax()) for a, b in zip(first.tolist(), ends, strict=True)])
+        table = hypotheses.table
+        score = ((own + mean) / 2)[table.clamp(min=0)].masked_fill(table < 0, -torch.inf)
+        return table.gather(1, argmax(score)[:, None])[:, 0]
