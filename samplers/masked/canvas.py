@@ -145,18 +145,22 @@ _HOST = (
 CONTENTS = ("tokens", "open", "commit_step", "commit_score")  # the tensors that a commit writes
 
 
-class _OfBlock:
-    """An array of the active block; where its values are still on the device, reading it gets them from there.
+# What `Canvas._shorten` and `Canvas.committed_unread` leave on the device.
+_OF_BLOCK = ("block_end", "end", "block_remaining", "active_host", "compete_host", "eligible_host")
+_OF_TOKENS = ("tokens_host", "open_host", "first_open", "eligible_host")
 
-    Python asks this object only while the canvas has no attribute of the name: `Canvas._shorten` removes it, and the
-    next transfer sets it.
+
+class _Unread:
+    """An array of the host; where its values are still on the device, reading it gets them from there.
+
+    Python asks this object only while the canvas has no attribute of the name: the next transfer sets it.
     """
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     def __get__(self, canvas: Canvas, owner: type) -> np.ndarray:
-        return canvas._read_of_block(self.name)
+        return canvas._read_now(self.name)
 
 
 class Canvas(RowState):
@@ -187,8 +191,9 @@ class Canvas(RowState):
     per_row = (*_TENSORS, *_HOST)
     per_slot = ("rows", "_clocks")
     block_start: np.ndarray
-    block_end, end, block_remaining = _OfBlock(), _OfBlock(), _OfBlock()
-    active_host, compete_host, eligible_host = _OfBlock(), _OfBlock(), _OfBlock()
+    block_end, end, block_remaining = _Unread(), _Unread(), _Unread()
+    active_host, compete_host, eligible_host = _Unread(), _Unread(), _Unread()
+    tokens_host, open_host, first_open = _Unread(), _Unread(), _Unread()
 
     def __init__(
         self,
@@ -238,6 +243,7 @@ class Canvas(RowState):
         self.hold_block = np.zeros(len(rows), dtype=bool)
         self.total_steps = np.zeros(len(rows), dtype=np.int64)
         self.stale = False  # whether `eligible` is not up to date: see `committed_on_device`
+        self._unread: Callable[[], None] | None = None  # reads the tokens of the last step: see `committed_unread`
         self.serial_host: np.ndarray | None = None  # [B, L + 1] of a device's canvas that moves tokens
         self.revises = self.moves = False  # whether committed tokens of an active block may change, and move within it
         self.commit_order: Tensor | None = None  # [B, W] int64 on the host, where a cache needs it
@@ -376,13 +382,15 @@ class Canvas(RowState):
         end = torch.where(self._on_device(self.hold_block), self._on_device(self.block_end), end)
         self.eligible = self.eligible & (self.window < end[:, None])
         self.read_later({"end": end}, lambda read: self._place(start, read["end"], span.eligible))
-        for name, value in vars(Canvas).items():
-            if isinstance(value, _OfBlock):
-                delattr(self, name)
+        for name in _OF_BLOCK:
+            delattr(self, name)
 
-    def _read_of_block(self, name: str) -> np.ndarray:
-        """Downloads the arrays of the active block, and returns the one called `name`."""
-        self._transfer({})
+    def _read_now(self, name: str) -> np.ndarray:
+        """Gets the arrays that are still on the device, and returns the one called `name`."""
+        if self.unread:
+            self.read_tokens()
+        else:
+            self._transfer({})
         value: np.ndarray = vars(self)[name]
         return value
 
@@ -414,6 +422,8 @@ class Canvas(RowState):
     @property
     def finished(self) -> np.ndarray:
         """[B] bool: the rows with no open position and nothing left to revise."""
+        if self.unread:  # such a step completes no block
+            return np.zeros(len(self), dtype=bool)
         finished: np.ndarray = (self.first_open >= self.total) & ~self.hold_block
         return finished
 
@@ -483,6 +493,43 @@ class Canvas(RowState):
         self._advance(None, read=True)
         self.stale = True
 
+    def committed_unread(self, count: np.ndarray, read: Callable[[], None]) -> None:
+        """Like `committed_on_device`, for a step that commits `count` [B] tokens and completes no block.
+
+        `read` is called when the tokens are needed, or by `read_tokens`; it calls `receive`.
+        """
+        self._count()
+        self.block_remaining = self.block_remaining - count
+        self.stale, self._unread, self._first_read = True, read, self.first_open
+        for name in _OF_TOKENS:
+            delattr(self, name)
+
+    @property
+    def unread(self) -> bool:
+        """Whether the host has not read the tokens of the last step."""
+        return self._unread is not None
+
+    def read_tokens(self) -> None:
+        """Reads the tokens of the last step, if the host has not yet."""
+        if (read := self._unread) is not None:
+            self._unread = None
+            read()
+
+    def leave_unread(self) -> None:
+        """Drops what would read the tokens of the last step: the canvas cannot be used any more."""
+        self._unread = None
+
+    def receive(self, packed: np.ndarray) -> None:
+        """Takes the contents of the rows, as in `committed_on_device`, after `committed_unread`."""
+        self._unpack(packed)
+        self._update(read=True)
+        self._demand_no_mask()
+
+    @property
+    def first_known(self) -> np.ndarray:
+        """[B] a position that is not after the first open one; that one, unless tokens are unread."""
+        return self._first_read if self.unread else self.first_open
+
     def renew_eligible(self) -> None:
         """Uploads `eligible` again if captured steps left it out of date."""
         if self.stale:
@@ -490,6 +537,13 @@ class Canvas(RowState):
 
     def _advance(self, beside: Tensor | None, *, read: bool = False) -> float:
         """Counts the forward and updates each row's block; with `read` the arrays have the rows' contents already."""
+        self._count()
+        value = self._update(beside, read=read)
+        self._demand_no_mask()
+        return value
+
+    def _count(self) -> None:
+        """Counts the forward."""
         if self._forwards == self._clocks.shape[1]:
             self._clocks = np.concatenate([self._clocks, np.zeros_like(self._clocks)], 1)
         self._clocks[:, self._forwards] = self.step
@@ -497,11 +551,12 @@ class Canvas(RowState):
         self.block_started = np.zeros(len(self.rows), dtype=bool)
         self.step = self.step + 1
         self.nfe = self.nfe + 1
-        value = self._update(beside, read=read)
+
+    def _demand_no_mask(self) -> None:
+        """Raises SpecError if the mask id was written as a token."""
         wrong = (self.tokens_host == self.mask_id) & ~(self.open_host | self.given_host)
         if wrong.any():
             raise _mask_committed(wrong, self.mask_id, self.rows)
-        return value
 
     def draft(self, chosen: Update) -> np.ndarray:
         """Writes tokens of hypotheses, which the coming forward checks and commits; their rows advance one step.
@@ -720,7 +775,7 @@ class DeviceCanvas(Canvas):
     def __getattr__(self, name: str) -> NoReturn:
         raise CaptureError(f"a stage reads {name} of the canvas, which the host has")
 
-    def _read_of_block(self, name: str) -> NoReturn:
+    def _read_now(self, name: str) -> NoReturn:
         self.__getattr__(name)
 
     def write(self, chosen: Update) -> None:

@@ -7,6 +7,9 @@ writes; in between they are what they are without graphs, so that any step may r
 
 A step is captured if nothing of the request acts between its forward and its commit, and all stages that decide have
 the trait `NEEDS_NO_HOST`. The stages' own code is captured, as `MaskedLoop.choose` calls it.
+
+Where the host knows how many tokens a step commits (`Select.commits`), and that it completes no block, its tokens feed
+nothing but the step's event: the host reads them after it has launched the next step, for which the device never waits.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -40,6 +44,7 @@ from .canvas import CONTENTS, Canvas, DeviceCanvas, Update
 from .contracts import Choice, Evidence, Inputs, MaskedSampler, Proposal, QuerySpec, Request, Stage
 from .predict import MaskedForward
 from .query_plan import Arranged, Queries
+from .recorder import Before, TraceRecorder
 
 
 class Loop(Protocol):
@@ -49,12 +54,17 @@ class Loop(Protocol):
     sampler: MaskedSampler
     forward: MaskedForward
     request: Request
+    recorder: TraceRecorder
+    before: Before | None  # the canvas before the step, if it is known
+    note_late: Callable[[Before, int], None] | None  # see `MaskedLoop`
+    select_state: Any
     memory: dict[int, Any]  # the state of each stage, by the stage's id
     prepared: bool  # whether the logits stages are prepared for the coming change
     late: list[Inputs]  # stages that observe changed logits
     with_evidence: Any  # hooks of a step: see `MaskedLoop`
     with_decision: Any
     after_commit: Any
+    ended: Any
 
     def prepare_logits(self) -> None:
         """Lets the logits stages do what the host does for them, once before they change logits."""
@@ -62,6 +72,10 @@ class Loop(Protocol):
 
     def choose(self, evidence: Evidence) -> tuple[Choice, Proposal, Stage]:
         """Chooses the tokens to commit."""
+        ...
+
+    def look_before(self) -> Before:
+        """The canvas before the step, which is `before` from then on."""
         ...
 
 
@@ -118,8 +132,8 @@ class CapturedStep:
             canvas.renew_eligible()
             return False
         loop.prepare_logits()
-        memory, download = self._settled(), None
-        before = canvas.tokens_host.copy() if canvas.on_host else canvas.tokens_host
+        memory, count = self._settled(), self._known_count(query)
+        tokens = canvas.tokens_host.copy() if canvas.on_host else None
         columns, shape = self._columns(memory), self._shape(each)
         with self.graphs.lock:
             graph = self._graph(memory, shape, each, columns)
@@ -127,19 +141,48 @@ class CapturedStep:
                 self._fill(graph, shape, each, columns)
                 graph.replay()
                 memory.replays += 1
-                download = None if canvas.on_host else Download({"": graph.result})
+                download = Download({"": graph.result})
         if graph is None:
             canvas.renew_eligible()
             return False
         loop.prepared = False
-        read = graph.result.numpy() if download is None else download.read()[""]
-        highest, packed = float(read[-1:].view(np.float64)[0]), None
-        if download is not None:
-            packed = read[:-1].reshape(memory.tensors["tokens"].shape)[: len(canvas), : canvas.length + 1]
-        canvas.committed_on_device(packed)
+        canvas.read_tokens()  # of the step before
+        before = loop.look_before()
+        tokens = canvas.tokens_host if tokens is None else tokens
+        finish = partial(self._finish, download, memory.tensors["tokens"].shape, queries, each, tokens)
+        if count is None:
+            finish(canvas.committed_on_device)
+        else:
+            canvas.committed_unread(count, partial(self._read_late, finish, before, len(loop.recorder.history) - 1))
+        return True
+
+    def _finish(
+        self,
+        download: Download,
+        shape: torch.Size,
+        queries: Queries,
+        each: Arranged,
+        before: np.ndarray,
+        take: Callable[[np.ndarray | None], None],
+    ) -> None:
+        """Reads the result of a step, whose tokens `take` gets. Raises the error for logits that are not finite."""
+        canvas, read, packed = self.loop.canvas, download.read()[""], None
+        highest = float(read[-1:].view(np.float64)[0])
+        if not canvas.on_host:
+            packed = read[:-1].reshape(shape)[: len(canvas), : canvas.length + 1]
+        take(packed)
         if not math.isfinite(highest):
             self._fail(queries, each, before)
-        return True
+
+    def _read_late(self, finish: Callable[[Callable[..., None]], None], before: Before, number: int) -> None:
+        """Reads step `number` after the host has counted its tokens."""
+        loop, canvas = self.loop, self.loop.canvas
+        counted = canvas.block_remaining
+        finish(canvas.receive)
+        if (canvas.block_remaining != counted).any():
+            raise RuntimeError(f"{name_of(loop.sampler.select)} committed another number of tokens than it said")
+        assert loop.note_late is not None, "read late for it"
+        loop.note_late(before, number)
 
     def close(self) -> None:
         """Hands the memory on. The canvas and the states of stages cannot be used any more."""
@@ -163,6 +206,16 @@ class CapturedStep:
         if not forward.captures(rounded(len(canvas)) * canvas.window_host.shape[1]):
             return None, "there are too many logits"
         return self._laid[1], ""
+
+    def _known_count(self, query: QuerySpec) -> np.ndarray | None:
+        """[B] how many tokens the step commits, if the host knows it and need not read them before the next launch."""
+        loop, canvas = self.loop, self.loop.canvas
+        if loop.note_late is None or canvas.on_host or canvas.sliding or loop.ended or loop.sampler.widen:
+            return None
+        if query.mask is not None:
+            return None  # which positions a forward computes may follow from the tokens
+        count = loop.sampler.select.commits(canvas, loop.select_state)
+        return None if count is None or (count >= canvas.block_remaining).any() else count
 
     def _shape(self, each: Arranged) -> ForwardShape:
         visible = self.loop.forward.model.visible()

@@ -545,6 +545,10 @@ class Select(Stateful):
     def select(self, proposal: Proposal, canvas: Canvas, state: Any) -> Tensor | Choice:
         raise self.undefined("select")
 
+    def commits(self, canvas: Canvas, state: Any) -> np.ndarray | None:
+        """[B] how many tokens the coming step commits, called after `skipped_steps`; None: the host cannot know."""
+        return None
+
     @property
     def drafts_above(self) -> float | None:
         """With `LEAVE_ONE_OUT`, the leave-one-out predictions see the last forward's likeliest tokens where they had a

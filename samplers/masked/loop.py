@@ -28,7 +28,7 @@ from ..batching import scatter_rows, take_rows, unbatchable
 from ..cards import name_of
 from ..conditioning import conditioned_model
 from ..endings import Endings
-from ..events import Event, Finished, RowFinished
+from ..events import Event, Finished, RowFinished, Step
 from ..host_transfer import upload
 from ..logprobs import LogprobRecorder
 from ..ops.confidence import suits_numpy
@@ -74,13 +74,21 @@ def decode(model: LanguageModel, sampler: MaskedSampler, request: Request, *, st
 
     Without `steps` there are no `Step` events, which saves a transfer per step.
     """
-    loop = MaskedLoop(model, sampler, request)
+    loop, late = MaskedLoop(model, sampler, request), list[Step]()
+
+    def note(before: Before, number: int) -> None:
+        if steps:
+            late.append(loop.recorder.step(before, number))
+
+    loop.note_late = note
     try:
         yield loop.recorder.started()
         yield from loop.retire()
         while len(loop.canvas.rows):
             before = loop.step()
-            if steps:
+            while late:
+                yield late.pop(0)
+            if steps and before is not None:
                 yield loop.recorder.step(before)
             yield from loop.retire()
         yield loop.recorder.finished()
@@ -154,6 +162,9 @@ class MaskedLoop:
         self.on_host = model.device.type == "cpu"
         self.may_wait = Trait.MAY_WAIT in sampler.select.provides
         self.sure_steps = _SPARE_FORWARDS  # no row can have taken too many forwards before this many steps
+        self.before: Before | None = None  # the canvas before the step, if it is known
+        # Takes a step that was read after the launch of the next one, and its number; None: every step is read at once.
+        self.note_late: Callable[[Before, int], None] | None = None
         self.prepared = False  # whether the logits stages are prepared for the coming change
         self.captured: CapturedStep | None = None
         self.compose()
@@ -161,16 +172,21 @@ class MaskedLoop:
     # --- one step ---
 
     @torch.inference_mode()
-    def step(self) -> Before:
-        """One forward for every live row, and its commits; returns the canvas before it."""
-        canvas = self.canvas
-        before = Before(canvas.open_host.copy(), canvas.tokens_host.copy() if canvas.revises else None)
+    def step(self) -> Before | None:
+        """One forward for every live row, and its commits.
+
+        Returns the canvas before it, or None if its tokens are to be read with the next step (`note_late`).
+        """
+        canvas, self.before = self.canvas, None
+        if not canvas.unread:
+            self.look_before()
         for prepare in self.before_query:
             prepare()
         query = self.sampler.cache.query(canvas, self.cache_state)
         queries = self.forward.planner.queries(query)
         self.recorder.history.append(queries)
         if self.captured is None or not self.captured.run(query, queries):
+            self.look_before()
             evidence = self.predict(query, queries)
             decision = self.decide(evidence, query)
             self.commit(decision)
@@ -179,7 +195,14 @@ class MaskedLoop:
         self.sure_steps -= 1
         if self.sure_steps < 0:
             self._demand_progress()
-        return before
+        return None if canvas.unread else self.before
+
+    def look_before(self) -> Before:
+        """The canvas before the step, which is `before` from then on; reads its tokens."""
+        canvas = self.canvas
+        if self.before is None:
+            self.before = Before(canvas.open_host.copy(), canvas.tokens_host.copy() if canvas.revises else None)
+        return self.before
 
     def predict(self, query: QuerySpec, queries: Queries) -> Evidence:
         """Runs a forward for every live row; returns its predictions for the active block."""
@@ -637,7 +660,8 @@ class MaskedLoop:
         self.memory.clear()
         self.before_query = self.with_evidence = self.with_distribution = self.with_decision = ()
         self.after_commit = self.ended = ()
-        self.branching = None
+        self.branching = self.note_late = None
+        self.canvas.leave_unread()
 
 
 def at_least_one(chosen: Tensor, proposal: Proposal, progress: np.ndarray | None = None) -> Tensor:

@@ -420,8 +420,10 @@ class QueryPlanner:
         if any_new and new.all():
             return Queries(canvas.rows, first_start, canvas.end, shift)
         if query.mask is None:
-            first = canvas.block_start if self.every else canvas.first_open
+            first = canvas.block_start if self.every else canvas.first_known
             start = np.minimum(query.start, np.maximum(first - shift, 0))
+            if canvas.unread and (start < query.start).any():
+                start = np.minimum(query.start, np.maximum(canvas.first_open - shift, 0))
             stop = np.maximum(query.stop, canvas.block_end - shift)
             if any_new:
                 start, stop = np.where(new, first_start, start), np.where(new, canvas.end, stop)

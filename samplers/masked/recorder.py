@@ -49,8 +49,8 @@ class TraceRecorder:
         open_ = canvas.open_host[:, : canvas.length] | later
         return Started(canvas.tokens_host[:, : canvas.length].copy(), open_, canvas.prompt)
 
-    def step(self, before: Before) -> Step:
-        """The event of the step just made; copies, so that it may be kept."""
+    def step(self, before: Before, number: int | None = None) -> Step:
+        """The event of the step just made, or of an earlier `number` just read; copies, so that it may be kept."""
         canvas = self.canvas
         tokens, open_ = canvas.tokens_host[:, : canvas.length].copy(), canvas.open_host[:, : canvas.length].copy()
         was_open = before.open[:, : canvas.length]
@@ -58,7 +58,7 @@ class TraceRecorder:
         if before.tokens is not None:
             revised = ~was_open & (open_ | (tokens != before.tokens[:, : canvas.length]))
         return Step(
-            number=len(self.history) - 1,
+            number=len(self.history) - 1 if number is None else number,
             rows=canvas.rows,
             nfe=canvas.nfe,
             tokens=tokens,

@@ -105,7 +105,9 @@ def _first(row: Row) -> str:
 def _graphs(row: Row) -> str:
     if "whole" not in row or not row["cuda_graphs"]:  # whole steps are measured since November 2026
         return "yes" if row["cuda_graphs"] else "no"
-    return "whole steps" if row["whole"] and "replayed" in row.get("step_counts", {}) else "forwards"
+    if not row["whole"] or "replayed" not in row.get("step_counts", {}):
+        return "forwards"
+    return "whole steps" if row.get("late", True) else "whole steps, read at once"
 
 
 def _steps(rows: Sequence[Row]) -> str:
@@ -118,9 +120,9 @@ def _steps(rows: Sequence[Row]) -> str:
             for sampler in samplers:
                 common = {"model": model, "sampler": sampler, "batch": batch}
                 cases += [{**common, "loop": "pardec", "cuda_graphs": graphs} for graphs in (False, True)]
-                forwards = {**cases[-1], "whole": False}
-                if _found(forwards, rows) is not forwards:  # measured
-                    cases.append(forwards)
+                captured = cases[-1]
+                others = [{**captured, "whole": True, "late": False}, {**captured, "whole": False}]
+                cases += [case for case in others if _found(case, rows) is not case]  # those that were measured
                 if sampler not in ("sequential@dkv", "lookup:k=7"):
                     cases.append({**common, "loop": other, "cuda_graphs": False})
     columns = (

@@ -3,7 +3,8 @@
 Weights are random, in bfloat16; rows never end early. `step_ms` is the time of a whole decode over its steps, the best
 of `_TIMES` after one that is not counted. `median_ms` is the median of single steps, the GPU waited for after each: for
 `dual` and `dkv` that is a step on the window of 32. Graphs hold `whole` steps, selection or verdict and commit
-included, or forwards alone, of a masked model with the confidence; `step_counts` says how many steps were whole.
+included, or forwards alone, of a masked model with the confidence; `step_counts` says how many steps were whole. The
+tokens of `sequential` are read after the next step is launched; with `late` false they are read at once.
 `matmuls_ms` is the time of the model's own matmuls alone, over all layers, with as many rows as such a step has, and
 the head's: a bound that a step of these shapes cannot pass.
 """
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -28,6 +30,8 @@ from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.kernels.matmul import matmul
 from pardec.requests.call import Call
 from pardec.samplers.events import Step
+from pardec.samplers.masked.contracts import Select
+from pardec.samplers.masked.select.sequential import Sequential
 
 _TIMES = 2
 BATCHES = (1, 8)
@@ -56,6 +60,10 @@ def run(report: Report) -> None:
                 for whole in (True, False) if graphs else (False,):
                     measure = partial(timed, loaded, spec, batch, prompt, new, whole=whole)
                     report.measure({**names, "whole": whole}, measure)
+                if graphs and batch == 1 and spec in ("sequential@none", "sequential@dual"):
+                    with patch.object(Sequential, "commits", Select.commits):
+                        measure = partial(timed, loaded, spec, batch, prompt, new)
+                        report.measure({**names, "whole": True, "late": False}, measure)
                 if not graphs and spec != "lookup:k=7":
                     beside(report, names, loaded, prepared(loaded, spec, batch, prompt, new))
     report.line(_line(report.rows))
@@ -162,7 +170,9 @@ def matmuls(loaded: pardec.Model, rows: int) -> dict[str, Any]:
 
 
 def _how(row: dict[str, Any]) -> str:
-    return "" if not row["cuda_graphs"] else " whole steps" if row["whole"] else " graphs"
+    if not row["cuda_graphs"]:
+        return ""
+    return " graphs" if not row["whole"] else " whole steps" if row.get("late", True) else " whole steps, read at once"
 
 
 def _line(rows: list[dict[str, Any]]) -> str:

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import ast
 import os
+import sys
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import pardec
-from pardec.models.host_transfer import download, upload
+from pardec.models.errors import ModelError
+from pardec.models.host_transfer import Download, download, upload
 from pardec.samplers.ops.position_sets import columns_of, first_columns
 
 if "PARDEC_FAKE_DEVICE" not in os.environ:
@@ -23,6 +29,11 @@ if "PARDEC_FAKE_DEVICE" not in os.environ:
 
 from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.samplers.events import Step
+from pardec.samplers.masked.contracts import Select
+from pardec.samplers.masked.loop import MaskedLoop
+from pardec.samplers.masked.recorder import Before
+from pardec.samplers.masked.select.fixed import Fixed
+from pardec.samplers.masked.select.sequential import Sequential
 from tests.samplers.fake_device import DEVICE, FakeDevice, Repeated
 from tests.samplers.transfer_counts import (
     KINDS,
@@ -187,19 +198,26 @@ def captured(device: FakeDevice, name: str = "tiny-dream") -> tuple[pardec.Model
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.covers(1)
-def test_a_captured_step_is_one_replay_and_one_copy(spec: str, temperature: float, device: FakeDevice) -> None:
+def test_a_captured_step_is_one_replay_and_one_copy(
+    spec: str, temperature: float, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, capturer = captured(device)
     asked = {**options(("tiny-dream", spec, temperature)), "max_new_tokens": 18, "stop_ids": []}
     counts = model.language_model.decoder.step_counts  # type: ignore[attr-defined]
+    marks, step = list[tuple[int, int, int, int]](), MaskedLoop.step
+
+    def noted(self: MaskedLoop) -> Before | None:
+        marks.append((counts["replayed"], capturer.replays, device.launches, len(device.crossings)))
+        return step(self)
+
+    monkeypatch.setattr(MaskedLoop, "step", noted)
+    deque(model.stream(PROMPTS, **asked), maxlen=0)
     found = list[tuple[int, ...]]()
-    replays, launches, crossings, whole = 0, 0, 0, 0
-    for event in model.stream(PROMPTS, **asked):
-        if isinstance(event, Step) and counts["replayed"] > whole:
-            kinds = [crossing.kind for crossing in device.crossings[crossings:]]
-            found.append((capturer.replays - replays, device.launches - launches, *map(kinds.count, KINDS)))
-        replays, launches, crossings = capturer.replays, device.launches, len(device.crossings)
-        whole = counts["replayed"]
-    assert len(found) >= (4 if "dkv" in spec else 10)
+    for (whole, replays, launches, known), after in pairwise(marks):
+        if after[0] > whole:
+            kinds = [crossing.kind for crossing in device.crossings[known : after[3]]]
+            found.append((after[1] - replays, after[2] - launches, *map(kinds.count, KINDS)))
+    assert len(found) >= (4 if "dkv" in spec else 9)
     for replays, launches, downloads, blocking, uploads in found:
         assert (replays, downloads, blocking) == (1, 1, 0)
         assert launches == replays + downloads + uploads
@@ -209,6 +227,145 @@ def test_a_captured_step_is_one_replay_and_one_copy(spec: str, temperature: floa
     assert result.tokens == pardec.load("tiny-dream", device="cpu", dtype="float32").generate(PROMPTS, **asked).tokens
 
 
+# --- steps that are read late ---
+
+
+class Noting(Repeated):
+    """Notes each launch in `order`."""
+
+    def __init__(self, device: FakeDevice, order: list[Any]) -> None:
+        super().__init__(device)
+        self.order = order
+
+    def capture(self, step: Any, inputs: Any) -> Any:
+        replay, outputs = super().capture(step, inputs)
+
+        def noted() -> None:
+            self.order.append("launch")
+            replay()
+
+        return noted, outputs
+
+
+def noting(device: FakeDevice, monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[pardec.Model, list[Any]]:
+    """The model with whole steps captured; and the order of launches, and of transfers asked for and waited for."""
+    order = list[Any]()
+    init, read = Download.__init__, Download.read
+
+    def asked(self: Download, parts: Any) -> None:
+        order.append(("ask", id(self)))
+        kept.append(self)
+        init(self, parts)
+
+    def waited(self: Download) -> Any:
+        order.append(("wait", id(self)))
+        return read(self)
+
+    kept = list[Download]()  # so that no id is used twice
+    monkeypatch.setattr(Download, "__init__", asked)
+    monkeypatch.setattr(Download, "read", waited)
+    network = pardec.load(name, device=str(DEVICE), dtype="float32").language_model
+    return pardec.Model(replace(network, decoder=GraphRunner(network.decoder, Noting(device, order)))), order
+
+
+def launches_of(order: list[Any]) -> list[int]:
+    """Where whole steps are launched, each of which is followed by its transfer."""
+    return [at for at, (one, following) in enumerate(pairwise(order)) if one == "launch" and following[0] == "ask"]
+
+
+def read_late(order: list[Any]) -> tuple[int, int]:
+    """How many replayed steps are waited for after the next launch; and how many before it."""
+    launches = launches_of(order)
+    waits = [order.index(("wait", order[at + 1][1])) for at in launches[:-1]]
+    late = sum(wait > following for wait, following in zip(waits, launches[1:], strict=True))
+    return late, len(waits) - late
+
+
+LATE = {"sampler": "sequential", "max_new_tokens": 24, "block_length": 8, "stop_ids": []}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "late"),
+    [
+        ("tiny-llada", {}, 10),
+        ("tiny-llada", {"sampler": "sequential@dual"}, 10),
+        ("tiny-llada", {"sampler": "credit+fixed:steps=12", "temperature": 0.8, "seed": 3}, 5),
+        ("tiny-dream", {"sampler": "fixed"}, 10),
+        ("tiny-dream", {"sampler": "sequential@dual"}, 1),  # the first position of its block has to be known
+        ("tiny-llada", {"sampler": "threshold:tau=1@dual"}, 0),  # the host does not know how many tokens pass
+        ("tiny-llada", {"sampler": "sequential@dkv"}, 0),  # it reads the tokens before each forward
+        ("tiny-llada", {"sampler": "localleap+sequential@dual"}, 0),
+        ("tiny-llada", {"sampler": "sequential+eos", "stop_ids": [3]}, 0),  # a row may end, and does
+        ("tiny-llada", {"stop": ["x"]}, 0),
+    ],
+)
+def test_tokens_that_feed_events_alone_are_read_after_the_next_launch(
+    name: str, options: dict[str, Any], late: int, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {**LATE, **options}
+    model, order = noting(device, monkeypatch, name)
+    for _ in range(2):  # the second has all graphs
+        order.clear()
+        events = []
+        for event in model.stream(PROMPTS, **asked):
+            events.append(event)
+            order.append(type(event).__name__)
+    found, at_once = read_late(order)
+    assert found >= late
+    assert bool(found) == bool(late)
+    assert at_once  # where a block is complete
+    if not late and "dkv" not in asked["sampler"]:  # no event comes later than it did
+        assert all("Step" in order[one:two] for one, two in pairwise(launches_of(order)))
+    monkeypatch.setattr(Select, "commits", lambda *_: None)
+    for select in (Sequential, Fixed):
+        monkeypatch.delattr(select, "commits")
+    expected = list(model.stream(PROMPTS, **asked))
+    assert [text_of(event) for event in events] == [text_of(event) for event in expected]
+
+
+def text_of(event: Any) -> str:
+    """All fields of an event, as text."""
+    with np.printoptions(threshold=sys.maxsize, precision=4):
+        return repr(event)
+
+
+@pytest.mark.parametrize("step", [4, 5])
+def test_what_ends_a_request_early_ends_it_where_it_did(
+    step: int, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller that leaves, and weights that are damaged, while a step is unread."""
+    model, order = noting(device, monkeypatch, "tiny-llada")
+    whole = [text_of(event) for event in model.stream(PROMPTS, **LATE)]
+    left = model.stream(PROMPTS, **LATE)
+    assert [text_of(next(left)) for _ in range(step)] == whole[:step]
+    left.close()
+    assert read_late(order)[0] > 10
+    assert [text_of(event) for event in model.stream(PROMPTS, **LATE)] == whole
+    weight = model.language_model.decoder.stack.layers[1].down_weight  # type: ignore[attr-defined]
+    sound, errors = weight.inner.clone(), list[str]()
+    for late in (True, False):
+        if not late:
+            monkeypatch.delattr(Sequential, "commits")
+        stream = model.stream(PROMPTS, **LATE)
+        for _ in range(step):
+            next(stream)
+        weight.inner.fill_(torch.nan)
+        with pytest.raises(ModelError, match="NaN or infinity") as caught:
+            deque(stream, maxlen=0)
+        errors.append(str(caught.value))
+        weight.inner.copy_(sound)
+    assert errors[0] == errors[1]
+
+
+def test_a_select_that_commits_another_number_than_it_says_is_refused(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sequential, "commits", lambda self, canvas, state: np.full(len(canvas), 2))
+    model, _ = captured(device, "tiny-llada")
+    with pytest.raises(RuntimeError, match="sequential committed another number of tokens than it said"):
+        model.generate(PROMPTS, **LATE)
+
+
 @pytest.mark.parametrize(
     ("spec", "most_uploads"),
     [
@@ -216,11 +373,16 @@ def test_a_captured_step_is_one_replay_and_one_copy(spec: str, temperature: floa
         ("lookup", 2),  # and the drafted tokens
         ("model:name=tiny-llama-draft,k=3", None),  # those of its own forwards
         (EAGLE, None),
+        ("mtp:name=tiny-llama-mtp,k=3", None),
     ],
 )
-def test_a_captured_round_is_one_replay_and_one_copy(spec: str, most_uploads: int | None, device: FakeDevice) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.covers(1)
+def test_a_captured_round_is_one_replay_and_one_copy(
+    spec: str, most_uploads: int | None, temperature: float, device: FakeDevice
+) -> None:
     model, capturer = captured(device, "tiny-llama")
-    asked = {"sampler": spec, "max_new_tokens": 18, "stop_ids": []}
+    asked = {"sampler": spec, "max_new_tokens": 18, "stop_ids": [], "temperature": temperature, "seed": 3}
     counts = model.language_model.decoder.step_counts  # type: ignore[attr-defined]
     replays, crossings, whole, found, steady = 0, 0, 0, 0, False
     for _ in range(2):

@@ -71,6 +71,9 @@ class Fixed(Select):
         state.quota = np.clip(even_share(state.tokens, steps, at), 1, canvas.block_remaining)
         return np.zeros_like(at)
 
+    def commits(self, canvas: Canvas, state: Block) -> np.ndarray:
+        return state.quota
+
     @property
     def provides(self) -> frozenset[Trait]:
         if self.order == "random":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from ...ops.rank import best
@@ -29,6 +30,9 @@ from ..contracts import Canvas, Proposal, Select
 @dataclass(frozen=True)
 class Sequential(Select):
     provides = frozenset({Trait.NEEDS_NO_HOST})
+
+    def commits(self, canvas: Canvas, state: None) -> np.ndarray:
+        return np.ones(len(canvas), dtype=np.int64)
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         return best(proposal.score)
