@@ -43,6 +43,10 @@ VECTORS = Plan("tiny-mar", "classes", 24)
 MAPS = Plan("tiny-var", "classes", 216)
 UNMEASURED = Plan("", "", 0)  # no embedded model or module runs it
 
+OF_OTHER_FAMILIES = (
+    *("selfcondition", "denoise", "renoise", "levenshtein"),
+    *("block", "subblock", "window", "causal", "next_sequence"),
+)
 OF_STAGE = {
     "masked": {
         **dict.fromkeys(("block", "finish", "cache"), LONG),
@@ -61,9 +65,7 @@ OF_METHOD = {
         "provisional": replace(MASKED, spec="leap:tau=0.7+provisional:tau=0.98"),  # as in preset:dc-leap
         "threshold": replace(MASKED, plain="sequential"),
         "sequential": replace(MASKED, plain="sequential"),
-        **dict.fromkeys(
-            ("selfcondition", "denoise", "renoise", "levenshtein", "block", "subblock", "window", "causal"), UNMEASURED
-        ),
+        **dict.fromkeys(OF_OTHER_FAMILIES, UNMEASURED),
     },
     "ar": {
         **dict.fromkeys(("lookup", "copyspec", "aggressive", "suffix", "recycling", "aded", "rasd", "auto"), COPIES),
@@ -119,9 +121,7 @@ NEEDS: dict[str, dict[str, str]] = {
     "masked": {
         "freedave": GPU,
         "oracle": "the finished text",
-        **dict.fromkeys(
-            ("selfcondition", "denoise", "renoise", "levenshtein", "block", "subblock", "window", "causal"), CHECKPOINT
-        ),
+        **dict.fromkeys(OF_OTHER_FAMILIES, CHECKPOINT),
         **dict.fromkeys(("interpolate", "wedlm", "maskgit", "mlcache"), CHECKPOINT),
     },
     "ar": {
@@ -187,6 +187,7 @@ REASONS: dict[str, dict[str, str]] = {
         "block": "for block-causal models, such as SDAR",
         "subblock": "for block-causal models, such as Fast-dLLM v2",
         "window": "for windowed-causal models, such as WeDLM",
+        "next_sequence": "for models trained on windows after causal text (SDLM)",
         "causal": "the only cache of its families (Nemotron-Labs-Diffusion, DiffusionGemma), so that nothing compares",
         "d2cache": "reads the attention of every layer to choose a quarter of the positions",
         "dkv_greedy": "keys and values of this many tokens are stale",

@@ -380,6 +380,12 @@ PRESETS = (
         {"block_length": 16, "temperature": 0.2},
     ),
     Preset(
+        "sdlm",
+        "contiguous:tau=0.9+eos@next_sequence",
+        "arXiv:2509.24007",
+        "SDLM: the confident tokens at the front of a window of as many as its blocks have",
+    ),
+    Preset(
         "nemotron",
         "threshold:tau=0.9+eos@causal",
         "https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B",

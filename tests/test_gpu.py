@@ -56,6 +56,7 @@ OTHERS = (
     ("tiny-llama", f"{EAGLE}+beam:beams=4,nodes=6"),
     *(("tiny-llada", spec) for spec in ("threshold", "threshold@dual")),
     ("tiny-nemotron", "threshold@causal"),
+    ("tiny-nemotron", "contiguous@next_sequence"),
 )
 SHORT = {
     *(("tiny-llama", spec) for spec in ("sequential", "lookup", EAGLE, f"{EAGLE}+beam:beams=4,nodes=6")),

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: causal, with biases on q, k and v."""
+"""Qwen2 and Qwen2.5: causal, with biases on q, k and v. With `text_mask_token_id` such a config is that of SDLM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ QWEN2 = register(
     FamilySpec(
         name="qwen2",
         summary="Qwen2 and Qwen2.5",
-        matches=lambda config: config.get("model_type") == "qwen2",
+        matches=lambda config: config.get("model_type") == "qwen2" and config.get("text_mask_token_id") is None,
         decoder=lambda config: shape(config, "qwen2", qkv_bias=True),
         names=NAMES,
         attention="causal",

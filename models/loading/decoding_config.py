@@ -263,7 +263,7 @@ def _mask(
     default, token = spec.mask or (None, "<|mask|>")
     candidates = {
         "as asked": override,
-        "config.json": config.get("mask_token_id"),
+        "config.json": first(*map(config.get, _MASK_KEYS)),
         "generation_config.json": generation.get("mask_token_id"),
         f"the tokenizer: {token}": tokenizer.get_vocab().get(token) if tokenizer is not None else None,
         "the tokenizer": getattr(tokenizer, "mask_token_id", None),

@@ -58,17 +58,17 @@ class MaskedDriver(TextDriver):
 
     def sampler(self, settings: Settings) -> MaskedSampler:
         """The sampler that runs; a spec without a cache gets the family's exact one, if there is one."""
-        model, value, attention = self.network, settings.sampler, self.network.decoding_config.attention
+        model, value = self.network, settings.sampler
         if isinstance(value, registry.Resolved) and not isinstance(value, MaskedSampler):
             family = registry.FAMILY_LABELS[registry.family_of_sampler(value)]
             raise SpecError(f"{value.spec} is for {family} and {model.name} is masked", hint="name another sampler")
         sampler = registry.resolve(value, "masked")
-        exact = _EXACT_CACHES.get(attention)
+        exact = _exact_cache(model)
         if exact is not None and not isinstance(value, MaskedSampler) and _names_no_cache(value):
-            try:  # where a stage does not work with that cache, the resolved one stays; no branch works with that one
+            try:  # where a stage does not work with that cache, the resolved one stays, which no branch or window takes
                 sampler = registry.resolve(replace(sampler.spec, cache=exact), "masked")
             except SpecError:
-                if sampler.branch is not None:
+                if sampler.branch is not None or exact.name == "next_sequence":
                     raise
         compatibility.check(sampler, model, published=True)
         return fit(sampler, model)
@@ -123,13 +123,21 @@ class MaskedDriver(TextDriver):
 
 def with_own_cache(model: LanguageModel, sampler: MaskedSampler) -> MaskedSampler:
     """Adds the cache that causal-prefix families need to a `sampler` whose spec names no cache."""
-    exact = _EXACT_CACHES.get(model.decoding_config.attention)
+    exact = _exact_cache(model)
     if exact is None or model.decoding_config.attention != "causal-prefix":
         return sampler
     cache = registry.resolve(Spec((Part("threshold"),), exact), "masked")
     changed = replace(sampler, cache=cache.cache, spec=replace(sampler.spec, cache=cache.spec.cache))
     compatibility.check(changed)
     return changed
+
+
+def _exact_cache(model: LanguageModel) -> Part | None:
+    """The cache that a spec without one gets."""
+    config = model.decoding_config
+    if config.attention == "causal-prefix" and config.shift:
+        return Part("next_sequence")
+    return _EXACT_CACHES.get(config.attention)
 
 
 def _names_no_cache(sampler: str | Spec | Policy | None) -> bool:

@@ -262,11 +262,16 @@ _DIFFUSION: Mapping[str, float] = {
 
 
 def with_published_sampler(model: LanguageModel, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Adds the published rule, which samples, for models of random canvases if no sampler is named.
+    """Adds the published rule if no sampler is named: for windows after causal text, and for random canvases.
 
-    Its numbers are those of generation_config.json. Raises ModelError for one that this rule cannot have.
+    The latter samples, with the numbers of generation_config.json. Raises ModelError for one that it cannot have.
     """
-    if not model.decoding_config.uniform or arguments.get("sampler") is not None:
+    config = model.decoding_config
+    if arguments.get("sampler") is not None:
+        return arguments
+    if config.attention == "causal-prefix" and config.shift:
+        return {**arguments, "sampler": "preset:sdlm"}
+    if not config.uniform:
         return arguments
     stated = dict(model.generation)
     inner = stated.get("sampler_config")

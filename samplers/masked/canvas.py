@@ -177,7 +177,8 @@ class Canvas(RowState):
         block_start, block_end: [B] the active block, which contains the first open position or, if `sliding`, begins
             there.
         block_started: [B] bool, whether the row has just entered this block.
-        end: [B] how far a forward may see: `total`, or the block's end in families that see nothing after it.
+        end: [B] how far a forward may see: `total`, or the block's end in families that see nothing after it; there a
+            sliding block ends one position earlier if outputs predict the next token.
         step: [B] the schedule's clock. `nfe`: [B] forwards the row took part in.
         entry_step: [B] the clock when the active block was entered.
         num_masked: [B] open positions at the start. `total_steps`: [B] steps of the whole schedule, 0 if it has none.
@@ -351,6 +352,8 @@ class Canvas(RowState):
         self.entry_step = np.where(block_start != self.block_start, self.step, self.entry_step)
         self.block_start, self.block_end = block_start, np.minimum(block_start + self.block_length, self.total)
         self.end = self.block_end if self.bounded else self.total
+        if self.sliding and self.bounded:  # the output of the last position would predict the one after the block
+            self.end = np.maximum(self.block_end - self.shift, 1)
         self._lay_window(block_start[:, None] + np.arange(self.block_length))
 
     def _lay_window(self, positions: np.ndarray) -> None:
@@ -406,6 +409,14 @@ class Canvas(RowState):
     def serials(self) -> np.ndarray:
         """[B, L + 1]: `serial` on the host."""
         return download(self.serial) if self.serial_host is None else self.serial_host
+
+    @property
+    def denoised_from(self) -> np.ndarray:
+        """[B] the first position that sees all of the active block, where finished text is causal: the block's first.
+
+        Of a sliding block it is the one whose output predicts that, in shifted families the last token before it.
+        """
+        return np.maximum(self.block_start - self.shift, 0) if self.sliding else self.block_start
 
     @property
     def block_lengths(self) -> np.ndarray:

@@ -448,7 +448,7 @@ class FollowedCanvas:
     def prepare(self, plan: Plan, group: Group) -> Plan:
         canvas = self.canvas
         masks = group.of(canvas.open)[:, : canvas.length]
-        start = group.of(upload(canvas.block_start, masks.device))
+        start = group.of(upload(canvas.denoised_from, masks.device))
         visible = self.model.visible(*(torch.cat([each] * self.copies) for each in (masks, start)))
         return replace(plan, visible=visible)
 

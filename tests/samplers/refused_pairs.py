@@ -118,7 +118,7 @@ def first_line(error: Exception) -> str:
 
 def masked_families() -> dict[str, LanguageModel]:
     """A toy of every kind of attention, one of random canvases, and one with a sliding window."""
-    models = {name: toys.toy(name) for name in ("llada", "dream", "sdar", "wedlm", "nemotron")}
+    models = {name: toys.toy(name) for name in ("llada", "dream", "sdar", "wedlm", "nemotron", "sdlm")}
     plain = models["llada"]
     models["uniform"] = replace(
         models["sdar"], decoding_config=replace(models["sdar"].decoding_config, uniform=True), name="uniform"
@@ -178,7 +178,7 @@ def masked_error(model: LanguageModel, spec: str, **features: Any) -> str:
 
 
 # The family of the toys that a method is for, where it is not all of them.
-HOME = {"block": "sdar", "subblock": "sdar", "window": "wedlm", "causal": "nemotron"}
+HOME = {"block": "sdar", "subblock": "sdar", "window": "wedlm", "causal": "nemotron", "next_sequence": "sdlm"}
 HOME |= dict.fromkeys(("renoise", "denoise", "selfcondition"), "uniform")
 MASKED_FEATURES = ("logprobs", "allowed", "constrained spans", "conditions", "cfg", "temperature", "repetition_penalty")
 

@@ -104,6 +104,7 @@ ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llada2", "threshold:tau=0.3+edit:tau=0.3@block", {}),
     ("wedlm", "wedlm@window", {}),
     ("nemotron", "threshold:tau=0.3@causal", {}),
+    ("sdlm", "contiguous:tau=0.3@next_sequence", {}),
 )
 
 

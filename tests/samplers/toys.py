@@ -38,6 +38,7 @@ EVERY_FAMILY: dict[str, tuple[Literal[0, 1], Attention]] = {
     "llada2": (0, "block-causal"),
     "wedlm": (0, "windowed-causal"),
     "nemotron": (0, "causal-prefix"),
+    "sdlm": (1, "causal-prefix"),
 }
 EXPERTS = ExpertsConfig(count=4, top=2, width=8, sparse=(False, True), scores="sigmoid", bias="choice", shared_width=8)
 

@@ -112,6 +112,8 @@ TUNED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llada", "wino:draft=0.4,verify=0.7@dual", {}),
     ("sdar", "wino:draft=0.4,verify=0.7@prefix", {"cfg": 1.5}),
     ("nemotron", "threshold:tau=0.4@causal", {"cfg": 1.5}),
+    ("sdlm", "contiguous:tau=0.3@next_sequence", {"cfg": 1.5}),
+    ("nemotron", "threshold:tau=0.4@next_sequence", {"temperature": 0.8}),
     ("llada", "threshold:tau=0.3@d2cache:k=3", {"cfg": 1.5}),
     ("dream", "dsb+threshold:tau=0.3@d2cache", {"temperature": 0.8}),
     ("llada", "dapd@d2cache:k=4", {}),

@@ -1,0 +1,140 @@
+"""SDLM compared with a plain version of its rule on transformers' Qwen2, in the authors' layout and without a cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import pardec
+from pardec.models.errors import ModelError
+from pardec.models.load import load
+from pardec.models.loading.recognition import describe
+
+MASK = 60
+
+
+def published(folder: Path, **changes: Any) -> Any:
+    """A random Qwen2 model with the keys that the authors' training adds to its config."""
+    torch.manual_seed(4)
+    config = transformers.Qwen2Config(
+        vocab_size=61,
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        bos_token_id=1,
+        eos_token_id=2,
+        tie_word_embeddings=True,
+    )
+    model = transformers.Qwen2ForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    own = {"block_size": 4, "causal_attn": False, "text_mask_token_id": MASK, "text_mask_token": "<text_mask>"}
+    written = json.loads((folder / "config.json").read_text()) | own | changes
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in written.items() if value is not None}))
+    return model
+
+
+@torch.no_grad()
+def window(reference: Any, text: list[int], size: int) -> torch.Tensor:
+    """[size, V] probabilities of the next tokens: the text, and after it its last token again and size - 1 masks.
+
+    The text is causal. The window sees the text without its last token, and itself.
+    """
+    tokens = [*text, text[-1], *[MASK] * (size - 1)]
+    at, last = torch.arange(len(tokens)), len(text) - 1
+    inside = at > last
+    sees = torch.where(inside[:, None], (at < last) | inside, at <= at[:, None])
+    additive = torch.zeros(1, 1, len(tokens), len(tokens)).masked_fill(~sees, torch.finfo(torch.float32).min)
+    positions = torch.where(inside, at - 1, at)
+    rows = reference(torch.tensor([tokens]), attention_mask=additive, position_ids=positions[None]).logits[
+        0, last + 1 :
+    ]
+    rows[:, MASK] = -torch.inf
+    return rows.softmax(-1)
+
+
+def naive(reference: Any, prompt: list[int], count: int, block: int, tau: float) -> tuple[list[int], int]:
+    """Decodes by the published rule: the longest run of confident tokens at the window's front, at least one."""
+    text, forwards = list(prompt), 0
+    while (left := len(prompt) + count - len(text)) > 0:
+        forwards += 1
+        best = window(reference, text, min(block, left)).max(-1)
+        sure = (best.values >= tau).long().cumprod(0).sum()
+        text += best.indices[: max(int(sure), 1)].tolist()
+    return text, forwards
+
+
+def three_prompts(seed: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, 59, (size,), generator=generator).tolist() for size in (9, 1, 13)]
+
+
+@pytest.mark.parametrize(("block", "tau"), [(4, 0.05), (4, 0.9), (8, 0.04), (3, 0.0), (1, 0.5)])
+def test_every_decode_is_the_rules(tmp_path: Path, block: int, tau: float) -> None:
+    reference, model = published(tmp_path), pardec.load(tmp_path, device="cpu")
+    arguments: dict[str, Any] = {"max_new_tokens": 19, "block_length": block, "stop_ids": []}
+    prompts, runs = three_prompts(block), []
+    together = model.generate(input_ids=prompts, sampler=f"contiguous:tau={tau}", **arguments)
+    for row, prompt in enumerate(prompts):
+        expected, forwards = naive(reference, prompt, 19, block, tau)
+        spec = f"contiguous:tau={tau}@next_sequence"
+        alone = model.generate(input_ids=[prompt], sampler=spec, **arguments)
+        assert alone.sequences[0].tolist() == expected
+        assert alone.nfe[0] == forwards
+        assert together.sequences[row, : len(expected)].tolist() == expected
+        runs.append(forwards)
+    if 0 < tau < 0.1:
+        assert all(19 / block < forwards < 19 for forwards in runs), runs  # some windows are confident in part
+
+
+@pytest.mark.seeds("arXiv:2509.24007")
+def test_the_published_rule_is_the_default(tmp_path: Path) -> None:
+    test_every_decode_is_the_rules(tmp_path, 4, 0.05)
+    reference, model = published(tmp_path), pardec.load(tmp_path, device="cpu")
+    (prompt, *_) = three_prompts(5)
+    result = model.generate(input_ids=[prompt], max_new_tokens=12, stop_ids=[])
+    assert (result.sequences[0].tolist(), int(result.nfe[0])) == naive(reference, prompt, 12, 4, 0.9)
+
+
+def test_a_causal_model_of_the_same_files_verifies_its_windows(tmp_path: Path) -> None:
+    reference, model = published(tmp_path), pardec.load(tmp_path, device="cpu", attention="causal")
+    prompts = three_prompts(6)
+    arguments: dict[str, Any] = {"max_new_tokens": 10, "stop_ids": []}
+    plain, drafted = (
+        model.generate(input_ids=prompts, sampler=spec, **arguments) for spec in ("sequential", "linearspec:k=3")
+    )
+    assert (plain.sequences == drafted.sequences).all()
+    for row, prompt in enumerate(prompts):  # a window of one token is the last token after the text before it
+        assert naive(reference, prompt, 10, 1, 0)[0] == plain.sequences[row, : len(prompt) + 10].tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "block"),
+    [({}, "model", 4), ({"block_size": 8}, "model", 8), ({"block_size": None}, "SDLM-3B-D8", 8)],
+)
+def test_what_the_files_say_is_followed(tmp_path: Path, changes: dict[str, Any], name: str, block: int) -> None:
+    published(tmp_path / name, **changes)
+    found = load(tmp_path / name, device="cpu").decoding_config
+    assert (found.mask_id, found.shift, found.attention, found.block) == (MASK, 1, "causal-prefix", block)
+    assert describe(tmp_path / name)["family"] == "sdlm (SDLM)"
+
+
+def test_half_known_layouts_are_refused(tmp_path: Path) -> None:
+    published(tmp_path, causal_attn=True)
+    with pytest.raises(ModelError, match="causal_attn=true in config.json"):
+        load(tmp_path, device="cpu")
+    published(tmp_path, text_mask_token_id=61)
+    with pytest.raises(ModelError, match="mask id 61 lies outside the vocabulary of 61"):
+        load(tmp_path, device="cpu")
+    published(tmp_path, text_mask_token_id=None)
+    assert not load(tmp_path, device="cpu").decoding_config.masked  # without the key it is Qwen2
