@@ -83,7 +83,10 @@ OF_METHOD = {
         "lantern": replace(CODES, spec="sjd+{}"),
         "gsd": replace(CODES, spec="sjd+{}"),
     },
-    "continuous": {"mar": replace(VECTORS, spec="mar:steps=18", plain="sequential")},
+    "continuous": {
+        "mar": replace(VECTORS, spec="mar:steps=18", plain="sequential"),
+        "fasthybrid": replace(VECTORS, spec="fasthybrid:steps=18,k=3,tau=0.98", plain="mar:steps=18"),
+    },
     "scales": {},
 }
 # Further rows: methods that were made for text, on the codes of images.
@@ -108,6 +111,7 @@ WAITING = (
     "mtp",
     "recycling",
     "gsd",
+    "fasthybrid",
     "seeded_jacobi",
     "sequential",
 )  # methods whose rows have no figures yet; `python benchmarks/methods.py` measures them

@@ -41,18 +41,35 @@ def width(head: Head) -> int:
 
 
 def denoise(
-    head: Head, states: States, noise: Tensor, *, temperature: float = 1.0, last: Last = "map", every: int = 1
+    head: Head,
+    states: States,
+    noise: Tensor,
+    *,
+    temperature: float = 1.0,
+    last: Last = "map",
+    every: int = 1,
+    guide: Tensor | None = None,
 ) -> Tensor:
-    """Samples tokens [N, d] from `noise` [N, width]; `every` as in `Head.ready`."""
+    """Samples tokens [N, d] from `noise` [N, width]; `every` as in `Head.ready`.
+
+    With `guide` [N, d] the mean of the transition t = T .. 1 is (1 - g) mu + g `guide`, g = 1 - cos^2(pi t / (2 T)).
+    """
     e, states = noise.view(len(noise), head.steps + 1, head.size), head.ready(states, every)
     x = e[:, 0]
     for number, index in enumerate(reversed(range(1, head.steps)), 1):
         distribution = head.distribution(x, index, states)
-        x = distribution.mean + temperature * distribution.deviation * e[:, number]
+        mean = _guided(distribution.mean, guide, (index + 1) / head.steps)
+        x = mean + temperature * distribution.deviation * e[:, number]
     if last == "x1":
         return x / float(head.signal[0])
     distribution = head.distribution(x, 0, states)
-    return distribution.mean if last == "map" else distribution.mean + temperature * distribution.deviation * e[:, -1]
+    mean = _guided(distribution.mean, guide, 1 / head.steps)
+    return mean if last == "map" else mean + temperature * distribution.deviation * e[:, -1]
+
+
+def _guided(mean: Tensor, guide: Tensor | None, left: float) -> Tensor:
+    """`mean`, drawn towards `guide`; `left` is the share of the path's transitions from this one on."""
+    return mean if guide is None else torch.lerp(mean, guide, math.sin(math.pi / 2 * left) ** 2)
 
 
 def trace(head: Head, states: States, noise: Tensor, *, temperature: float = 1.0) -> DenoisingPath:

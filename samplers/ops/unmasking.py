@@ -1,6 +1,7 @@
 """Schedules of image sampling: tokens, guidance scale and head transitions per step.
 
 left_k = max(1, min(left_(k-1) - 1, floor(S cos(pi/2 (k+1)/K)))),  all the rest at the last step
+in halves: half of the tokens, rounded up, by such a schedule of K - 1 steps, the others at step K
 guidance "linear": 1 + (cfg - 1) (S - left_k) / S;  "constant": cfg
 transitions: last + floor((K-1-k) / (K-1) (first - last))
 """
@@ -62,3 +63,13 @@ def unmasking(tokens: int, steps: int) -> Unmasking:
             left.append(planned)
             missing = after
     return Unmasking(np.array(bounds), np.array(left), tokens)
+
+
+@lru_cache(maxsize=32)
+def unmasking_in_halves(tokens: int, steps: int) -> Unmasking:
+    """The schedule of half of the tokens, rounded up, in all steps but the last, which has the others."""
+    if min(tokens, steps) < 2:
+        return unmasking(tokens, steps)
+    later = tokens // 2
+    first = unmasking(tokens - later, min(steps - 1, tokens - later))
+    return Unmasking(np.append(first.bounds, tokens), np.append(first.left + later, 1), tokens)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from pardec.models.continuous.contracts import ContinuousModel, States
@@ -13,7 +14,7 @@ from pardec.models.errors import SpecError
 
 from ...host_transfer import download, upload
 from ...ops.denoising_paths import Last, denoise, width
-from ...ops.unmasking import Guidance, Unmasking, unmasking
+from ...ops.unmasking import Guidance, Unmasking, unmasking, unmasking_in_halves
 from ...spec import Policy
 from ..contracts import ContinuousContext, RoundResult
 
@@ -27,6 +28,7 @@ class GroupMethod(Policy):
     head: int | None
     head_to: int | None = None  # transitions at the last step of the schedule; None: `head` throughout
     head_every: int = 1  # the head's blocks compute every so many transitions: see `Head.ready`
+    order: str = "random"  # of the tokens; "checker": every second one of the grid comes at the last step
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -53,7 +55,11 @@ class GroupMethod(Policy):
         return None
 
     def check_model(self, model: ContinuousModel) -> None:
-        """Raises SpecError for a model whose head has fewer transitions than the last step is to take."""
+        """Raises SpecError for a model without such an order, or whose head has too few transitions for `head_to`."""
+        if self.order != "random" and model.backbone.causal:
+            raise SpecError(
+                f"order={self.order} is not possible, {model.name} samples in raster order", hint="leave order out"
+            )
         if self.head is None and self.head_to is not None and self.head_to > model.head.steps:
             raise SpecError(
                 f"head_to={self.head_to} is more than the {model.head.steps} transitions of {model.name}",
@@ -61,6 +67,12 @@ class GroupMethod(Policy):
             )
 
     def start(self, context: ContinuousContext) -> Any:
+        """Sets the order of the tokens; methods with a state return it."""
+        if self.order == "checker":
+            images, (_, columns) = context.images, context.model.imaging.layout.grid
+            index = torch.arange(images.tokens, device=images.device)
+            odd = (index // columns + index % columns) % 2
+            images.rank = (images.rank + odd * images.tokens).argsort(1).argsort(1)
         return None
 
     def round(self, context: ContinuousContext, state: Any) -> RoundResult:
@@ -70,7 +82,8 @@ class GroupMethod(Policy):
     def schedule(self, context: ContinuousContext) -> Unmasking:
         """The schedule for the model's images: one token per step for models that predict tokens one by one."""
         tokens = context.images.tokens
-        return unmasking(tokens, tokens if context.model.backbone.next_token else min(self.steps, tokens))
+        steps = tokens if context.model.backbone.next_token else min(self.steps, tokens)
+        return (unmasking_in_halves if self.order == "checker" else unmasking)(tokens, steps)
 
     def scale(self, context: ContinuousContext, step: np.ndarray) -> Tensor | None:
         """[n] float32: the guidance of rows at these steps; None without guidance."""

@@ -13,6 +13,11 @@ With `order=local` a step's tokens are far apart and near to known ones (LPD: Lo
 Efficient Autoregressive Image Generation, https://arxiv.org/abs/2507.01957; see `local_order`), in the sizes of the
 same schedule; LPD's own models and group sizes are not supported.
 
+With `order=checker` the cells of one colour of a checkerboard are sampled at all steps but the last, and the others,
+whose neighbours are then known, together at the last (GtR: Generation then Reconstruction: Accelerating Masked
+Autoregressive Models via Two-Stage Sampling, https://arxiv.org/abs/2510.17171). How its authors divide the steps was
+not confirmed; their choice of tokens that get more transitions is not built.
+
 Three options reuse results of earlier steps (LazyMAR: Accelerating Masked Autoregressive Models via Feature Caching,
 https://arxiv.org/abs/2503.12450; `preset:lazymar` has its 9, 9 and 7). Step k computes everything if k < warmup or
 k - warmup is a multiple of the option; else
@@ -111,7 +116,8 @@ class MAR(GroupMethod):
         int | None, "transitions at the last step, falling evenly from head; none: head at every step"
     ] = None
     order: Annotated[
-        Literal["random", "local"], "order of the tokens; local: tokens of a step are far apart, near known ones"
+        Literal["random", "local", "checker"],
+        "order of the tokens; local: those of a step are far apart, near known ones; checker: every second one last",
     ] = "random"
     uncond_every: Annotated[int, "compute the unconditional half at every n-th step"] = 1
     decoder_every: Annotated[int, "compute all positions at every n-th step"] = 1
@@ -147,10 +153,6 @@ class MAR(GroupMethod):
                 f"mar samples several tokens per step, and {model.name} predicts each token from all tokens before it",
                 hint="use sequential; seeded_jacobi and cspd:mode=exact take fewer forwards",
             )
-        if self.order == "local" and model.backbone.causal:
-            raise SpecError(
-                f"mar: order={self.order} is not possible, {model.name} samples in raster order", hint="leave order out"
-            )
         if self.reuses:
             self._reusing(model)
 
@@ -165,6 +167,7 @@ class MAR(GroupMethod):
         return backbone
 
     def start(self, context: ContinuousContext) -> ReusingBackbone | None:
+        super().start(context)
         if self.order == "local":
             self._order_locally(context)
         if not self.reuses:
