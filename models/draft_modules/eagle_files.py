@@ -130,7 +130,7 @@ def _third(files: DraftFiles, config: Mapping[str, Any], published: Mapping[str,
         raise ModelError(f"fc.weight of {files.name} has {columns} columns, not a multiple of the target's {width}")
     each, every = "fc_norm.0.weight" in published, "input_norm.weight" in published
     for flag, present, names in (("fc_norm", each, "fc_norm.0.weight"), ("norm_before_fc", every, "input_norm.weight")):
-        if bool(config.get(flag)) != present and (config.get(flag) or speculators):
+        if bool(config.get(flag)) != present and (config.get(flag) is not None or speculators):
             what = f"and its file {'has' if present else 'lacks'} {names}"
             raise ModelError(f"the config of {files.name} has {flag}={config.get(flag)}, {what}")
     if each and every:

@@ -283,6 +283,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"draft": 15, "fc_norm": True, "change": lambda tensors, config: config.update(fc_norm=False)},
         "has fc_norm=False, and its file has fc_norm.0.weight",
     ),
+    "tensors of fc_norm in SpecForge's layout, and a flag that says no": (
+        "eagle3",
+        {"draft": 15, "fc_norm": True, "change": lambda tensors, config: config.update(fc_norm=False)},
+        "has fc_norm=False, and its file has fc_norm.0.weight",
+    ),
     "both norms": ("speculators", {"draft": 15, "fc_norm": True, "norm_before_fc": True}, "both fc_norm and input_n"),
     "a weight that is not finite": (
         "eagle",
