@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..decoder_config import DecoderConfig
 from .base import Config, FamilySpec, register
-from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, shape
+from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, NO_WINDOWS, shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,7 @@ GEMMA = register(
         names=NAMES,
         attention="causal",
         shift=1,
-        keys=GEMMA_KEYS,
+        keys=GEMMA_KEYS.also(**NO_WINDOWS),
         harmless=HARMLESS,
         convert=add_one,
     )

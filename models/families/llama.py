@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import FamilySpec, register
-from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, shape
+from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, NO_WINDOWS, shape
 from .stable_diffcoder import is_stable_diffcoder
 
 LLAMA = register(
@@ -15,7 +15,7 @@ LLAMA = register(
         names=NAMES,
         attention="causal",
         shift=1,
-        keys=LLAMA_LIKE.also("attention_bias", "mlp_bias"),
+        keys=LLAMA_LIKE.also("attention_bias", "mlp_bias", **NO_WINDOWS),
         harmless=HARMLESS,
     )
 )

@@ -49,6 +49,10 @@ LLAMA_LIKE = ConfigKeys(
     ),
     refused={"is_causal": (True, None), "per_layer_config": (None, {})},
 )
+# Windows that a class ignores: one forward over a text does, and decoding with transformers' KV cache drops what lies
+# before the window (`findings/transformers_cache_drops_what_llama_attends_to.sh`).
+NO_LAYER_TYPES: dict[str, tuple[Any, ...]] = {"layer_types": (None,), "attention_chunk_size": (None,)}
+NO_WINDOWS = {"sliding_window": (None,), **NO_LAYER_TYPES}
 QWEN2_KEYS = LLAMA_LIKE.also(*_WINDOWS)
 QWEN3_KEYS = QWEN2_KEYS.also("attention_bias")
 
@@ -121,9 +125,25 @@ def complete(config: Config, kind: str) -> Any:
     }
     try:
         with silence():
-            return CONFIG_MAPPING[kind].from_dict(settings)
+            full = CONFIG_MAPPING[kind].from_dict(settings)
     except Exception as error:  # the classes validate with several kinds of exception
         raise ModelError(f"config.json does not describe a {kind} model: {one_line(error)}") from error
+    _check_base(config, full)
+    return full
+
+
+def _check_base(config: Config, full: Any) -> None:
+    """Raises ModelError where rope_scaling replaces rope_parameters, and the base that these state is lost.
+
+    See `findings/transformers_rope_scaling_discards_the_base.sh`.
+    """
+    stated, read = config.get("rope_parameters"), getattr(full, "rope_parameters", None) or {}
+    base = stated.get("rope_theta") if isinstance(stated, dict) else None
+    if config.get("rope_scaling") and base is not None and read.get("rope_theta", base) != base:
+        raise ModelError(
+            f"config.json has rope_scaling and rope_parameters: the first replaces the second, and rope_theta={base}",
+            "move the keys of rope_scaling into rope_parameters, and take rope_scaling out",
+        )
 
 
 def shape(

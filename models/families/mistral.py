@@ -21,7 +21,7 @@ MISTRAL = register(
         names=NAMES,
         attention="causal",
         shift=1,
-        keys=LLAMA_LIKE.also("sliding_window", "layer_types"),
+        keys=LLAMA_LIKE.also("sliding_window", "layer_types", attention_chunk_size=(None,)),
         harmless=HARMLESS,
     )
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .base import FamilySpec, register
-from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, shape
+from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, NO_LAYER_TYPES, shape
 
 _LAYER = "model.layers.{i}."
 
@@ -20,7 +20,7 @@ PHI3 = register(
         },
         attention="causal",
         shift=1,
-        keys=LLAMA_LIKE.also("sliding_window"),
+        keys=LLAMA_LIKE.also("sliding_window", **NO_LAYER_TYPES),
         harmless=HARMLESS,
     )
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ..decoder_config import DecoderConfig
 from .base import Config, FamilySpec, register
 from .experts import EXPERT_NAMES, LAYOUTS, softmax_experts
-from .llama_like import HARMLESS, QWEN3_KEYS, shape
+from .llama_like import HARMLESS, NO_LAYER_TYPES, QWEN3_KEYS, shape
 
 
 def decoder(config: Config) -> DecoderConfig:
@@ -15,7 +15,7 @@ def decoder(config: Config) -> DecoderConfig:
     return replace(shape(config, "qwen3_moe", qk_norm=True), experts=softmax_experts(config, "qwen3_moe"))
 
 
-# Either all layers have a sliding window or none has; layer_types is not read.
+# Either all layers have a sliding window or none has; its layers do not read layer_types.
 QWEN3_MOE_KEYS = QWEN3_KEYS.without("max_window_layers", "layer_types").also(
     "num_experts",
     "num_local_experts",
@@ -36,7 +36,7 @@ QWEN3_MOE = register(
         layouts=LAYOUTS,
         attention="causal",
         shift=1,
-        keys=QWEN3_MOE_KEYS,
+        keys=QWEN3_MOE_KEYS.also(**NO_LAYER_TYPES),
         harmless=HARMLESS,
     )
 )

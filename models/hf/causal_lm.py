@@ -229,8 +229,14 @@ class HFAdapter:
             raise self._refusal("its attention does not go through transformers' AttentionInterface")
         if self._head is None or "position_ids" not in introspect.signature(self._body.forward).parameters:
             raise self._refusal("it takes no position_ids, or has no language-model head")
-        for layer in DynamicCache(config=self._text).layers:  # the cache may drop slots that the layers would see
+        try:
+            cache = DynamicCache(config=self._text)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise self._refusal(f"transformers makes no KV cache for its config.json: {one_line(error)}") from error
+        for layer in cache.layers:  # the cache may drop slots that the layers would see
             if layer.is_sliding:
+                if layer.sliding_window < 2:
+                    raise self._refusal(f"sliding_window is {layer.sliding_window} in its config.json")
                 self._lower_limit(layer.sliding_window)
         scaling = getattr(self._text, "rope_parameters", None) or {}
         for entry in (scaling, *(value for value in scaling.values() if isinstance(value, dict))):
