@@ -18,7 +18,8 @@ class TokenBytes:
 
     def __init__(self, tokenizer: Any, size: int) -> None:
         self.tokenizer, self.special = tokenizer, special_ids(tokenizer)
-        known = [token for token in range(min(size, len(tokenizer))) if token not in self.special]
+        ids = set(tokenizer.get_vocab().values()) - self.special  # which may have gaps
+        known = sorted(token for token in ids if token < size)
         each = dict(zip(known, token_bytes(tokenizer, known), strict=True))
         self.tokens: list[bytes] = [each.get(token, b"") for token in range(size)]
 

@@ -24,6 +24,7 @@ from pardec.models.files.gguf.architectures import ARCHITECTURES
 from pardec.models.files.gguf.header import Header, read_header
 from pardec.models.files.gguf.keys import FOLLOWED, IGNORED, TOKENIZER_FOLLOWED, TOKENIZER_IGNORED, known_keys
 from pardec.models.files.gguf.listing import converted_files
+from pardec.models.files.token_bytes import TokenBytes
 from pardec.models.load import load
 from pardec.models.loading.kinds import kind_of
 from tests.models.loading.expert_gguf import write_experts
@@ -529,6 +530,15 @@ def test_unused_tokens_print_as_nothing_and_no_text_has_them(tmp_path: Path) -> 
     assert own.decode(own.encode("a [PAD268] b")) == "a [PAD268] b"
     assert own.encode("<|unknown|>") == [at + 1]
     assert own.decode([at + 1], skip_special_tokens=True) == ""
+
+
+def test_the_bytes_of_tokens_are_known_after_an_unused_one(tmp_path: Path) -> None:
+    fields = tokenizer_fields()
+    tokens = [*fields["tokenizer.ggml.tokens"], "[PAD268]", "zz"]
+    types = [*fields["tokenizer.ggml.token_type"], 5, 1]
+    new: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    file = write_gguf(tmp_path / "toy.gguf", metadata=new, changes={"vocab_size": len(tokens)})
+    assert TokenBytes(pardec.load(file, device="cpu").tokenizer, len(tokens) + 1).tokens[-3:] == [b"", b"zz", b""]
 
 
 def test_an_end_token_is_added_where_the_file_says_so(tmp_path: Path) -> None:
