@@ -9,7 +9,7 @@ from pardec.models.errors import SpecError
 
 ANNOTATIONS = {
     *("title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly"),
-    *("$schema", "$id", "$comment", "$defs", "definitions", "$anchor"),
+    *("$schema", "$id", "$comment", "$defs", "definitions", "$anchor", "discriminator"),
 }
 OF_TYPE: Mapping[str, tuple[str, ...]] = {
     "object": ("properties", "required", "additionalProperties"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,6 +50,8 @@ def pattern(text: str, refuse: Callable[[str], Exception]) -> Expression:
         parsed = importlib.import_module("re._parser").parse(text)
     except Exception as error:
         raise refuse(f"the pattern {text!a:.80} cannot be read: {error or type(error).__name__}") from error
+    if parsed.state.flags & ~re.UNICODE:
+        raise refuse(f"the pattern {text!a:.80} sets flags, which is not supported")
     items = list(parsed)
     constants = importlib.import_module("re._constants")
     begins = bool(items) and items[0] == (constants.AT, constants.AT_BEGINNING)

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TypeGuard
+from urllib.parse import unquote
 
 from .forms import ANNOTATIONS, OF_TYPE
 from .numeric import integers, reals
@@ -59,7 +60,7 @@ class _Reader:
 
     def value(self, schema: Any, path: str) -> Value:
         self._count(1, path)
-        if schema is True or schema == {}:
+        if schema is True:
             return self.anything(path)
         if not isinstance(schema, Mapping):
             reason = "false allows nothing" if schema is False else f"a schema is an object, got {schema!r:.60}"
@@ -67,6 +68,8 @@ class _Reader:
         if path.count("/") > 2 * _DEEPEST:
             raise refusal(path, f"it is nested more than {_DEEPEST} levels deep")
         own = {key: value for key, value in schema.items() if key not in ANNOTATIONS}
+        if not own:
+            return self.anything(path)
         for keyword, read in (("$ref", self.reference), ("anyOf", self.any_of), ("oneOf", self.one_of)):
             if keyword in own:
                 self._alone(own, keyword, path)
@@ -125,24 +128,26 @@ class _Reader:
         if not isinstance(required, list | tuple) or not all(isinstance(name, str) for name in required):
             raise refusal(f"{path}/required", "required is a list of names")
         more = own.get("additionalProperties", True)
-        missing = [name for name in required if name not in properties]
-        if missing:
+        missing = [name for name in dict.fromkeys(required) if name not in properties]
+        if missing and more is False:
             raise refusal(f"{path}/required", f"{missing[0]!r} is required and not among the properties")
-        if not properties:
+        if not properties and not missing:
             if more is False:
                 return Scalar(path, literal("{}"))
             return Map(path, self.value(more, f"{path}/additionalProperties"))
         members = tuple(
             (name, self.value(schema, f"{path}/properties/{_token(name)}"), name in required)
             for name, schema in properties.items()
+            if schema is not False or name in required
         )
-        return Object(path, members)
+        added = tuple((name, self.value(more, f"{path}/additionalProperties"), True) for name in missing)
+        return Object(path, members + added)
 
     def _array(self, own: Mapping[str, Any], path: str) -> Value:
         least, most = self._bounds(own, "Items", path)
         if own.get("uniqueItems") and (most is None or most > 1):
             raise refusal(f"{path}/uniqueItems", "unique items cannot be enforced")
-        if most == 0:
+        if most == 0 or (own.get("items") is False and least == 0):
             return Scalar(path, literal("[]"))
         return Array(path, self.value(own.get("items", True), f"{path}/items"), least, most)
 
@@ -217,34 +222,79 @@ class _Reader:
         return each[0] if len(each) == 1 else Union(path, tuple(each))
 
     def one_of(self, options: Any, path: str) -> Value:
-        """Reads oneOf as anyOf, if its options have different types, so that no value matches two."""
-        kinds: set[str] = set()
+        """Reads oneOf as anyOf, if no value matches two of its options."""
+        known: list[Any] = []
         for at, option in enumerate(self._list(options, path)):
-            own = _types(option)
-            if not own or own & kinds:
+            own = self._resolved(option)
+            if not all(self._disjoint(own, other) for other in known):
                 raise refusal(
                     f"{path}/{at}",
-                    "oneOf is supported only where its options have different types",
+                    "oneOf is supported only where options differ in type, or in the constant of a required property",
                     "write anyOf, which also allows values that match several options",
                 )
-            kinds |= own
+            known.append(own)
         return self.any_of(options, path)
+
+    def _disjoint(self, one: Any, other: Any, *, members: bool = True) -> bool:
+        """Whether no value is valid for both schemas, by types, constants or, with `members`, a required property."""
+        kinds, values = (_types(one), _types(other)), (_listed(one), _listed(other))
+        if not (kinds[0] and kinds[1]):
+            return False
+        if not kinds[0] & kinds[1]:
+            return True
+        if values[0] is not None and values[1] is not None:
+            return not any(value == known for value in values[0] for known in values[1])
+        if not members or kinds != ({"object"}, {"object"}):
+            return False
+        objects = [(own.get("properties"), own.get("required")) for own in (one, other)]
+        if not all(isinstance(each, Mapping) and isinstance(names, list | tuple) for each, names in objects):
+            return False
+        both = [name for name in objects[0][1] if isinstance(name, str) and name in objects[1][1]]
+        pairs = ([self._resolved(each.get(name)) for each, _ in objects] for name in both)
+        return any(self._disjoint(*pair, members=False) for pair in pairs)
+
+    def _resolved(self, schema: Any) -> Any:
+        """The schema that references lead to; a schema without a reference itself."""
+        for _ in range(_DEEPEST):
+            if not isinstance(schema, Mapping) or "$ref" not in schema:
+                break
+            schema = self._at(schema["$ref"])
+        return schema
 
     def reference(self, target: Any, path: str) -> Value:
         if not isinstance(target, str) or not target.startswith("#"):
             raise refusal(path, f"{target!r} is not a reference within the schema", 'for example "#/$defs/Person"')
+        if target != "#" and not target.startswith("#/"):
+            raise refusal(path, f"{target!r} names an $anchor, which is not followed", 'write "#/$defs/..." instead')
+        if any(isinstance(part, Mapping) and _is_base(part.get("$id")) for part in self._way(path)[1:]):
+            raise refusal(path, "it is relative to the $id of a part of the schema", "leave out that $id")
+        target = unquote(target)
         if target not in self.definitions:
-            schema = self.root
-            for token in target.removeprefix("#").split("/")[1:]:
-                token = token.replace("~1", "/").replace("~0", "~")
-                step: Any = int(token) if isinstance(schema, list) and token.isdecimal() else token
-                try:
-                    schema = schema[step]
-                except (KeyError, IndexError, TypeError):
-                    raise refusal(path, f"{target!r} points at nothing") from None
+            schema = self._at(target)
+            if schema is None:
+                raise refusal(path, f"{target!r} points at nothing")
             self.definitions[target] = Reference(path, target)  # known while it is read: it may refer to itself
             self._unread.append((target, schema, path))
         return Reference(path, target)
+
+    def _way(self, pointer: str) -> list[Any]:
+        """The parts of the schema that a JSON pointer such as "#/$defs/Person" leads through, as far as they exist."""
+        way = [self.root]
+        for token in pointer.split("/")[1:]:
+            token = token.replace("~1", "/").replace("~0", "~")
+            step: Any = int(token) if isinstance(way[-1], list) and token.isdecimal() else token
+            try:
+                way.append(way[-1][step])
+            except (KeyError, IndexError, TypeError):
+                break
+        return way
+
+    def _at(self, target: Any) -> Any:
+        """The part of the schema that a reference points at; None for nothing."""
+        if not isinstance(target, str) or not (target == "#" or target.startswith("#/")):
+            return None
+        way = self._way(unquote(target))
+        return way[-1] if len(way) == len(target.split("/")) else None
 
     def _refuse_circle(self, target: str, path: str) -> None:
         """Refuses references that form a circle without a value."""
@@ -302,11 +352,9 @@ class _Reader:
         limits: dict[str, Decimal | None] = {}
         for name in OF_TYPE["number"]:
             value = own.get(name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise refusal(f"{path}/{name}", f"a number is needed, got {value!r}")
-            limits[name] = None if value is None else Decimal(str(value))
-            if limits[name] is not None and not limits[name].is_finite():  # type: ignore[union-attr]
-                raise refusal(f"{path}/{name}", f"a number is needed, got {value!r}")
+            if name in own and not _is_number(value):
+                raise refusal(f"{path}/{name}", f"a number is needed, got {value!r:.60}")
+            limits[name] = Decimal(str(value)) if name in own else None
         low, above = _tighter(limits["minimum"], limits["exclusiveMinimum"], max)
         high, below = _tighter(limits["maximum"], limits["exclusiveMaximum"], min)
         return low, high, above, below
@@ -328,7 +376,9 @@ def _tighter(
 
 def _is_number(value: Any) -> TypeGuard[int | float]:
     """Whether a JSON value is a number; true is not."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _kinds(value: Any) -> set[str]:
@@ -341,13 +391,25 @@ def _kinds(value: Any) -> set[str]:
     return {name for kind, name in names.items() if isinstance(value, kind)}
 
 
+def _is_base(identifier: Any) -> bool:
+    """Whether references below a schema with this $id are relative to it; one that begins with # is an anchor."""
+    return isinstance(identifier, str) and not identifier.startswith("#")
+
+
+def _listed(schema: Any) -> Sequence[Any] | None:
+    """The values of a constant or an enumeration; None for other schemas."""
+    if not isinstance(schema, Mapping):
+        return None
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return values if isinstance(values, list | tuple) else None
+
+
 def _types(schema: Any) -> set[str]:
     """The types that a schema allows, as far as it states them without references."""
     if not isinstance(schema, Mapping):
         return set()
     if "const" in schema or "enum" in schema:
-        values = schema.get("enum", [schema.get("const")])
-        return set().union(*map(_kinds, values)) if isinstance(values, list | tuple) else set()
+        return set().union(*map(_kinds, _listed(schema) or ()))
     types = schema.get("type", [])
     each = {kind for kind in (types if isinstance(types, list | tuple) else [types]) if isinstance(kind, str)}
     return each | ({"integer"} if "number" in each else set()) | ({"number"} if "integer" in each else set())

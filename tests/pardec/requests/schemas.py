@@ -60,7 +60,19 @@ HELD: dict[str, dict[str, Any]] = {
     "string alone": {"type": "string", "maxLength": 6},
     "bounds of many digits": record({"a": {"type": "number", "minimum": 0, "maximum": 1e300}}),
     "in allOf": {"allOf": [PERSON]},
+    "one of constants": record({"sign": {"oneOf": [{"const": "+"}, {"const": "-", "title": "minus"}]}}),
+    "reference with an escape": record({"a": {"$ref": "#/$defs/a%20b"}}, **{"$defs": {"a b": INTEGER}}),
+    "a property that is not allowed": {**record({"a": INTEGER}), "properties": {"a": INTEGER, "b": False}},
+    "no item allowed": record({"none": {"type": "array", "items": False}}),
+    "required and not declared": {
+        "type": "object",
+        "properties": {"a": INTEGER},
+        "required": ["a", "b"],
+        "additionalProperties": NUMBER,
+    },
 }
+CAT = record({"kind": {"const": "cat"}, "lives": INTEGER})
+DOG = record({"kind": {"enum": ["dog", "wolf"]}, "name": {"type": "string", "maxLength": 9}})
 # Held from left to right; refused in any order.
 MASKED: dict[str, tuple[dict[str, Any], str]] = {
     "linked list": (
@@ -81,12 +93,52 @@ MASKED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "free keys": ({"type": "object", "additionalProperties": INTEGER}, "an object with free keys"),
     "anything": (record({"any": {}}), "an object or array cannot be one"),
+    "anything with a title": (record({"any": {"title": "Any"}}), "an object or array cannot be one"),
+    "one of objects": (
+        record(
+            {
+                "pet": {
+                    "oneOf": [{"$ref": "#/$defs/c"}, {"$ref": "#/$defs/d"}],
+                    "discriminator": {"propertyName": "kind"},
+                }
+            },
+            **{"$defs": {"c": CAT, "d": DOG}},
+        ),
+        "an object or array cannot be one",
+    ),
     "any object": ({"type": "object"}, "an object with free keys"),
 }
 BOTH: dict[str, tuple[Any, str]] = {
     "unique": ({"type": "array", "items": INTEGER, "uniqueItems": True}, "#/uniqueItems: unique items"),
     "not": (record({"a": {"not": INTEGER}}), "#/properties/a: it has no type, and not does not imply one"),
     "multiple": (record({"a": {"type": "integer", "multipleOf": 3}}), "#/properties/a/multipleOf: multipleOf is not"),
+    "oneOf of objects that may be equal": (
+        {"oneOf": [CAT, record({"kind": {"type": "string"}, "lives": INTEGER})]},
+        "#/oneOf/1: oneOf is supported only where",
+    ),
+    "oneOf of equal constants": ({"oneOf": [{"const": 1}, {"const": 1.0}]}, "#/oneOf/1: oneOf is supported only where"),
+    "reference to an anchor": (
+        record({"a": {"$ref": "#p"}}, [], **{"$defs": {"p": {"$anchor": "p", **INTEGER}}}),
+        "#/properties/a/$ref: '#p' names an $anchor",
+    ),
+    "reference relative to an id": (
+        record(
+            {"a": {"$ref": "#/$defs/p"}},
+            **{
+                "$defs": {
+                    "p": {"$id": "https://example.com/p", "$ref": "#/$defs/q", "$defs": {"q": INTEGER}},
+                    "q": STRING,
+                }
+            },
+        ),
+        "#/$defs/p/$ref: it is relative to the $id",
+    ),
+    "flags of a pattern": (
+        record({"a": {"type": "string", "pattern": "(?i)^[^a]$"}}),
+        "#/properties/a/pattern: the pattern '(?i)^[^a]$' sets flags",
+    ),
+    "null for a minimum": ({"type": "integer", "minimum": None}, "#/minimum: a number is needed"),
+    "a minimum of 400 digits": ({"type": "string", "minLength": 10**400}, "#/minLength"),
     "overlapping oneOf": (
         record({"a": {"oneOf": [INTEGER, {"type": "number", "minimum": 0}]}}),
         "#/properties/a/oneOf/1: oneOf is supported only where",
