@@ -13,7 +13,7 @@ ANNOTATIONS = {
 }
 OF_TYPE: Mapping[str, tuple[str, ...]] = {
     "object": ("properties", "required", "additionalProperties"),
-    "array": ("items", "minItems", "maxItems", "uniqueItems"),
+    "array": ("items", "prefixItems", "minItems", "maxItems", "uniqueItems"),
     "string": ("minLength", "maxLength", "pattern", "format"),
     "integer": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),

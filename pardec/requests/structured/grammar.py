@@ -136,19 +136,21 @@ class Grammar:
             return self._object(value)
         if isinstance(value, Map):
             pair = (self._terminal(strings()), self._text(":"), *self._symbols(value.value))
-            return (self._text("{"), self._list(pair, "}", 0, None))
+            return (self._text("{"), self._list([pair], "}", 0, None))
         assert isinstance(value, Array), "every kind of value"
-        return (self._text("["), self._list(self._symbols(value.item), "]", value.least, value.most))
+        items = [self._symbols(each) for each in (*value.prefix, value.item)]
+        return (self._text("["), self._list(items, "]", value.least, value.most))
 
-    def _list(self, item: tuple[Symbol, ...], end: str, least: int, most: int | None) -> str:
-        """The rule for `least` to `most` items separated by commas, and the `end`."""
+    def _list(self, items: Sequence[tuple[Symbol, ...]], end: str, least: int, most: int | None) -> str:
+        """The rule for `least` to `most` of `items`, the last of which repeats, with commas between, and the `end`."""
         if most is not None:
             most = max(min(most, _MOST_ITEMS), least)
-        last = least if most is None else most
+        last = max(least, len(items) - 1) if most is None else most
         following = ""  # the rule after so many items, from the last one to none
         for count in range(max(last, 1), -1, -1):
             name = self._new()
             comma = (self._text(","),) if count else ()
+            item = items[min(count, len(items) - 1)]
             if count >= least:
                 self.rules[name].append((self._text(end),))
             if most is None and count == max(last, 1):

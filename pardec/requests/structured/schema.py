@@ -145,11 +145,19 @@ class _Reader:
 
     def _array(self, own: Mapping[str, Any], path: str) -> Value:
         least, most = self._bounds(own, "Items", path)
+        first = self._list(own["prefixItems"], f"{path}/prefixItems") if "prefixItems" in own else ()
+        rest = own.get("items", True)
+        if rest is False:
+            most = len(first) if most is None else min(most, len(first))
+            if least > most:
+                raise refusal(f"{path}/items", f"false allows no more than {most} items, and minItems is {least}")
         if own.get("uniqueItems") and (most is None or most > 1):
             raise refusal(f"{path}/uniqueItems", "unique items cannot be enforced")
-        if most == 0 or (own.get("items") is False and least == 0):
+        if most == 0:
             return Scalar(path, literal("[]"))
-        return Array(path, self.value(own.get("items", True), f"{path}/items"), least, most)
+        prefix = tuple(self.value(each, f"{path}/prefixItems/{at}") for at, each in enumerate(first))
+        item = prefix[-1] if rest is False else self.value(rest, f"{path}/items")
+        return Array(path, item, least, most, prefix)
 
     def _string(self, own: Mapping[str, Any], path: str) -> Value:
         least, most = self._bounds(own, "Length", path)

@@ -135,7 +135,7 @@ class _Parts:
                 raise refusal(value.path, f"{count} items are more than the {_MOST_ITEMS} that a template may have")
             for at in range(count):
                 yield "," if at else "["
-                yield from self.of(value.item)
+                yield from self.of(value.prefix[at] if at < len(value.prefix) else value.item)
             yield "]"
         elif isinstance(value, Map):
             raise refusal(

@@ -54,11 +54,12 @@ class Map(Value):
 
 @dataclass(frozen=True)
 class Array(Value):
-    """`least` to `most` items; None is no bound."""
+    """`least` to `most` items, None is no bound: those of `prefix` first, then `item`."""
 
     item: Value
     least: int
     most: int | None
+    prefix: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,8 @@ HELD: dict[str, dict[str, Any]] = {
     "one of constants": record({"sign": {"oneOf": [{"const": "+"}, {"const": "-", "title": "minus"}]}}),
     "reference with an escape": record({"a": {"$ref": "#/$defs/a%20b"}}, **{"$defs": {"a b": INTEGER}}),
     "a property that is not allowed": {**record({"a": INTEGER}), "properties": {"a": INTEGER, "b": False}},
+    "tuple": record({"t": {"type": "array", "prefixItems": [INTEGER, STRING], "items": False, "minItems": 2}}),
+    "begin of an array": {"type": "array", "prefixItems": [STRING, INTEGER], "items": NUMBER, "minItems": 4},
     "no item allowed": record({"none": {"type": "array", "items": False}}),
     "required and not declared": {
         "type": "object",
@@ -132,6 +134,10 @@ BOTH: dict[str, tuple[Any, str]] = {
             },
         ),
         "#/$defs/p/$ref: it is relative to the $id",
+    ),
+    "more items than allowed": (
+        {"type": "array", "prefixItems": [INTEGER], "items": False, "minItems": 2},
+        "#/items: false allows no more than 1 items, and minItems is 2",
     ),
     "flags of a pattern": (
         record({"a": {"type": "string", "pattern": "(?i)^[^a]$"}}),
