@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # tokenizers: a byte-level tokenizer (GPT-2, Llama 3, Qwen) decodes every token by its table of characters for bytes, and
-# added tokens too, whose text is no such spelling. A word is lost if all its characters happen to be in the table: those
-# of Latin-1, so that German and French words end up with a replacement character, and Greek or Japanese ones do not.
-# Extending a vocabulary by the words of a language works in tests with some words, and not with others.
+# added tokens too, whose text is no such spelling. If all characters of an added word are in the table, which has those
+# of Latin-1, each that is beyond ASCII ends up as a replacement character: German and French words are damaged, Greek or
+# Japanese ones are not. Extending a vocabulary by the words of a language works in tests with some, and not with others.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # transformers and tokenizers: a call with truncation=True leaves its max_length in the tokenizer, and save_pretrained
-# writes it to tokenizer.json. transformers resets it at its next call and never shows it; every other reader of the file
-# (tokenizers in Python, Rust or a browser, and the servers built on it) cuts all texts at that length, without an error.
-# A script that measures or prepares a few texts before it saves therefore publishes a tokenizer that cuts prompts.
+# writes it to tokenizer.json. transformers resets it at its next call and never shows it; whatever reads the file with
+# the tokenizers library itself cuts all texts at that length, without an error. A script that measures or prepares a few
+# texts before it saves therefore publishes a tokenizer that cuts prompts.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
