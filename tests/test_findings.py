@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -47,4 +46,3 @@ def test_findings_say_what_one_would_guess_and_pin_what_they_install(script: Pat
     assert packages
     for package in " ".join(packages).split():
         assert package.startswith(("-", '"', ":all:")) or "==" in package, package
-    assert os.access(script, os.X_OK)
