@@ -319,7 +319,7 @@ def _planned(sizes: _Sizes, sampler: Any, batch: int, memory: int | None, accept
             result,
             largest_tree=_largest(
                 most,
-                lambda count: sizes.peak(replace(sampler, shape=replace(shape, nodes=count)), batch) <= memory,  # type: ignore[type-var]
+                lambda count: sizes.peak(replace(sampler, shape=replace(shape, nodes=count)), batch) <= memory,
             ),
         )
     return result

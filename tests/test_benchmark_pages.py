@@ -10,6 +10,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "docs")]
 
 import curves  # noqa: E402
+import endurance  # noqa: E402
+import numerics  # noqa: E402
 from pages import benchmarks, claims  # noqa: E402
 
 del sys.path[:2]  # their other modules have everyday names
@@ -77,3 +79,21 @@ def test_the_documentation_quotes_both_tables_and_the_sections(tmp_path: Path) -
         "reference/generated/claims-chains with tiny-dream.txt",
         "reference/generated/claims-columns.txt",
     ]
+
+
+def test_the_pages_of_rounding_and_of_long_runs() -> None:
+    row = {"way": "bfloat16", "positions": 10, "largest": 0.5, "error": 0.1, "kl": 0.01, "ties": 0.25, "near": 0.5}
+    data = {
+        "processor": "P", "torch": "2", "date": "D", "new": 4, "logits": [{**row, "other": 0.125}],
+        "shapes": [{"way": "bfloat16", "positions": 8, "same": 0.5, "other": 0.25, "largest": 0.125}],
+        "batches": [{"way": "bfloat16", "rows": 64, "equal": {str(size): 64 - size for size in numerics.SIZES}}],
+    }  # fmt: skip
+    page = numerics.page(data)
+    assert "| bfloat16 | 0.5 | 0.1 | 0.01 | 25.00% | 50.00% | 12.50% |" in page
+    assert "| bfloat16 | 8 | 50.0% | 25.00% | 0.12 |" in page
+    assert "| bfloat16 | 62 | 60 | 56 | 48 | 32 | 0 |" in page
+    part = {"memory": 100.0, "files": 8, "p50": 0.1, "p99": 0.5}
+    soak = {"model": "m", "requests": 4000, "failed": 0, "compared": 80, "unequal": 1}
+    parts = [{**part, "memory": 100.0 + 10 * at} for at in range(4)]
+    text = endurance.page({**data, "soak": [{**soak, "parts": parts}]})
+    assert "| m | 4,000 | 0 | 80 | 1 | 100 | 110 | 130 | +18.2% | 0.50 | 0.50 | 8, 8 |" in text
