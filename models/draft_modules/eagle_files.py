@@ -123,7 +123,12 @@ def _third(files: DraftFiles, config: Mapping[str, Any], published: Mapping[str,
     nested = config.get("transformer_layer_config")
     speculators = nested is not None or "speculators_model_type" in config
     first = "midlayer" if "midlayer.hidden_norm.weight" in published else "layers.0"
-    layers = layer_shape(files, nested or config, first, published)
+    layers = layer_shape(files, nested or config, first, published, slides=speculators)
+    if layers.each:
+        raise ModelError(
+            f"layer_types of {files.name} names layers with and without a window",
+            "supported: the same attention in all layers",
+        )
     width = config.get("target_hidden_size") or layers.width
     columns = published["fc.weight"].shape[-1]
     if columns % width:
@@ -153,10 +158,22 @@ def _third(files: DraftFiles, config: Mapping[str, Any], published: Mapping[str,
 
 
 def layer_shape(
-    files: DraftFiles, config: Mapping[str, Any], first: str, published: Mapping[str, Published]
+    files: DraftFiles,
+    config: Mapping[str, Any],
+    first: str,
+    published: Mapping[str, Published],
+    *,
+    slides: bool = False,
 ) -> DecoderConfig:
-    """The shape of the layers; an absent key has Llama's default (rotary base 10000, epsilon 1e-6)."""
-    settings = {key: value for key, value in config.items() if key not in ("sliding_window", "layer_types")}
+    """The shape of the layers; an absent key has Llama's default (rotary base 10000, epsilon 1e-6).
+
+    With `slides`, layer_types says which layers have the sliding window, as in the speculators library; the authors'
+    code has no windows.
+    """
+    kind = "qwen3" if config.get("model_type") == "qwen3" else "llama"
+    slides = slides and (kind == "qwen3" or bool(config.get("layer_types")))  # Llama's class makes no layer_types
+    windows = () if slides else ("sliding_window", "layer_types")
+    settings = {key: value for key, value in config.items() if key not in windows}
     settings.setdefault("num_hidden_layers", max(1, count_parts(published, "layers")))
     absent = [key for key in ("hidden_size", "num_attention_heads", "intermediate_size") if not settings.get(key)]
     if absent:
@@ -166,7 +183,6 @@ def layer_shape(
         raise ModelError(f"{files.name} lacks {first}.self_attn.q_proj.weight")
     if not settings.get("head_dim"):
         settings["head_dim"] = query.shape[0] // settings["num_attention_heads"]
-    kind = "qwen3" if config.get("model_type") == "qwen3" else "llama"
     layers = shape(settings, kind)
     return replace(
         layers,

@@ -14,6 +14,7 @@ from torch import Tensor
 # What a config says beside its sizes; others are flags of `write`.
 KEYS = ("rms_norm_eps", "rope_theta", "head_dim", "target_hidden_size", "norm_before_residual", "norm_before_fc")
 KEYS += ("fc_norm", "norm_output", "tie_word_embeddings", "bias", "qkv_bias", "eagle_config", "rope_scaling")
+KEYS += ("sliding_window", "layer_types", "use_sliding_window")
 TOP = ("eagle_aux_hidden_state_layer_ids", "target_hidden_size", "norm_before_residual", "norm_before_fc", "fc_norm")
 TOP += ("norm_output", "tie_word_embeddings")
 

@@ -114,7 +114,8 @@ def draft(
 ) -> tuple[Tensor, Tensor]:
     """The states that are fed back, and the head's inputs, after each pair of `tokens` [Q]: both [Q, E].
 
-    The first pairs have `features` [P, E]; each later one has the state fed back after the pair before it.
+    The first pairs have `features` [P, E]; each later one has the state fed back after the pair before it. A `window`
+    among the flags is how many pairs each one attends to, itself included.
     """
     known, size = list(features), features.shape[-1]
     for count in range(len(known), len(tokens) + 1):
@@ -124,7 +125,7 @@ def draft(
             torch.stack(known[:count]),
             config,
             flags,
-            torch.ones(count, count, dtype=torch.bool).tril(),
+            torch.ones(count, count, dtype=torch.bool).tril().triu(1 - flags.get("window", count)),
             torch.arange(count).to(features.dtype),
         )
         fed, read = h[:, :size], h[:, -size:]

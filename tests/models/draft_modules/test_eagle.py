@@ -59,6 +59,24 @@ EVERY: dict[str, tuple[str, dict[str, Any]]] = {
         {"draft": 15, "fc_norm": True, "norm_output": True},
     ),
     "speculators, three layers": ("speculators", {"draft": 15, "layers": 3, "norm_output": True}),
+    "speculators, all layers slide": (
+        "speculators",
+        {"draft": 15, "layers": 2, "layer_types": ["sliding_attention"] * 2, "sliding_window": 3, "window": 3},
+    ),
+    "speculators, Qwen3 that slides": (
+        "speculators",
+        {"draft": 15, "qk_norm": True, "use_sliding_window": True, "layer_types": ["sliding_attention"]}
+        | {"sliding_window": 2, "window": 2},
+    ),
+    "speculators, a window that no layer has": ("speculators", {"draft": 15, "sliding_window": 3}),
+    "speculators, Qwen3 with a window that is off": (
+        "speculators",
+        {"draft": 15, "qk_norm": True, "use_sliding_window": False, "sliding_window": 3},
+    ),
+    "EAGLE-3, whose authors know no window": (
+        "eagle3",
+        {"draft": 15, "sliding_window": 3, "layer_types": ["sliding_attention"]},
+    ),
     "speculators, Qwen3": ("speculators", {"draft": 15, "qk_norm": True, "head_dim": 6, "heads": 4, "kv_heads": 2}),
 }
 
@@ -136,7 +154,7 @@ def test_every_layout_is_its_formula(name: str, tmp_path: Path) -> None:
         states, logits = drafted(module, TOKENS[1:], fused[:4])
     own = layout in ("eagle3", "speculators") and "embed_tokens.weight" in tensors
     embedding = tensors["embed_tokens.weight"] if own else model.decoder.embedding
-    flags = {**flat, "norm_output": flags.get("norm_output") and layout == "speculators"}
+    flags = {**flat, **flags, "norm_output": flags.get("norm_output") and layout == "speculators"}
     expected, heads = naive_eagle.draft(tensors, embedding, TOKENS[1:], fused[:4], flat, flags)
     torch.testing.assert_close(states, expected, rtol=1e-10, atol=1e-10)
     head = tensors.get("lm_head.weight")
@@ -287,6 +305,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "eagle3",
         {"draft": 15, "fc_norm": True, "change": lambda tensors, config: config.update(fc_norm=False)},
         "has fc_norm=False, and its file has fc_norm.0.weight",
+    ),
+    "layers with and without a window": (
+        "speculators",
+        {"draft": 15, "layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3},
+        "names layers with and without a window",
     ),
     "both norms": ("speculators", {"draft": 15, "fc_norm": True, "norm_before_fc": True}, "both fc_norm and input_n"),
     "a weight that is not finite": (
