@@ -42,7 +42,7 @@ pardec {pardec}, torch {torch}, {day}. Small random drafters in published layout
 right without a change is tested against formulas in float64 ([layouts](../docs/guides/drafters.md)). A key that is
 ignored changes how many tokens are accepted, and no text. Biases, norms of heads, and how many heads of Medusa or Hydra
 there are, are those of the file, whatever the config says. In the layout of speculators, keys of a layer stand in
-`transformer_layer_config`.
+`transformer_layer_config`, and there is a `sliding_window` of 2.
 
 `python benchmarks/drafter_files.py`
 
@@ -91,7 +91,7 @@ EAGLES = {
     "EAGLE-1": _write_eagle("eagle"),
     "EAGLE-3": _write_eagle("eagle3", draft=15),
     "SpecForge": _write_eagle("eagle3", draft=15, fc_norm=True, norm_output=True),
-    "speculators": _write_eagle("speculators", draft=15),
+    "speculators": _write_eagle("speculators", draft=15, sliding_window=2),  # of layers that layer_types names
 }
 HEADS = {
     "Medusa": lambda folder: test_medusa.folder(folder, head_folders.medusa()),
@@ -124,7 +124,7 @@ LAYER_KEYS: dict[str, list[Any]] = {  # of a decoder layer; nested in the layout
     "rope_scaling": [{"type": "linear", "factor": 2.0}, {"type": "dynamic", "factor": 2.0}],
     "rope_parameters": [_ROPE],
     "partial_rotary_factor": [0.5],
-    "sliding_window": [2],
+    "sliding_window": [3],
     "layer_types": [["sliding_attention"]],
     "attention_bias": [True],
     "mlp_bias": [True],
