@@ -178,21 +178,23 @@ class Evidence:
     def take(self, rows: np.ndarray | Tensor) -> Evidence:
         """The evidence of these rows, in this order; rows may repeat. The forward's distribution must be unchanged.
 
-        Rows that only the device knows have no `known`.
+        Rows that only the device knows have no `known`, and no attention.
         """
         distribution, at = self.distribution, upload(rows, self.positions.device)
         assert isinstance(distribution, DenseDistribution | ChunkedDistribution), "no stage has changed it"
         index = distribution.index
         if index is None:
             index = torch.arange(self.positions.numel(), device=at.device).view(self.positions.shape)
-        attention = None if self.attention is None else take_rows(self.attention, rows)
+        attention = None
+        if self.attention is not None and isinstance(rows, np.ndarray):
+            attention = take_rows(self.attention, rows)
         return Evidence(
             distribution.reindexed(index[at]),
             self.positions[at],
             self.eligible[at],
             self.request,
             attention=attention,
-            known=None if self.known is None or isinstance(rows, Tensor) else self.known[rows],
+            known=self.known[rows] if self.known is not None and isinstance(rows, np.ndarray) else None,
         )
 
     def propose(self, tokens: Tensor, score: Tensor) -> Proposal:

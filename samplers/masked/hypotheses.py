@@ -215,6 +215,7 @@ class Branching:
             and not loop.with_distribution
             and loop.forward.limits is None
             and isinstance(compared.evidence.distribution, DenseDistribution)
+            and compared.evidence.attention is None
             and hasattr(compared.evidence.request.source, "row_keys")  # else they are recorded numbers
             and all(Trait.NEEDS_NO_HOST in each.provides and loop.memory.get(id(each)) is None for each in stages)
         )
@@ -238,7 +239,7 @@ class Branching:
         valid = torch.ones(len(first), dtype=torch.bool, device=device)
         for step in range(1, int(self.depths.max()) + 1):
             due = upload(self.depths[number] >= step, device)
-            drafted.keys = lambda at, now=clock + (step - 1): keys_at(keys, now, at)  # type: ignore[misc]
+            drafted.keys = lambda at, now=clock + (step - 1): keys_at(keys, now, at)
             draft = self._draft(inner, step, number, (valid & due)[:, None], past)
             valid = valid & (draft.which.any(1) | ~due)
             drafted.write(draft)

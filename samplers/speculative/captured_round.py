@@ -294,12 +294,13 @@ class _Captured:
         plan = Plan(drafted, positions, positions, _CAUSAL, base + size, order, hidden=hidden_of)
         hidden = self.run(plan)
         raw = hidden.logits(in_order=True)
-        columns: Any = DeviceColumn(size), DeviceColumn(base)
+        sizes: Any = DeviceColumn(size)
+        starts: Any = DeviceColumn(base)
         logits = raw if self.filters is None else self.filters(raw)
         uniforms = RoundUniforms(cast("Any", DeviceSeeds(seeds)), cast("Any", seeds), cast("Any", rounds), table.device)
         q = tensors["q"][:, :width] if self.sampled else None
         verdict = self.accept.accept(
-            Draft(drafted, *columns, q=q), TargetDistributions(raw, logits, self.greedy), uniforms, None
+            Draft(drafted, sizes, starts, q=q), TargetDistributions(raw, logits, self.greedy), uniforms, None
         )
         # The accepted tokens and the one after them take the positions from base + 1 on; column C is no position.
         following = drafted.roll(-1, 1)
