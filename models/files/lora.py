@@ -86,6 +86,12 @@ class _Update:
         only = self.bias if self.whole is None else self.whole
         return None if only is None else tuple(only.shape)
 
+    @property
+    def low_rank(self) -> bool:
+        """Whether it adds s B A to a matrix [N, K], and does nothing else."""
+        more = self.whole, self.magnitude, self.bias
+        return self.a is not None and self.b is not None and not self.transposed and all(each is None for each in more)
+
     def equals(self, other: _Update | None) -> bool:
         """Whether `other` is the same change."""
         if other is None or (self.scale, self.transposed) != (other.scale, other.transposed):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pardec.models.caches.kv_cache import KVCache
     from pardec.models.draft_modules.contracts import DraftModule, ModuleName
     from pardec.models.model import LanguageModel
-    from pardec.models.plan import Hidden, TargetStates
+    from pardec.models.plan import Hidden, Plan, TargetStates
 
     from ..request import Request
     from .sequences import Sequences
@@ -655,6 +655,7 @@ class ProbeNodes:
     counts: np.ndarray  # [B, L] on the host: how many probes 0, probes 1, ... each row has
     inputs: Tensor | None = None  # [L, E] input vectors
     splices: tuple[ProbeInjection, ...] = ()  # instead of `inputs`: one per step, with one probe node per step
+    run: Callable[[Plan, KVCache | None], Hidden] | None = None  # runs the forward with `inputs`; None: the model does
 
     def rows(self, rows: np.ndarray) -> ProbeNodes:
         """The probe nodes of these rows."""

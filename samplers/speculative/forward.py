@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -197,10 +197,18 @@ class VerifyForward(RowState):
     def rows_changed(self) -> None:
         self.order = torch.arange(self.cache.reach + 1, device=self.text.device)
 
-    def _run(self, draft: Draft, rows: np.ndarray, *, cache: KVCache | None = None, **options: Any) -> Hidden:
+    def _run(
+        self,
+        draft: Draft,
+        rows: np.ndarray,
+        *,
+        cache: KVCache | None = None,
+        run: Callable[[Plan, KVCache | None], Hidden] | None = None,
+        **options: Any,
+    ) -> Hidden:
         """Runs one forward of `draft` for the live `rows`, planned by `_plan` with these options.
 
-        A given `cache` has exactly these rows.
+        A given `cache` has exactly these rows. `run` takes the place of the model's.
         """
         plan = self._plan(draft, rows, **options)
         if cache is None:
@@ -210,7 +218,7 @@ class VerifyForward(RowState):
         if plan.layers is None or plan.layers.stop is None:  # a forward in parts counts once
             self.padded += plan.tokens.numel() - int(draft.sizes.sum())
         self.runs.append((plan, cache))
-        return self.model.run(plan, cache)
+        return (run or self.model.run)(plan, cache)
 
     def _plan(self, draft: Draft, rows: np.ndarray, *, whole: bool = True, narrow: bool = False) -> Plan:
         """The plan of `draft` for the live `rows`.

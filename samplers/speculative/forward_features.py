@@ -242,7 +242,7 @@ class ExtendedForward(VerifyForward):
                 return output
             return replace(output, taps={**draft.early.outputs(output.plan.width), **output.taps})
         if not queries.splices:
-            return self._run(whole, rows, soft=inputs_of(draft, whole.width), wanted=nodes)
+            return self._run(whole, rows, soft=inputs_of(draft, whole.width), wanted=nodes, run=queries.run)
         start, states, part = 0, None, draft
         for number, splice in enumerate(queries.splices):
             output = self._run(part, rows, soft=states, layers=slice(start, splice.layer + 1), wanted=nodes)

@@ -11,7 +11,8 @@ A stride of N in the paper is k = N - 1. K/V of masks are never kept. The model 
 attention="causal", and `mask` is the id that its training fills in. The text is that of the causal model, whatever the
 masks predict; how often a draft is accepted is the model's merit.
 Deviates from the authors' code: the prompt's forward has no masks, so the first draft comes a round later; rows of any
-lengths in a batch. The published LoRA, which is on at masks alone, is not supported.
+lengths in a batch. An `adapter` is a LoRA that is on at masks alone, as with their setting `conditional_lora`: the text
+is that of the model without it.
 Exact: greedy and distribution, with an exact acceptance.
 """
 
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from pardec.models import finite
+from pardec.models.draft_modules.gated import GatedAdapter, gated_adapter
 from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import TargetStates
@@ -70,6 +72,8 @@ class MaskProbes:
 class MaskState(QueryState):
     """The states of the masks after an accepted draft."""
 
+    adapter: GatedAdapter | None = None  # of the masks
+
     def failure(self) -> PardecError:
         model = self.context.model
         error = finite.by_weights(model.name, "logits", model.decoder)
@@ -102,6 +106,7 @@ class Idlm(StateDrafter):
 
     k: Annotated[int, "masks after a draft, which is how many tokens the next one has"] = 3
     mask: Annotated[int | None, "id of the mask token; default: that of the checkpoint, if it denoises blocks"] = None
+    adapter: Annotated[str | None, "LoRA that is on at the masks alone, a folder or hub id"] = None
 
     def __post_init__(self) -> None:
         self.require("k", least=1)
@@ -135,13 +140,16 @@ class Idlm(StateDrafter):
         return self.k
 
     def start(self, context: DecodeContext) -> MaskState:
-        return MaskState(context, MaskProbes(context.model, self.k), self.k)
+        state = MaskState(context, MaskProbes(context.model, self.k), self.k)
+        state.adapter = None if self.adapter is None else gated_adapter(context.model, self.adapter)
+        return state
 
     def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: MaskState) -> Draft:
         draft = state.draft(self.k, remaining, uniforms)
         masks = torch.full((self.k,), self.mask_id(context.model), device=context.text.device)
         probes = after_last(draft, ProbeLayout.single(self.k), remaining)
-        return replace(draft, queries=replace(probes, inputs=_embedded(context.model, masks)))
+        run = None if state.adapter is None else state.adapter.run
+        return replace(draft, queries=replace(probes, inputs=_embedded(context.model, masks), run=run))
 
 
 def _embedded(model: LanguageModel, ids: Tensor) -> Tensor:

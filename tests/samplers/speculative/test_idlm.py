@@ -2,25 +2,111 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 import pardec
-from pardec.models.errors import SpecError
+from pardec.models.errors import ModelError, SpecError
 from pardec.samplers import registry
+from tests.models import adapters
 from tests.models.families.test_families import published, rewrite
 from tests.reference import naive_idlm as naive
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 
 MASK = 4
+SMALL_MASK = 7
+
+
+class Gated:
+    """A transformers model whose linear layers add the products of an adapter at the last positions alone."""
+
+    def __init__(self, model: Any, halves: dict[str, Tensor], scale: float) -> None:
+        self.model, self.last = model, 0  # at so many positions it is on
+        for name, module in model.named_modules():
+            if (stem := f"base_model.model.{name}.lora_") + "A.weight" in halves:
+                a, b = (halves[stem + f"{half}.weight"] for half in "AB")
+                module.register_forward_hook(partial(self.add, scale * b, a))
+
+    def add(self, b: Tensor, a: Tensor, module: Any, inputs: tuple[Tensor], output: Tensor) -> Tensor:
+        more = torch.zeros_like(output)
+        for at in range(output.shape[1] - self.last, output.shape[1]):
+            more[:, at] = inputs[0][:, at] @ a.t() @ b.t()
+        return output + more
+
+    @torch.no_grad()
+    def likeliest(self, tokens: list[int], masks: int = 0) -> list[int]:
+        """The likeliest token after each of `tokens` and of so many masks after them."""
+        self.last = masks
+        result: list[int] = self.model(torch.tensor([[*tokens, *[SMALL_MASK] * masks]])).logits[0].argmax(-1).tolist()
+        return result
+
+
+def naive_gated(gated: Gated, prompt: list[int], new: int, k: int) -> tuple[list[int], list[int]]:
+    """Tokens, and how many drafted ones each forward after the prompt's accepted; all is computed anew each time."""
+    text, end, drafted, accepted = list(prompt), len(prompt) + new, list[int](), list[int]()
+    text.append(gated.likeliest(text)[-1])
+    while (left := end - len(text)) > 0:
+        drafted = drafted[: left - 1]
+        masks = min(k, max(left - len(drafted) - 2, 0))
+        after = gated.likeliest([*text, *drafted], masks)[len(text) - 1 :]
+        count = next((at for at, token in enumerate(drafted) if token != after[at]), len(drafted))
+        text += [*drafted[:count], after[count]]
+        accepted.append(count)
+        drafted = after[len(drafted) + 1 :] if count == len(drafted) else []
+    return text, accepted
+
+
+@pytest.fixture
+def adapted(tmp_path: Path) -> tuple[Path, Path, Gated]:
+    """A small Qwen3, an adapter of all its linear layers, and both in transformers."""
+    shape = {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": SMALL_MASK + 1}
+    reference = published("Qwen3", tmp_path / "base", **shape)
+    modules = [name for name, module in reference.named_modules() if isinstance(module, torch.nn.Linear)]
+    modules.remove("lm_head")
+    tensors = {f"{name}.weight": reference.get_submodule(name).weight.detach() for name in modules}
+    halves = adapters.pairs(tensors, modules, rank=4)
+    return tmp_path / "base", adapters.write_adapter(tmp_path / "lora", halves, r=4), Gated(reference, halves, 6 / 4)
+
+
+def assert_on_at_masks_alone(adapted: tuple[Path, Path, Gated], k: int) -> None:
+    """Text and accepted tokens are those of the plain version, in a batch and alone."""
+    folder, lora, gated = adapted
+    model = pardec.load(folder, device="cpu", dtype="float32")
+    generator = torch.Generator().manual_seed(2)
+    prompts = [torch.randint(3, SMALL_MASK, (size,), generator=generator).tolist() for size in (9, 2, 5, 7, 3, 4)]
+    arguments: dict[str, Any] = {"max_new_tokens": 23, "stop_ids": []}
+    spec = f"idlm:mask={SMALL_MASK},k={k}"
+    plain, drafted, without = (
+        model.generate(input_ids=prompts, sampler=one, **arguments)
+        for one in ("sequential", f"{spec},adapter={lora}", spec)
+    )
+    assert plain.tokens == drafted.tokens == without.tokens
+    each = []
+    for row, prompt in enumerate(prompts):
+        text, accepted = naive_gated(gated, prompt, 23, k)
+        alone = model.generate(input_ids=[prompt], sampler=f"{spec},adapter={lora}", **arguments)
+        assert drafted.sequences[row, : len(text)].tolist() == alone.sequences[0].tolist() == text
+        assert list(drafted.trace.accepted[row][1:]) == list(alone.trace.accepted[0][1:]) == accepted
+        each += accepted
+    assert 0 < sum(each) < k * len(each)
+    assert drafted.trace.accepted != without.trace.accepted
+    again = model.generate(input_ids=prompts, sampler="sequential", **arguments)
+    assert again.tokens == plain.tokens  # and off when another sampler runs
 
 
 @pytest.mark.parametrize("k", [1, 3, 5])
 @pytest.mark.seeds("arXiv:2604.11035")
-def test_tokens_and_forwards_are_those_of_whole_forwards(k: int) -> None:
-    """The plain version feeds the whole text, the draft and the masks at every forward, without a cache."""
+def test_tokens_and_forwards_are_those_of_whole_forwards(adapted: tuple[Path, Path, Gated], k: int) -> None:
+    """The plain version feeds the whole text, the draft and the masks at every forward, without a cache.
+
+    So does that of an adapter, which is on at the masks alone.
+    """
     taken, begun = 0, 0
     for seed in range(6):
         model, prompt = toy_ar(seed, sharp=0.3), [1, 2, 3]
@@ -32,6 +118,7 @@ def test_tokens_and_forwards_are_those_of_whole_forwards(k: int) -> None:
         taken, begun = taken + sum(accepted), begun + accepted.count(0)
     assert taken, "no draft was ever accepted: the test shows nothing"
     assert begun > 6, "no draft was ever refused: the test shows nothing"
+    assert_on_at_masks_alone(adapted, k)
 
 
 def test_greedy_text_is_kept_in_a_ragged_batch() -> None:
@@ -60,3 +147,16 @@ def test_what_has_no_mask_or_drafts_trees_is_refused() -> None:
         registry.resolve("idlm:mask=4+beam")
     with pytest.raises(SpecError, match="idlm: k must be at least 1, got 0"):
         registry.resolve("idlm:mask=4,k=0")
+
+
+def test_an_adapter_of_anything_but_the_layers_matrices_is_refused(adapted: tuple[Path, Path, Gated]) -> None:
+    folder, lora, _ = adapted
+    model = pardec.load(folder, device="cpu", dtype="float32")
+    weights = load_file(lora / "adapter_model.safetensors")
+    head = {
+        f"base_model.model.lm_head.lora_{half}.weight": torch.ones(4, 48) if half == "A" else torch.ones(8, 4)
+        for half in "AB"
+    }
+    adapters.write_adapter(lora, weights | head, r=4)
+    with pytest.raises(ModelError, match="lora changes lm_head.weight, which cannot be changed at masks alone"):
+        model.generate(input_ids=[[3, 4]], sampler=f"idlm:mask=7,adapter={lora}", max_new_tokens=4)
