@@ -341,8 +341,11 @@ class Drafter(Stage):
     device: str | None = None  # the device of the checkpoint it needs; None: the target's
 
     def width(self, model: LanguageModel) -> int:
-        """The most nodes of a draft, node 0 included."""
-        raise self.undefined("width")
+        """The most nodes of a draft, node 0 included; by default one more than the drafter's k."""
+        k: int | None = getattr(self, "k", None)
+        if k is None:
+            raise self.undefined("width")
+        return k + 1
 
     @property
     def needed_model(self) -> str | None:

@@ -72,9 +72,6 @@ class StateDrafter(Drafter):
 
     k: int
 
-    def width(self, model: LanguageModel) -> int:
-        return self.k + 1
-
     def read_prompt(self, rows: np.ndarray, hidden: Hidden, context: DecodeContext, state: Any) -> None:
         state.read_prompt(rows, hidden)
 

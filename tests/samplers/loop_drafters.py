@@ -78,9 +78,6 @@ class Chain(Drafter):
     k: int = 4
     over: int = 0
 
-    def width(self, model: LanguageModel) -> int:
-        return self.k + 1
-
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: None) -> Draft:
         counts = np.minimum(room + self.over, self.k)
         drafted = np.zeros((len(room), self.k), dtype=np.int64)

@@ -86,9 +86,6 @@ class Careless(Drafter):
     def __init__(self, k: int = 6) -> None:
         self.k = k
 
-    def width(self, model: LanguageModel) -> int:
-        return self.k + 1
-
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
         text, counts = context.text, np.minimum(room, self.k)
         where = torch.from_numpy(text.length)[:, None] + torch.arange(self.k)

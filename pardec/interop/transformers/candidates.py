@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError
-from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.batching import RowState
 from pardec.samplers.spec import Part, Spec, parse
@@ -73,9 +72,6 @@ class Candidates(Drafter):
                 f"candidates: {type(self.source).__name__} has no get_candidates and is not callable",
                 hint="pass a CandidateGenerator, or a function from a row's ids [1, L] to one",
             )
-
-    def width(self, model: LanguageModel) -> int:
-        return self.k + 1
 
     def start(self, context: DecodeContext) -> _Generators:
         rows = len(context.text)

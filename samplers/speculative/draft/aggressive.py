@@ -54,9 +54,6 @@ class Aggressive(Drafter):
     def __post_init__(self) -> None:
         self.require("k", "max_ngram", "agree", least=1)
 
-    def width(self, model: LanguageModel) -> int:
-        return self.k + 1
-
     def start(self, context: DecodeContext) -> PerRow[Alignment]:
         text = context.text
         source = None if self.source is None else self._read(self.source, context.model)

@@ -21,8 +21,6 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from pardec.models.model import LanguageModel
-
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, Uniforms
@@ -46,9 +44,6 @@ class CopySpec(Drafter):
 
     def __post_init__(self) -> None:
         self.require("k", "suffix", least=1)
-
-    def width(self, model: LanguageModel) -> int:
-        return self.k + 1
 
     def start(self, context: DecodeContext) -> PerRow[Copy]:
         return PerRow(Copy(self.suffix) for _ in range(len(context.text)))

@@ -183,9 +183,6 @@ class Diffusion(Drafter):
     def needed_model(self) -> str | None:
         return self.name
 
-    def width(self, model: LanguageModel) -> int:
-        return self.k + 1
-
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
         return parameter_ratio(target, draft_model)
 

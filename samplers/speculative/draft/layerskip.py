@@ -287,9 +287,6 @@ class LayerSkip(Drafter):
                 "layerskip: disk=true needs skip=search, whose result it keeps", hint="write skip=search,disk=true"
             )
 
-    def width(self, model: LanguageModel) -> int:
-        return self.k + 1
-
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
         """The share of sub-blocks that a forward runs."""
         return 1 - len(uniform(target.layers, self.ratio)) / (2 * target.layers)

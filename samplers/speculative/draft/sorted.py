@@ -188,9 +188,6 @@ class Sorted(Drafter):
     def needed_model(self) -> str | None:
         return self.name
 
-    def width(self, model: LanguageModel) -> int:
-        return self.k + 1
-
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
         """That of all the drafter's layers: an upper bound."""
         return parameter_ratio(target, draft_model)

@@ -57,9 +57,6 @@ class SparseKV(Drafter):
             self, "_reading", any_reading_of(self.read, "sparsekv")
         )  # no field: it follows from the spec
 
-    def width(self, model: LanguageModel) -> int:
-        return self.k + 1
-
     @property
     def last_queries(self) -> int:
         return int(self._reading.last_queries)

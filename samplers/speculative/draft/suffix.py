@@ -30,8 +30,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from pardec.models.model import LanguageModel
-
 from ...limits import check_nodes
 from ...registry import register
 from ...traits import Trait
@@ -168,9 +166,6 @@ class Suffix(Drafter):
         copies = frozenset({Trait.COPIES, Trait.DRAFTS_ONE_CHAIN, Trait.OBSERVES_TOKENS})
         chains = frozenset() if self.tree else copies
         return chains | {Trait.KEEPS_DRAFTS} if self.keep else chains
-
-    def width(self, model: LanguageModel) -> int:
-        return self.k + 1
 
     def start(self, context: DecodeContext) -> _Texts:
         stores: WeakKeyDictionary[Any, Store] = vars(self)["_stores"]

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from pardec.samplers.traits import Trait
@@ -122,9 +121,6 @@ class Adversary(Drafter):
 
     def __init__(self, kind: Kind, k: int = 3) -> None:
         self.kind, self.k = kind, k
-
-    def width(self, model: LanguageModel) -> int:
-        return self.k + 1
 
     def propose(self, context: DecodeContext, room: np.ndarray, uniforms: Uniforms, state: Any) -> Draft:
         text, counts = context.text, np.minimum(room, self.k)
