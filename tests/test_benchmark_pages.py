@@ -84,7 +84,7 @@ def test_the_documentation_quotes_both_tables_and_the_sections(tmp_path: Path) -
 def test_the_pages_of_rounding_and_of_long_runs() -> None:
     row = {"way": "bfloat16", "positions": 10, "largest": 0.5, "error": 0.1, "kl": 0.01, "ties": 0.25, "near": 0.5}
     data = {
-        "processor": "P", "torch": "2", "date": "D", "new": 4, "logits": [{**row, "other": 0.125}],
+        "processor": "P", "torch": "2", "date": "D", "new": 4, "command": "C", "logits": [{**row, "other": 0.125}],
         "shapes": [{"way": "bfloat16", "positions": 8, "same": 0.5, "other": 0.25, "largest": 0.125}],
         "batches": [{"way": "bfloat16", "rows": 64, "equal": {str(size): 64 - size for size in numerics.SIZES}}],
     }  # fmt: skip

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pardec.models.errors import ModelError
+
 AVERAGE = 0.998  # decay of the moving average of the weights
 SAVE_EVERY = 120.0  # seconds
 LOG_EVERY = 20.0  # seconds of training
@@ -159,11 +161,16 @@ class Resumable(ABC):
         os.replace(path.with_suffix(".part"), path)
 
     def restore(self, device: torch.device) -> None:
-        """Continues from the stored state, if there is one."""
+        """Continues from the stored state, if there is one. Raises ModelError for one that lacks a part."""
         path = self.state / "state.pt"
         if not path.exists():
             return
         state = torch.load(path, map_location=device, weights_only=True)
+        if missing := {*self.parts(), "optimizers"} - set(state):
+            raise ModelError(
+                f"{path} was written by another version: it has no {', '.join(sorted(missing))}",
+                "finish that run with the version that began it, or give another folder",
+            )
         for name, part in self.parts().items():
             part.load_state_dict(state.pop(name))
         for optimizer, stored in zip(self.optimizers, state.pop("optimizers"), strict=True):

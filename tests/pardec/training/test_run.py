@@ -11,6 +11,7 @@ from safetensors import safe_open
 
 import pardec
 from pardec.models.draft_modules.load import load_draft_module
+from pardec.models.errors import ModelError
 from pardec.training.losses import loss
 from pardec.training.networks import KINDS, Options, Target
 from pardec.training.run import Plan, Run
@@ -91,6 +92,17 @@ def test_the_loss_falls_a_resumed_run_is_the_whole_one_and_the_export_loads(
     assert card["recipe"]["steps"] == 20
     assert 1 <= card["acceptance"]["length"] <= 4
     assert (tmp_path / "out" / "README.md").read_text().startswith("# parts")
+
+
+def test_a_state_that_lacks_a_part_is_refused(model: pardec.Model, states: States, tmp_path: Path) -> None:
+    run = start("medusa", model, states, tmp_path)
+    run.save()
+    file = run.state / "state.pt"
+    stored = torch.load(file, weights_only=True)
+    del stored["optimizers"]
+    torch.save(stored, file)
+    with pytest.raises(ModelError, match="written by another version: it has no optimizers"):
+        start("medusa", model, states, tmp_path)
 
 
 @pytest.mark.parametrize("kind", KINDS)
