@@ -10,7 +10,7 @@ import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
-pytestmark = [
+WHERE_TRITON_RUNS = [
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
     pytest.mark.skipif(not INTERPRETED and DEVICE.type != "cuda", reason="needs a GPU or Triton's interpreter"),
 ]

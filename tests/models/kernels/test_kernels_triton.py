@@ -14,7 +14,9 @@ from pardec.models.kernels.ops import REFERENCE, triton_ops
 from pardec.models.layers.rope import Rope, default_frequencies
 from pardec.models.plan import Plan, Visible
 from tests.grids import fewer_where
-from tests.triton_runs import DEVICE, INTERPRETED
+from tests.triton_runs import DEVICE, INTERPRETED, WHERE_TRITON_RUNS
+
+pytestmark = WHERE_TRITON_RUNS
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}

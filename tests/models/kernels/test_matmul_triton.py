@@ -22,7 +22,9 @@ from pardec.models.plan import Plan, Visible
 from tests.grids import fewer_where
 from tests.models.kernels.test_kernels_triton import close, random
 from tests.models.toys import ids, model
-from tests.triton_runs import DEVICE, INTERPRETED
+from tests.triton_runs import DEVICE, INTERPRETED, WHERE_TRITON_RUNS
+
+pytestmark = WHERE_TRITON_RUNS
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 BRAIN = torch.bfloat16

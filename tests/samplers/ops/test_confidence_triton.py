@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from tests.grids import fewer_where
-from tests.triton_runs import DEVICE, INTERPRETED
+from tests.triton_runs import DEVICE, INTERPRETED, WHERE_TRITON_RUNS
+
+pytestmark = WHERE_TRITON_RUNS
 
 
 def define(logits):

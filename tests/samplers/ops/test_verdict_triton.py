@@ -12,7 +12,9 @@ from pardec.samplers.speculative.contracts import Draft, Verdict
 from pardec.samplers.speculative.ops.verification import judge
 from pardec.samplers.speculative.uniforms import RoundUniforms
 from tests.grids import fewer_where
-from tests.triton_runs import DEVICE, INTERPRETED
+from tests.triton_runs import DEVICE, INTERPRETED, WHERE_TRITON_RUNS
+
+pytestmark = WHERE_TRITON_RUNS
 
 
 def both(draft: Draft, p: Tensor, monkeypatch: pytest.MonkeyPatch, seed: int = 0) -> tuple[Verdict, Verdict]:
