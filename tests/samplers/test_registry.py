@@ -21,7 +21,8 @@ CARDS = {f"{card.family}/{card.name}": card for card in registry.cards()}
 TESTS = Path(__file__).parent
 
 
-PAPER = r"arXiv:\d{4}\.\d{5}|https://huggingface\.co/[\w./-]+"  # a model whose report has no number is its card
+# A model whose report has no number is its card, and a paper that is not on arXiv its page at the conference.
+PAPER = r"arXiv:\d{4}\.\d{5}|https://huggingface\.co/[\w./-]+|https://cvpr\.thecvf\.com/virtual/\d+/poster/\d+"
 
 
 @pytest.mark.parametrize("name", CARDS)

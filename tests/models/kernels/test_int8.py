@@ -136,7 +136,7 @@ def test_a_layer_in_one_go_gives_the_bits_of_its_operations(monkeypatch, dtype, 
         slots = slice(plan.uniform - plan.width, plan.uniform)
         cache.k[0][:, slots], cache.v[0][:, slots] = torch.nan, torch.nan
         picked = plan.want if last else None
-        step = module._pass(plan, cache, choose_ops(module.device, module.dtype))
+        step = module.layer_pass(plan, cache, choose_ops(module.device, module.dtype))
         assert torch.equal(module._layers(h, inputs, step, picked), found)
         assert torch.equal(cache.k[0], stored[0])
         assert torch.equal(cache.v[0], stored[1])
