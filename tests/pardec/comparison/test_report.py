@@ -130,7 +130,7 @@ def test_the_replay_plays_to_the_end(opened: Callable[..., Any]) -> None:
     slider, play = view.locator("#replay [data-part=slider]"), view.locator("#replay [data-part=play]")
     assert tokens(view, "masked") == 0
     assert slider.input_value() == slider.get_attribute("max") == "12"
-    view.locator("#replay [data-part=speed]").select_option("32")
+    view.locator("#replay [data-part=speed]").select_option("8")
     play.click()
     seen = set()
     while play.inner_text() == "Pause":
