@@ -305,14 +305,16 @@ LATE = {"sampler": "sequential", "max_new_tokens": 24, "block_length": 8, "stop_
     [
         ("tiny-llada", {}, 10),
         ("tiny-llada", {"sampler": "sequential@dual"}, 10),
-        ("tiny-llada", {"sampler": "credit+fixed:steps=12", "temperature": 0.8, "seed": 3}, 5),
+        pytest.param(
+            "tiny-llada", {"sampler": "credit+fixed:steps=12", "temperature": 0.8, "seed": 3}, 5, marks=pytest.mark.slow
+        ),
         ("tiny-dream", {"sampler": "fixed"}, 10),
         ("tiny-dream", {"sampler": "sequential@dual"}, 1),  # the first position of its block has to be known
         ("tiny-llada", {"sampler": "threshold:tau=1@dual"}, 0),  # the host does not know how many tokens pass
         ("tiny-llada", {"sampler": "sequential@dkv"}, 0),  # it reads the tokens before each forward
-        ("tiny-llada", {"sampler": "localleap+sequential@dual"}, 0),
+        pytest.param("tiny-llada", {"sampler": "localleap+sequential@dual"}, 0, marks=pytest.mark.slow),
         ("tiny-llada", {"sampler": "sequential+eos", "stop_ids": [3]}, 0),  # a row may end, and does
-        ("tiny-llada", {"stop": ["x"]}, 0),
+        pytest.param("tiny-llada", {"stop": ["x"]}, 0, marks=pytest.mark.slow),
     ],
 )
 def test_tokens_that_feed_events_alone_are_read_after_the_next_launch(
