@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from pardec.models.kernels.cpu.library import supported
 from pardec.models.kv_stores.cache import stored_bytes
 from pardec.models.layers.quantize import weight_bytes
 from pardec.models.model import LanguageModel
+from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.ops.chunked_distribution import CHUNK_BYTES
 from pardec.samplers.speculative.cache.stored_cache import StoredKV
@@ -155,10 +157,12 @@ def plan(
     call = loaded.prepare(
         input_ids=[[0] * prompt], sampler=sampler, max_new_tokens=new, temperature=temperature, stop_ids=[]
     )
-    of = _MaskedSizes if loaded.family == "masked" else _Sizes
-    if acceptance is not None and of is _MaskedSizes:
-        raise SpecError(f"acceptance is of drafts, and {loaded.name} has none", "leave it out")
-    return _planned(of(loaded.language_model, call.request, prompt, new), call.sampler, batch, memory, acceptance)
+    sizes = _Sizes(loaded.language_model, call.request, prompt, new)
+    if loaded.family == "masked":
+        if acceptance is not None:
+            raise SpecError(f"acceptance is of drafts, and {loaded.name} has none", "leave it out")
+        sizes = _MaskedSizes(loaded.language_model, call.request, prompt, new, call.sampler)
+    return _planned(sizes, call.sampler, batch, memory, acceptance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,26 +244,35 @@ class _Sizes:
         return int(tokens * (widest * size + _INDEX) + mask)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _MaskedSizes(_Sizes):
     """The sizes of the parts of a masked request. A loop of one row says what a row holds before its first forward."""
 
-    def parts(self, sampler: Any, batch: int) -> tuple[dict[str, int], int, int, int]:
-        """The parts of the peak, the positions of a block, the bytes of the logits kept at a time, and 0."""
-        _demand_plain(sampler, self.model)
-        model, loop = self.model, MaskedLoop(self.model, sampler, self.request)
+    sampler: MaskedSampler
+
+    @cached_property
+    def row(self) -> tuple[int, int, int, int, int | None]:
+        """Of one row: copies, positions, positions of a block, bytes of its canvas, and slots of a cache, if any."""
+        _demand_plain(self.sampler, self.model)
+        loop = MaskedLoop(self.model, self.sampler, self.request)
         forward, canvas = loop.forward, loop.canvas
         try:
-            rows, length, block = batch * forward.copies, canvas.length, canvas.window.shape[1]
-            kv = 0 if forward.cache is None else _plain(model.decoder, rows, forward.cache.capacity)
+            slots = None if forward.cache is None else forward.cache.capacity
             held = sum(value.nbytes for value in vars(canvas).values() if isinstance(value, Tensor))
+            return forward.copies, canvas.length, canvas.window.shape[1], held, slots
         finally:
             loop.close()
+
+    def parts(self, sampler: Any, batch: int) -> tuple[dict[str, int], int, int, int]:
+        """The parts of the peak, the positions of a block, the bytes of the logits kept at a time, and 0."""
+        model, (copies, length, block, held, slots) = self.model, self.row
+        rows = batch * copies
+        kv = 0 if slots is None else _plain(model.decoder, rows, slots)
         of_bits, vocab = model.dtype.itemsize, model.vocab_size
         wanted = length if Trait.FILLS_ROWS in sampler.traits else block
         at_once = min(batch * wanted, max(1, CHUNK_BYTES // (_FLOAT * vocab)))
         logits = at_once * vocab * _FLOAT
-        head = forward.copies * (logits + (0 if model.dtype == torch.float32 else at_once * vocab * of_bits))
+        head = copies * (logits + (0 if model.dtype == torch.float32 else at_once * vocab * of_bits))
         states = rows * length * model.width * of_bits
         plain = model.decoding_config.attention == "bidirectional"
         parts = {"weights": model.weight_bytes, "kv": kv, "canvas": batch * held}
@@ -272,7 +285,7 @@ class _MaskedSizes(_Sizes):
 
 
 def _demand_plain(sampler: Any, model: LanguageModel) -> None:
-    """Raises SpecError for a stage that keeps what is not planned: attention maps, outputs of layers, or more rows."""
+    """Raises SpecError if a stage keeps memory that the plan does not count."""
     traits = sampler.traits
     kept = {
         "attention maps": Trait.READS_ATTENTION in traits,
