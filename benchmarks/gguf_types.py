@@ -21,8 +21,6 @@ from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy
-import torch
 from torch import Tensor
 
 import pardec
@@ -32,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
 from cpu_engines import ENVIRONMENTS, Left, Peers, processor_features, processor_flags  # noqa: E402
-from packed_error import answers, log_probabilities  # noqa: E402
+from packed_error import answers, by_worker, compared, log_probabilities  # noqa: E402
 
 FILE_TYPES = {
     "F16": 1, "BF16": 32, "Q8_0": 7, "Q4_0": 2, "Q4_1": 3, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K_M": 12, "Q4_K_M": 15,
@@ -71,17 +69,6 @@ def _quantize(python: Path, source: Path, file: Path, kind: int) -> None:
         raise Left(f"llama.cpp cannot write it: {(ran.stderr.strip().splitlines() or ['no output'])[-1][:200]}")
 
 
-def logits_of(python: Path, worker: str, file: Path, texts: list[tuple[list[int], int]]) -> Tensor:
-    """[T, V] log-probabilities by a worker. Raises Left with its last line where it fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "logits.npy"
-        program = [python, "-P", HERE / "cpu_workers" / f"{worker}.py", file, out]
-        ran = subprocess.run(program, input=json.dumps(texts), capture_output=True, text=True, check=False)
-        if ran.returncode:
-            raise Left((ran.stderr.strip().splitlines() or ["no output"])[-1][:160])
-        return torch.from_numpy(numpy.load(out)).double().log_softmax(-1)
-
-
 def tensors(file: Path) -> str:
     """How many tensors of each type the file has."""
     from gguf import GGUFReader
@@ -98,8 +85,8 @@ def rows_of(file: Path, texts: list[tuple[list[int], int]], peers: Peers) -> lis
         ("llama.cpp", "logits", "llama_cpp_logits"),
     ):
         try:
-            found[name] = logits_of(peers.python(environment), worker, file, texts)
-        except Left as reason:
+            found[name] = by_worker(worker, peers.python(environment), file, texts)
+        except (Left, RuntimeError) as reason:
             found[name] = f"refuses: {reason}"
     for name, given in PARDEC.items():
         try:
@@ -116,8 +103,7 @@ def rows_of(file: Path, texts: list[tuple[list[int], int]], peers: Peers) -> lis
             rows.append((name, "the reference", ""))
         else:
             assert isinstance(reference, Tensor)
-            divergence = (reference.exp() * (reference - each)).sum(-1).mean().item()
-            same = (reference.argmax(-1) == each.argmax(-1)).double().mean().item()
+            divergence, same = compared(reference, each)
             rows.append((name, f"{max(divergence, 0.0):.5f}", f"{same:.1%}"))
     return rows
 

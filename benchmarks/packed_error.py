@@ -42,12 +42,15 @@ def log_probabilities(model: pardec.Model, texts: list[tuple[list[int], int]]) -
     return torch.cat(rows)
 
 
-def by_llama_cpp(python: Path, model: str, texts: list[tuple[list[int], int]]) -> Tensor:
+def by_worker(name: str, python: Path, model: str | Path, texts: list[tuple[list[int], int]]) -> Tensor:
+    """[T, V] log-probabilities of another engine. Raises RuntimeError with the last line of a worker that fails."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "logits.npy"
-        worker = Path(__file__).parent / "cpu_workers" / "llama_cpp_logits.py"
         # -P: modules beside the worker have names of packages.
-        subprocess.run([python, "-P", worker, model, out], input=json.dumps(texts), text=True, check=True)
+        program = [python, "-P", Path(__file__).parent / "cpu_workers" / f"{name}.py", model, out]
+        ran = subprocess.run(program, input=json.dumps(texts), capture_output=True, text=True, check=False)
+        if ran.returncode:
+            raise RuntimeError((ran.stderr.strip().splitlines() or ["no output"])[-1][:160])
         return torch.from_numpy(numpy.load(out)).double().log_softmax(-1)
 
 
@@ -78,14 +81,18 @@ def main() -> None:
         name = ", ".join(f"`{key}={value}`" for key, value in case.items())
         show(name, other.network.weight_bytes, reference, log_probabilities(other, texts))
     if given.llama_cpp:
-        show(
-            "llama.cpp", Path(given.model).stat().st_size, reference, by_llama_cpp(given.llama_cpp, given.model, texts)
-        )
+        found = by_worker("llama_cpp_logits", given.llama_cpp, given.model, texts)
+        show("llama.cpp", Path(given.model).stat().st_size, reference, found)
+
+
+def compared(reference: Tensor, found: Tensor) -> tuple[float, float]:
+    """KL per token, and the share of tokens with the same likeliest one."""
+    divergence = (reference.exp() * (reference - found)).sum(-1).mean().item()
+    return divergence, (reference.argmax(-1) == found.argmax(-1)).double().mean().item()
 
 
 def show(name: str, size: int, reference: Tensor, found: Tensor) -> None:
-    divergence = (reference.exp() * (reference - found)).sum(-1).mean().item()
-    same = (reference.argmax(-1) == found.argmax(-1)).double().mean().item()
+    divergence, same = compared(reference, found)
     print(f"| {name} | {size / 1e6:.0f} | {divergence:.5f} | {same:.1%} |", flush=True)
 
 
