@@ -137,7 +137,7 @@ def _values(result: Result, row: int, at: int, tokens: tuple[int | None, ...]) -
 
 
 def _from_whole_forward(model: LanguageModel, result: Result) -> list[float]:
-    """Of each row, how far recorded log-probabilities are at most from those of one forward over the whole text."""
+    """Per row, the largest difference of recorded log-probabilities from those of a forward over the whole text."""
     found = []
     assert result.token_logprobs is not None, "they were requested"
     for row, start in enumerate(result.prompts):

@@ -1,4 +1,4 @@
-"""A run of training that can be stopped at any step and goes on where it was: clock, schedule, state, log."""
+"""A training run that resumes after an interruption: its clock, schedule, stored state and log."""
 
 from __future__ import annotations
 

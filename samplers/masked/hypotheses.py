@@ -62,7 +62,7 @@ class _Past:
     first: np.ndarray  # [n] the first position of the block of each
 
     def take(self, rows: np.ndarray) -> _Past:
-        """Those of these live rows."""
+        """The same of some live rows, by index."""
         return _Past(self.evidence.take(rows), self.first[rows])
 
 
@@ -76,7 +76,7 @@ class _Drafted:
     at: np.ndarray  # [n, G] the index of each among them
 
     def take(self, rows: np.ndarray) -> _Drafted:
-        """Those of these live rows."""
+        """The same of some live rows, by index."""
         return replace(self, at=self.at[rows])
 
 

@@ -54,7 +54,7 @@ class Map(Value):
 
 @dataclass(frozen=True)
 class Array(Value):
-    """`least` to `most` items, None is no bound: those of `prefix` first, then `item`."""
+    """An array of `least` to `most` items (None: no bound), first those of `prefix`, then `item` repeated."""
 
     item: Value
     least: int
