@@ -26,6 +26,7 @@ from pardec.models.cuda_graphs.runner import GraphRunner, store_size
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.kernels.cpu.library import supported
+from pardec.models.kernels.matmul import onednn_is_faster
 from pardec.models.kv_stores.cache import stored_bytes
 from pardec.models.layers.quantize import weight_bytes
 from pardec.models.model import LanguageModel
@@ -240,6 +241,8 @@ class _Sizes:
             mlp = 4 * config.width + 2 * inner  # the product is written over gate and up
         else:
             mlp = 4 * config.width + 3 * inner
+        if on_cpu and self.model.dtype == torch.float32 and onednn_is_faster():
+            mlp += config.width  # a product by oneDNN is added to the states in memory of its own
         widest = max(mlp, 4 * config.width + attention)
         return int(tokens * (widest * size + _INDEX) + mask)
 
@@ -277,7 +280,7 @@ class _MaskedSizes(_Sizes):
         plain = model.decoding_config.attention == "bidirectional"
         parts = {"weights": model.weight_bytes, "kv": kv, "canvas": batch * held}
         own = 0 if kv else _plain(model.decoder, rows, length) // model.layers  # a layer's K/V, where no cache has them
-        parts["forward_work"] = self._work(rows, length, length, plain) + own
+        parts["forward_work"] = self._work(rows, length, length, plain) + own + logits  # those of the step before
         parts["head_work"] = states + head + (logits if self.request.temperature else 0)
         if isinstance(model.decoder, GraphRunner) and model.decoder.captures(rows * block):
             parts["graphs"] = self._work(rows, block, length, plain) + rows * block * model.width * of_bits + logits
