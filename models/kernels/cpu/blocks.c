@@ -36,7 +36,7 @@
 
 #if LANES == 16                 /* rows of x in a tile: its sums stay in registers */
 #define FLOAT_ROWS 8
-#define INT_ROWS 8
+#define INT_ROWS 6
 #elif LANES == 8
 #define FLOAT_ROWS 6
 #define INT_ROWS 4
@@ -50,7 +50,7 @@
 #define CODES (GROUP * WIDTH)   /* bytes of a panel's codes of a group, one each */
 #define MOST 4                  /* groups that are summed before their sum is added to the total */
 #define PARTS 6                 /* such sums at least: one long sum would lose more of float32's digits */
-#define ROWS (LANES == 16 ? 128 : 64) /* rows of x that go over a panel together */
+#define ROWS (LANES == 16 ? 144 : 64) /* rows of x that go over a panel together: of whole tiles */
 #define TOTALS 1024             /* sums of rows and panels at once: they stay in a cache */
 #define MATRIX_LEAST 16         /* rows from which on matrices of bytes are multiplied, where the processor does it */
 #define MATRIX_ROWS 16
@@ -62,7 +62,10 @@ typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4), may_al
 /* WIDTH float16 numbers as float32. */
 INLINE void from_half(const uint8_t *x, float *out)
 {
-#if defined(__F16C__)
+#if LANES == 16
+    UNROLL for (int i = 0; i < WIDTH; i += LANES)
+        *(vec *)(out + i) = (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(x + 2 * i)));
+#elif defined(__F16C__)
     UNROLL for (int i = 0; i < WIDTH; i += 8)
         _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(x + 2 * i))));
 #else
@@ -344,6 +347,9 @@ INLINE vec scaled(const int wide, vec s, vec m, ints whole, vec d, vec added, ve
     return wide ? value : fused_add(m, added, value);
 }
 
+#define COLUMNS (VECTORS < 2 ? 1 : 2) /* vectors of a tile */
+
+#if LANES == 8
 INLINE void add_group(const int wide, const float *s, const float *m, ptrdiff_t n, ints whole, vec d, vec added,
                       float *total)
 {
@@ -351,9 +357,6 @@ INLINE void add_group(const int wide, const float *s, const float *m, ptrdiff_t 
                                  *(const vec *)(total + n));
 }
 
-#define COLUMNS (VECTORS < 2 ? 1 : 2) /* vectors of a tile */
-
-#if LANES == 8
 /* Sums of two products of bytes, in 16 bits. */
 INLINE __m256i pairs_of(const int wide, words w, __m256i one)
 {
@@ -444,38 +447,53 @@ INLINE void spread_tile(const int kind, const int rows, const uint8_t *panel, pt
     }
 }
 #else
-/* The first `rows` rows of INT_ROWS, times one group: added to total [rows][WIDTH]. */
+/* The first `rows` rows of INT_ROWS from the i-th on, times `groups` groups, of which the first is x's `first`: added to
+ * total [rows][WIDTH], which stays in registers meanwhile. */
 INLINE void int_tile(const int rows, const int wide, const int halves, const uint8_t *codes, const float *s,
-                     const float *m, const int8_t *a, const float *d, const float *added, const int *start,
-                     float *total)
+                     const float *m, int groups, const struct rows *x, int i, int first, float *total)
 {
     const int each = QUADS / halves;
-    UNROLL for (int first = 0; first < VECTORS; first += COLUMNS)
-        UNROLL for (int half = 0; half < halves; half++) {
-            ints sum[INT_ROWS][COLUMNS];
-            UNROLL for (int r = 0; r < rows; r++)
-                UNROLL for (int j = 0; j < COLUMNS; j++)
-                    sum[r][j] = (ints){0} + (LANES == 16 && wide ? start[r] : 0);
-            UNROLL for (int quad = half * each; quad < (half + 1) * each; quad++) {
-                words w[COLUMNS];
-                UNROLL for (int j = 0; j < COLUMNS; j++)
-                    w[j] = *(const words *)(codes + quad * WIDTH * 4 + (first + j) * 4 * LANES);
-                UNROLL for (int j = 0; j < COLUMNS; j++)
-                    KEPT(w[j]);
-                UNROLL for (int r = 0; r < rows; r++) {
-                    uint32_t four;
-                    memcpy(&four, a + (quad * INT_ROWS + r) * 4, 4);
-                    words one = (words){0} + four;
-                    KEPT(one);
+    UNROLL for (int from = 0; from < VECTORS; from += COLUMNS) {
+        vec all[INT_ROWS][COLUMNS];
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int j = 0; j < COLUMNS; j++)
+                all[r][j] = *(const vec *)(total + r * WIDTH + (from + j) * LANES);
+        for (int g = 0; g < groups; g++) {
+            const int8_t *a = row_of(x, i, first + g);
+            const ptrdiff_t at = place_of(x, INT_ROWS, i, first + g);
+            UNROLL for (int half = 0; half < halves; half++) {
+                ints sum[INT_ROWS][COLUMNS];
+                UNROLL for (int r = 0; r < rows; r++)
                     UNROLL for (int j = 0; j < COLUMNS; j++)
-                        sum[r][j] = dot(wide, sum[r][j], w[j], one);
+                        sum[r][j] = (ints){0} + (LANES == 16 && wide ? x->start[at + r] : 0);
+                UNROLL for (int quad = half * each; quad < (half + 1) * each; quad++) {
+                    words w[COLUMNS];
+                    UNROLL for (int j = 0; j < COLUMNS; j++)
+                        w[j] = *(const words *)(codes + g * CODES + quad * WIDTH * 4 + (from + j) * 4 * LANES);
+                    UNROLL for (int j = 0; j < COLUMNS; j++)
+                        KEPT(w[j]);
+                    UNROLL for (int r = 0; r < rows; r++) {
+                        uint32_t four;
+                        memcpy(&four, a + (quad * INT_ROWS + r) * 4, 4);
+                        words one = (words){0} + four;
+                        KEPT(one);
+                        UNROLL for (int j = 0; j < COLUMNS; j++)
+                            sum[r][j] = dot(wide, sum[r][j], w[j], one);
+                    }
+                }
+                UNROLL for (int j = 0; j < COLUMNS; j++) {
+                    const ptrdiff_t scale = (g * 2 + half) * WIDTH + (from + j) * LANES;
+                    UNROLL for (int r = 0; r < rows; r++)
+                        all[r][j] = scaled(wide, *(const vec *)(s + scale), *(const vec *)(m + scale), sum[r][j],
+                                           spread(x->d[at + r]), spread(x->added[(at + r) * 3 + (halves == 2) + half]),
+                                           all[r][j]);
                 }
             }
-            UNROLL for (int r = 0; r < rows; r++)
-                UNROLL for (int j = 0; j < COLUMNS; j++)
-                    add_group(wide, s + half * WIDTH, m + half * WIDTH, (first + j) * LANES, sum[r][j], spread(d[r]),
-                              spread(added[r * 3 + (halves == 2) + half]), total + r * WIDTH);
         }
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int j = 0; j < COLUMNS; j++)
+                *(vec *)(total + r * WIDTH + (from + j) * LANES) = all[r][j];
+    }
 }
 #endif
 
@@ -483,6 +501,8 @@ INLINE void int_tile(const int rows, const int wide, const int halves, const uin
 INLINE void one_row(const int kind, const uint8_t *panel, int groups, const struct rows *x, int i, float *total)
 {
     const int wide = is_wide(kind), halves = kind == Q6_K ? 2 : 1;
+    vec all[VECTORS];
+    UNROLL for (int j = 0; j < VECTORS; j++) all[j] = *(const vec *)(total + j * LANES);
     for (int g = 0; g < groups; g++) {
         const uint8_t *codes = panel + start_of(kind, g) + bytes_of_scales(kind);
         const int8_t *a = row_of(x, i, g);
@@ -527,11 +547,14 @@ INLINE void one_row(const int kind, const uint8_t *panel, int groups, const stru
                 UNROLL for (int j = 0; j < COLUMNS; j++) {
                     ints whole = sum[half][j];
                     if (halves == 1) whole += sum[1][j];
-                    add_group(wide, s + half * WIDTH, m + half * WIDTH, (from + j) * LANES, whole, spread(x->d[at]),
-                              spread(x->added[at * 3 + (halves == 2) + half]), total);
+                    const ptrdiff_t scale = half * WIDTH + (from + j) * LANES;
+                    all[from + j] = scaled(wide, *(const vec *)(s + scale), *(const vec *)(m + scale), whole,
+                                           spread(x->d[at]), spread(x->added[at * 3 + (halves == 2) + half]),
+                                           all[from + j]);
                 }
         }
     }
+    UNROLL for (int j = 0; j < VECTORS; j++) *(vec *)(total + j * LANES) = all[j];
 }
 
 #define ONE(kind)                                                                                                  \
@@ -592,11 +615,7 @@ static void rounded_part(int kind, const uint8_t *w, ptrdiff_t panel, int panels
 #define INT_TILE(rows, name, wide, halves)                                                                         \
     static void int_tile_##rows##_##name(ARGUMENTS)                                                                \
     {                                                                                                              \
-        for (int g = 0; g < groups; g++) {                                                                         \
-            ptrdiff_t at = place_of(x, INT_ROWS, i, first + g);                                                    \
-            int_tile(rows, wide, halves, codes + g * CODES, s + g * 2 * WIDTH, m + g * 2 * WIDTH,                  \
-                     row_of(x, i, first + g), x->d + at, x->added + 3 * at, x->start + at, total);                 \
-        }                                                                                                          \
+        int_tile(rows, wide, halves, codes, s, m, groups, x, i, first, total);                                     \
     }
 #define INT_TILES(name, wide, halves)                                                                              \
     INT_TILE(1, name, wide, halves) INT_TILE(2, name, wide, halves)                                                \
@@ -604,14 +623,13 @@ static void rounded_part(int kind, const uint8_t *w, ptrdiff_t panel, int panels
 
 INT_TILES(plain, 0, 1) INT_TILES(halves, 0, 2) INT_TILES(wide, 1, 1)
 
-#if INT_ROWS == 8
+#if INT_ROWS == 6
 #define MORE(name, wide, halves)                                                                                   \
-    INT_TILE(5, name, wide, halves) INT_TILE(6, name, wide, halves)                                                \
-    INT_TILE(7, name, wide, halves) INT_TILE(8, name, wide, halves)
+    INT_TILE(5, name, wide, halves) INT_TILE(6, name, wide, halves)
 MORE(plain, 0, 1) MORE(halves, 0, 2) MORE(wide, 1, 1)
 #define OF(name)                                                                                                   \
     {int_tile_1_##name, int_tile_2_##name, int_tile_3_##name, int_tile_4_##name,                                   \
-     int_tile_5_##name, int_tile_6_##name, int_tile_7_##name, int_tile_8_##name}
+     int_tile_5_##name, int_tile_6_##name}
 #else
 #define OF(name) {int_tile_1_##name, int_tile_2_##name, int_tile_3_##name, int_tile_4_##name}
 #endif
