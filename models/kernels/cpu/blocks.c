@@ -497,12 +497,15 @@ INLINE void int_tile(const int rows, const int wide, const int halves, const uin
 }
 #endif
 
+#if LANES == 8
+#define FEW 1                   /* rows that are multiplied with the packed codes */
+
 /* One row and all groups, from the packed codes. */
-INLINE void one_row(const int kind, const uint8_t *panel, int groups, const struct rows *x, int i, float *total)
+INLINE void few_rows(const int kind, const int rows, const uint8_t *panel, int groups, const struct rows *x, int i,
+                     float *total)
 {
     const int wide = is_wide(kind), halves = kind == Q6_K ? 2 : 1;
-    vec all[VECTORS];
-    UNROLL for (int j = 0; j < VECTORS; j++) all[j] = *(const vec *)(total + j * LANES);
+    const int run = run_of(kind) > 4 ? 4 : run_of(kind), merged = run_of(kind) == 8;
     for (int g = 0; g < groups; g++) {
         const uint8_t *codes = panel + start_of(kind, g) + bytes_of_scales(kind);
         const int8_t *a = row_of(x, i, g);
@@ -511,15 +514,9 @@ INLINE void one_row(const int kind, const uint8_t *panel, int groups, const stru
         for (int line = 0; line < bytes_of_codes(kind) + bytes_of_scales(kind); line += 64)
             __builtin_prefetch(codes + AHEAD + line, 0, 2);
         scales_of(kind, panel, g, s, m);
-        int start = LANES == 16 && wide ? x->start[at] : 0;
         UNROLL for (int from = 0; from < VECTORS; from += COLUMNS) {
-            ints sum[2][COLUMNS];
-            UNROLL for (int j = 0; j < COLUMNS; j++)
-                sum[0][j] = (ints){0} + start, sum[1][j] = (ints){0};
-#if LANES == 8
-            const int run = run_of(kind) > 4 ? 4 : run_of(kind), merged = run_of(kind) == 8;
+            ints sum[2][COLUMNS] = {0};
             __m256i part[2][COLUMNS];
-#endif
             UNROLL for (int quad = 0; quad < QUADS / 2; quad++) {
                 words w[2][COLUMNS];
                 UNROLL for (int j = 0; j < COLUMNS; j++)
@@ -528,7 +525,6 @@ INLINE void one_row(const int kind, const uint8_t *panel, int groups, const stru
                     uint32_t four;
                     memcpy(&four, a + (half * QUADS / 2 + quad) * 4 * INT_ROWS, 4);
                     words one = (words){0} + four;
-#if LANES == 8
                     const int h = merged ? 0 : half, begin = quad % run == 0 && (!merged || half == 0);
                     const int end = quad % run == run - 1 && (!merged || half == 1);
                     UNROLL for (int j = 0; j < COLUMNS; j++) {
@@ -537,36 +533,95 @@ INLINE void one_row(const int kind, const uint8_t *panel, int groups, const stru
                         KEPT(part[h][j]);
                         if (end) sum[h][j] += whole_of_pairs(part[h][j]);
                     }
-#else
-                    UNROLL for (int j = 0; j < COLUMNS; j++)
-                        sum[half][j] = dot(wide, sum[half][j], w[half][j], one);
-#endif
                 }
             }
             UNROLL for (int half = 0; half < halves; half++)
                 UNROLL for (int j = 0; j < COLUMNS; j++) {
                     ints whole = sum[half][j];
                     if (halves == 1) whole += sum[1][j];
-                    const ptrdiff_t scale = half * WIDTH + (from + j) * LANES;
-                    all[from + j] = scaled(wide, *(const vec *)(s + scale), *(const vec *)(m + scale), whole,
-                                           spread(x->d[at]), spread(x->added[at * 3 + (halves == 2) + half]),
-                                           all[from + j]);
+                    add_group(wide, s + half * WIDTH, m + half * WIDTH, (from + j) * LANES, whole, spread(x->d[at]),
+                              spread(x->added[at * 3 + (halves == 2) + half]), total);
                 }
         }
     }
-    UNROLL for (int j = 0; j < VECTORS; j++) *(vec *)(total + j * LANES) = all[j];
 }
+#else
+#define FEW (LANES == 16 ? INT_ROWS : 1) /* rows that are multiplied with the packed codes at once */
+#define MOST_FEW (LANES == 16 ? 8 : 1)   /* with more, it is faster to unpack the codes first */
 
-#define ONE(kind)                                                                                                  \
-    static void one_##kind(const uint8_t *panel, int groups, const struct rows *x, int i, float *total)             \
-    {                                                                                                              \
-        one_row(kind, panel, groups, x, i, total);                                                                 \
+/* `rows` rows, of which the i-th is the first of INT_ROWS, and all groups, from the packed codes: added to total
+ * [rows][WIDTH]. */
+INLINE void few_rows(const int kind, const int rows, const uint8_t *panel, int groups, const struct rows *x, int i,
+                     float *total)
+{
+    const int wide = is_wide(kind), halves = kind == Q6_K ? 2 : 1, apart = halves == 2 || rows < 3; /* more chains */
+    vec all[FEW][VECTORS];
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < VECTORS; j++)
+            all[r][j] = *(const vec *)(total + r * WIDTH + j * LANES);
+    for (int g = 0; g < groups; g++) {
+        const uint8_t *codes = panel + start_of(kind, g) + bytes_of_scales(kind);
+        const int8_t *a = row_of(x, i, g);
+        const ptrdiff_t at = place_of(x, INT_ROWS, i, g);
+        float s[2 * WIDTH] __attribute__((aligned(64))), m[2 * WIDTH] __attribute__((aligned(64)));
+        for (int line = 0; line < bytes_of_codes(kind) + bytes_of_scales(kind); line += 64)
+            __builtin_prefetch(codes + AHEAD + line, 0, 2);
+        scales_of(kind, panel, g, s, m);
+        UNROLL for (int from = 0; from < VECTORS; from += COLUMNS) {
+            ints sum[2][FEW][COLUMNS];
+            UNROLL for (int r = 0; r < rows; r++)
+                UNROLL for (int j = 0; j < COLUMNS; j++)
+                    sum[0][r][j] = (ints){0} + (LANES == 16 && wide ? x->start[at + r] : 0), sum[1][r][j] = (ints){0};
+            UNROLL for (int quad = 0; quad < QUADS / 2; quad++) {
+                words w[2][COLUMNS];
+                UNROLL for (int j = 0; j < COLUMNS; j++)
+                    pair_of(kind, codes, quad, from + j, &w[0][j], &w[1][j]);
+                UNROLL for (int half = 0; half < 2; half++)
+                    UNROLL for (int r = 0; r < rows; r++) {
+                        uint32_t four;
+                        memcpy(&four, a + ((half * QUADS / 2 + quad) * INT_ROWS + r) * 4, 4);
+                        words one = (words){0} + four;
+                        UNROLL for (int j = 0; j < COLUMNS; j++)
+                            sum[apart ? half : 0][r][j] = dot(wide, sum[apart ? half : 0][r][j], w[half][j], one);
+                    }
+            }
+            UNROLL for (int half = 0; half < halves; half++)
+                UNROLL for (int j = 0; j < COLUMNS; j++) {
+                    const ptrdiff_t scale = half * WIDTH + (from + j) * LANES;
+                    UNROLL for (int r = 0; r < rows; r++) {
+                        ints whole = sum[half][r][j];
+                        if (halves == 1) whole += sum[1][r][j];
+                        all[r][from + j] =
+                            scaled(wide, *(const vec *)(s + scale), *(const vec *)(m + scale), whole,
+                                   spread(x->d[at + r]), spread(x->added[(at + r) * 3 + (halves == 2) + half]),
+                                   all[r][from + j]);
+                    }
+                }
+        }
     }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int j = 0; j < VECTORS; j++)
+            *(vec *)(total + r * WIDTH + j * LANES) = all[r][j];
+}
+#endif
 
-ONE(Q4_0) ONE(Q4_1) ONE(Q5_0) ONE(Q5_1) ONE(Q8_0) ONE(IQ4_NL) ONE(MXFP4) ONE(Q4_K) ONE(Q5_K) ONE(Q6_K)
+#define FEW_ARGUMENTS const uint8_t *panel, int groups, const struct rows *x, int i, float *total
+#define FEW_ROWS(kind, n)                                                                                          \
+    static void few_##kind##_##n(FEW_ARGUMENTS) { few_rows(kind, n, panel, groups, x, i, total); }
+#if LANES == 16
+#define FEWS(kind)                                                                                                 \
+    FEW_ROWS(kind, 1) FEW_ROWS(kind, 2) FEW_ROWS(kind, 3) FEW_ROWS(kind, 4) FEW_ROWS(kind, 5) FEW_ROWS(kind, 6)
+#define FEWS_OF(kind) {few_##kind##_1, few_##kind##_2, few_##kind##_3, few_##kind##_4, few_##kind##_5, few_##kind##_6}
+#else
+#define FEWS(kind) FEW_ROWS(kind, 1)
+#define FEWS_OF(kind) {few_##kind##_1}
+#endif
 
-static void (*const ONES[])(const uint8_t *, int, const struct rows *, int, float *) = {
-    one_Q4_0, one_Q4_1, one_Q5_0, one_Q5_1, one_Q8_0, one_IQ4_NL, one_MXFP4, one_Q4_K, one_Q5_K, one_Q6_K};
+FEWS(Q4_0) FEWS(Q4_1) FEWS(Q5_0) FEWS(Q5_1) FEWS(Q8_0) FEWS(IQ4_NL) FEWS(MXFP4) FEWS(Q4_K) FEWS(Q5_K) FEWS(Q6_K)
+
+static void (*const FEW_OF[][FEW])(FEW_ARGUMENTS) = {
+    FEWS_OF(Q4_0), FEWS_OF(Q4_1), FEWS_OF(Q5_0), FEWS_OF(Q5_1), FEWS_OF(Q8_0),
+    FEWS_OF(IQ4_NL), FEWS_OF(MXFP4), FEWS_OF(Q4_K), FEWS_OF(Q5_K), FEWS_OF(Q6_K)};
 
 #if LANES == 8
 #define TILE_ARGUMENTS                                                                                             \
@@ -597,7 +652,8 @@ static void rounded_part(int kind, const uint8_t *w, ptrdiff_t panel, int panels
 {
     struct spread some __attribute__((aligned(64)));
     memset(total, 0, sizeof(float) * panels * count * WIDTH);
-    for (int p = 0; count == 1 && p < panels; p++) ONES[kind](w + p * panel, x->groups, x, i, total + p * WIDTH);
+    for (int p = 0; count == 1 && p < panels; p++)
+        FEW_OF[kind][0](w + p * panel, x->groups, x, i, total + p * WIDTH);
     for (int first = 0; count > 1 && first < x->groups; first += MOST)
         for (int from = 0; from < count; from += TILE) {
             int groups = least(MOST, x->groups - first), rows = least(TILE, count - from);
@@ -729,10 +785,11 @@ static void rounded_part(int kind, const uint8_t *w, const struct rows *x, int i
     uint8_t codes[MOST * CODES] __attribute__((aligned(64)));
     float s[MOST * 2 * WIDTH] __attribute__((aligned(64))), m[MOST * 2 * WIDTH] __attribute__((aligned(64)));
     const IntTile *tiles = INT_TILES_OF[is_wide(kind) ? 2 : kind == Q6_K];
-    const int alone = count == 1 && x->together == INT_ROWS;
+    const int few = count <= MOST_FEW && x->together == INT_ROWS;
     memset(total, 0, sizeof(float) * (count + 3) * WIDTH);
-    if (alone) ONES[kind](w, x->groups, x, i, total);
-    for (int first = 0; !alone && first < x->groups; first += MOST) {
+    for (int from = 0; few && from < count; from += FEW)
+        FEW_OF[kind][least(FEW, count - from) - 1](w, x->groups, x, i + from, total + from * WIDTH);
+    for (int first = 0; !few && first < x->groups; first += MOST) {
         int groups = least(MOST, x->groups - first);
         UNPACKS[kind](w, first, groups, codes, s, m);
         for (int r = first * count / x->groups; count > 8 && r < (first + groups) * count / x->groups; r++)
