@@ -56,6 +56,11 @@
 #define MATRIX_ROWS 16
 #define TILE 8                  /* rows of x in a tile of int8 by AVX2 */
 #define AHEAD 4096              /* bytes from the codes that are read to those that are prefetched */
+#if defined(__znver1__) || defined(__znver2__) || defined(__znver3__) || defined(__znver4__) || defined(__znver5__)
+#define FETCHED(kind) 0              /* bytes of a group that are prefetched: these processors fetch what follows in time */
+#else
+#define FETCHED(kind) (bytes_of_codes(kind) + bytes_of_scales(kind))
+#endif
 
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
@@ -511,8 +516,7 @@ INLINE void few_rows(const int kind, const int rows, const uint8_t *panel, int g
         const int8_t *a = row_of(x, i, g);
         ptrdiff_t at = place_of(x, INT_ROWS, i, g);
         float s[2 * WIDTH] __attribute__((aligned(64))), m[2 * WIDTH] __attribute__((aligned(64)));
-        for (int line = 0; line < bytes_of_codes(kind) + bytes_of_scales(kind); line += 64)
-            __builtin_prefetch(codes + AHEAD + line, 0, 2);
+        for (int line = 0; line < FETCHED(kind); line += 64) __builtin_prefetch(codes + AHEAD + line, 0, 2);
         scales_of(kind, panel, g, s, m);
         UNROLL for (int from = 0; from < VECTORS; from += COLUMNS) {
             ints sum[2][COLUMNS] = {0};
@@ -564,8 +568,7 @@ INLINE void few_rows(const int kind, const int rows, const uint8_t *panel, int g
         const int8_t *a = row_of(x, i, g);
         const ptrdiff_t at = place_of(x, INT_ROWS, i, g);
         float s[2 * WIDTH] __attribute__((aligned(64))), m[2 * WIDTH] __attribute__((aligned(64)));
-        for (int line = 0; line < bytes_of_codes(kind) + bytes_of_scales(kind); line += 64)
-            __builtin_prefetch(codes + AHEAD + line, 0, 2);
+        for (int line = 0; line < FETCHED(kind); line += 64) __builtin_prefetch(codes + AHEAD + line, 0, 2);
         scales_of(kind, panel, g, s, m);
         UNROLL for (int from = 0; from < VECTORS; from += COLUMNS) {
             ints sum[2][FEW][COLUMNS];
