@@ -575,18 +575,19 @@ INLINE void few_rows(const int kind, const int rows, const uint8_t *panel, int g
             UNROLL for (int r = 0; r < rows; r++)
                 UNROLL for (int j = 0; j < COLUMNS; j++)
                     sum[0][r][j] = (ints){0} + (LANES == 16 && wide ? x->start[at + r] : 0), sum[1][r][j] = (ints){0};
-            UNROLL for (int quad = 0; quad < QUADS / 2; quad++) {
+            /* Codes of a byte each are read in the order in which they lie, and others in pairs. */
+            UNROLL for (int n = 0; n < QUADS; n++) {
+                const int half = kind == Q8_0 ? n / (QUADS / 2) : n % 2, quad = kind == Q8_0 ? n % (QUADS / 2) : n / 2;
                 words w[2][COLUMNS];
                 UNROLL for (int j = 0; j < COLUMNS; j++)
                     pair_of(kind, codes, quad, from + j, &w[0][j], &w[1][j]);
-                UNROLL for (int half = 0; half < 2; half++)
-                    UNROLL for (int r = 0; r < rows; r++) {
-                        uint32_t four;
-                        memcpy(&four, a + ((half * QUADS / 2 + quad) * INT_ROWS + r) * 4, 4);
-                        words one = (words){0} + four;
-                        UNROLL for (int j = 0; j < COLUMNS; j++)
-                            sum[apart ? half : 0][r][j] = dot(wide, sum[apart ? half : 0][r][j], w[half][j], one);
-                    }
+                UNROLL for (int r = 0; r < rows; r++) {
+                    uint32_t four;
+                    memcpy(&four, a + ((half * QUADS / 2 + quad) * INT_ROWS + r) * 4, 4);
+                    words one = (words){0} + four;
+                    UNROLL for (int j = 0; j < COLUMNS; j++)
+                        sum[apart ? half : 0][r][j] = dot(wide, sum[apart ? half : 0][r][j], w[half][j], one);
+                }
             }
             UNROLL for (int half = 0; half < halves; half++)
                 UNROLL for (int j = 0; j < COLUMNS; j++) {
