@@ -133,6 +133,16 @@ def test_layers_at_once_are_the_layers_one_by_one(
     assert calls
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_rows_that_go_through_an_mlp_in_parts_are_those_of_layers_one_by_one(kind: str, calls: list[range]) -> None:
+    """A batch with more rows than a part of layers.c has."""
+    network = decoder(kind)
+    whole = Plan.full(ids(3, 210), Visible.causal())
+    same(network, lambda: [network(whole).states], exact=kind != "plain")
+    assert calls
+
+
 @torch.inference_mode()
 def test_replaced_weights_are_read(calls: list[range]) -> None:
     network, tokens = decoder("plain"), Plan.full(ids(1, 5), Visible.causal())

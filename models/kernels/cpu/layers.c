@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define PART 288                /* rows for each thread: whole tiles of all kernels */
+
 enum { BLOCKS, PANELS, INT8 };  /* layouts of a matrix: those of blocks.c, panels.c and int8.c */
 
 /* The functions of other libraries: layers.py lists them in this order. */
@@ -61,6 +63,9 @@ typedef struct {
     int threads;
     ptrdiff_t spread;           /* multiplications from which on several threads are faster */
 } Forward;
+
+/* Rows that go through an MLP together: what lies between its matrices stays in a cache, and takes little memory. */
+static int together(const Forward *one) { return PART * one->threads; }
 
 static int threads_for(const Forward *one, ptrdiff_t work) { return work >= one->spread ? one->threads : 1; }
 
@@ -145,10 +150,15 @@ static int layer_of(const Forward *one, const Layer *layer, int index, const voi
     if (attention(one, layer, asking, k, v, steps, read)) return 1;
     if (one->picked) from = picked_of(one, from, width, past(one, some, count * own));
     if (multiply(one, &layer->out, read, count, from, attended)) return 1;
-    one->run->norm(attended, layer->mlp_norm, normed, type, count, width, layer->epsilon);
-    if (multiply(one, &layer->gate_up, normed, count, NULL, both)) return 1;
-    one->run->gate(both, both, type, count, inner); /* a row ends where none is still to be read */
-    return multiply(one, &layer->down, both, count, attended, to);
+    for (int start = 0, some = together(one); start < count; start += some) {
+        int part = count - start < some ? count - start : some;
+        const void *residual = past(one, attended, (ptrdiff_t)start * width);
+        one->run->norm(residual, layer->mlp_norm, normed, type, part, width, layer->epsilon);
+        if (multiply(one, &layer->gate_up, normed, part, NULL, both)) return 1;
+        one->run->gate(both, both, type, part, inner); /* a row ends where none is still to be read */
+        if (multiply(one, &layer->down, both, part, residual, past(one, to, (ptrdiff_t)start * width))) return 1;
+    }
+    return 0;
 }
 
 /* The states `to` after layers[first .. last - 1], which all are of one shape. Where not all queries are wanted,
@@ -158,9 +168,9 @@ int pardec_layers(const Layer *layers, int first, int last, const Forward *one, 
 {
     ptrdiff_t rows = (ptrdiff_t)one->batch * one->queries, own = (ptrdiff_t)layers->heads * layers->dim;
     ptrdiff_t kv = (ptrdiff_t)layers->kv_heads * layers->dim;
-    ptrdiff_t width = layers->out.rows, both = 2 * (ptrdiff_t)layers->down.length, each = 4 * own + 3 * kv + width;
-    each = 2 * width + (each > both ? each : both);
-    void *room = malloc(rows * each * (one->type ? 2 : 4));
+    ptrdiff_t width = layers->out.rows, attention = rows * (4 * own + 3 * kv + width);
+    ptrdiff_t mlp = (rows < together(one) ? rows : together(one)) * 2 * layers->down.length;
+    void *room = malloc((2 * rows * width + (attention > mlp ? attention : mlp)) * (one->type ? 2 : 4));
     int failed = !room;
     for (int index = first; index < last && !failed; index++, from = to)
         failed = layer_of(one, layers + index, index, from, inputs, to, room);
