@@ -163,6 +163,7 @@ def _text(html: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", "", html).replace("&quot;", '"').split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("page", "said"),
     [
@@ -177,11 +178,13 @@ def test_what_one_looks_for_is_three_clicks_away(site: Path, page: str, said: st
     assert said in _text(_article(site, page))
 
 
+@pytest.mark.slow
 def test_every_page_is_reached_from_the_front_page(site: Path) -> None:
     made = {str(page.relative_to(site)) for page in site.rglob("*.html") if "_static" not in page.parts}
     assert made - clicks(site).keys() <= {"genindex.html", "py-modindex.html", "search.html"}
 
 
+@pytest.mark.slow
 def test_every_method_public_name_command_and_benchmark_has_its_place(site: Path) -> None:
     for card in pardec.list_samplers():
         names = [f"reference/methods/{card.name}{ending}.html" for ending in ("", f"-{card.family}")]

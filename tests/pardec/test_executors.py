@@ -185,6 +185,7 @@ def test_loopback_is_named_only_on_one_machine_without_a_name(
 # --- several processes ---
 
 
+@pytest.mark.slow
 def test_torchrun_loses_nothing_when_a_process_is_killed(tmp_path: Path) -> None:
     first = toy("torchrun", tmp_path, kills=13)
     assert first.returncode != 0

@@ -82,27 +82,27 @@ def test_a_step_makes_no_more_transfers_than_listed(spec: str, temperature: floa
     [
         ("tiny-dream", "threshold"),
         ("tiny-dream", "threshold@dual"),
-        ("tiny-dream", "threshold@mlcache"),
+        pytest.param("tiny-dream", "threshold@mlcache", marks=pytest.mark.slow),
         ("tiny-llama", "lookup"),
         ("tiny-llama", "model:name=tiny-llama-draft"),
         ("tiny-llama", "eagle:name=tiny-llama-eagle,k=3+beam:beams=4,nodes=6"),
-        ("tiny-llama", "eagle:name=tiny-llama-eagle,k=4+dyspec:nodes=6,children=3"),
+        pytest.param("tiny-llama", "eagle:name=tiny-llama-eagle,k=4+dyspec:nodes=6,children=3", marks=pytest.mark.slow),
         ("tiny-llama", 'rasd:model="eagle:name=tiny-llama-eagle,k=3"+beam:beams=3,nodes=4'),
         ("tiny-dream", "adablock"),
-        ("tiny-dream", "adablock+edit:tau=0.1"),
+        pytest.param("tiny-dream", "adablock+edit:tau=0.1", marks=pytest.mark.slow),
         ("tiny-dream", "slowfast"),
         ("tiny-dream", "dawn:edge=0.01,sink=1,low=0.1,induce=0.1,high=0.2"),
         ("tiny-dream", "prophet:early=0.1,mid=0.1,late=0.1"),
-        ("tiny-dream", "freedave"),
+        pytest.param("tiny-dream", "freedave", marks=pytest.mark.slow),
         ("tiny-dream", "threshold@d2cache"),
         ("tiny-dream", "threshold@spa"),
-        ("tiny-llama", "recycling"),
+        pytest.param("tiny-llama", "recycling", marks=pytest.mark.slow),
         ("tiny-llama", "lookahead"),
-        ("tiny-llama", "del"),
-        ("tiny-llama", "pearl:name=tiny-llama-draft"),
-        ("tiny-llama", f"{EAGLE}+lantern"),
+        pytest.param("tiny-llama", "del", marks=pytest.mark.slow),
+        pytest.param("tiny-llama", "pearl:name=tiny-llama-draft", marks=pytest.mark.slow),
+        pytest.param("tiny-llama", f"{EAGLE}+lantern", marks=pytest.mark.slow),
         ("tiny-llama", f"{EAGLE}@kivi"),
-        ("tiny-llama", f"{EAGLE}@cake:budget=8,window=4,refresh=1"),
+        pytest.param("tiny-llama", f"{EAGLE}@cake:budget=8,window=4,refresh=1", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -203,9 +203,9 @@ def captured(device: FakeDevice, name: str = "tiny-dream") -> tuple[pardec.Model
     [
         "threshold:tau=1",
         "threshold:tau=1@dual",
-        "sequential@prefix",
-        "factor:f=0@dual",
-        "entropy_bound:gamma=0",
+        pytest.param("sequential@prefix", marks=pytest.mark.slow),
+        pytest.param("factor:f=0@dual", marks=pytest.mark.slow),
+        pytest.param("entropy_bound:gamma=0", marks=pytest.mark.slow),
         "entropy_threshold:tau=0@dual",
         "fixed@dual",
         "credit+localleap:relaxed=1+threshold:tau=1@dual",
@@ -304,14 +304,16 @@ LATE = {"sampler": "sequential", "max_new_tokens": 24, "block_length": 8, "stop_
     ("name", "options", "late"),
     [
         ("tiny-llada", {}, 10),
-        ("tiny-llada", {"sampler": "sequential@dual"}, 10),
+        pytest.param("tiny-llada", {"sampler": "sequential@dual"}, 10, marks=pytest.mark.slow),
         pytest.param(
             "tiny-llada", {"sampler": "credit+fixed:steps=12", "temperature": 0.8, "seed": 3}, 5, marks=pytest.mark.slow
         ),
-        ("tiny-dream", {"sampler": "fixed"}, 10),
+        pytest.param("tiny-dream", {"sampler": "fixed"}, 10, marks=pytest.mark.slow),
         ("tiny-dream", {"sampler": "sequential@dual"}, 1),  # the first position of its block has to be known
         ("tiny-llada", {"sampler": "threshold:tau=1@dual"}, 0),  # the host does not know how many tokens pass
-        ("tiny-llada", {"sampler": "sequential@dkv"}, 0),  # it reads the tokens before each forward
+        pytest.param(
+            "tiny-llada", {"sampler": "sequential@dkv"}, 0, marks=pytest.mark.slow
+        ),  # it reads the tokens before each forward
         pytest.param("tiny-llada", {"sampler": "localleap+sequential@dual"}, 0, marks=pytest.mark.slow),
         ("tiny-llada", {"sampler": "sequential+eos", "stop_ids": [3]}, 0),  # a row may end, and does
         pytest.param("tiny-llada", {"stop": ["x"]}, 0, marks=pytest.mark.slow),
@@ -347,7 +349,7 @@ def text_of(event: Any) -> str:
         return repr(event)
 
 
-@pytest.mark.parametrize("step", [4, 5])
+@pytest.mark.parametrize("step", [4, pytest.param(5, marks=pytest.mark.slow)])
 def test_what_ends_a_request_early_ends_it_where_it_did(
     step: int, device: FakeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,7 +393,7 @@ def test_a_select_that_commits_another_number_than_it_says_is_refused(
         ("lookup", 2),  # and the drafted tokens
         ("model:name=tiny-llama-draft,k=3", None),  # those of its own forwards
         (EAGLE, None),
-        ("mtp:name=tiny-llama-mtp,k=3", None),
+        pytest.param("mtp:name=tiny-llama-mtp,k=3", None, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -45,7 +45,7 @@ def test_a_sampler_that_loses_answers_is_not_advised(monkeypatch: pytest.MonkeyP
     some = ("threshold:tau=0.01+eos", "threshold:tau=0.98+eos", "lookup")
     monkeypatch.setattr(advising, "CANDIDATES", {"masked": some})
     model = pardec.load("tiny-dream", device="cpu")
-    found = advise(model, "chains", budget=0.01, beside="tiny-llama", loading={"device": "cpu"})
+    found = advise(model, "chains-64", budget=0.01, beside="tiny-llama", loading={"device": "cpu"})
     plain, hasty, good, wrong = found.rows
     assert [row.prompts for row in (plain, hasty, good)] == [3, 3, 3]
     assert plain.score == good.score == 3
@@ -53,9 +53,10 @@ def test_a_sampler_that_loses_answers_is_not_advised(monkeypatch: pytest.MonkeyP
     assert hasty.score < 3
     assert wrong.error is not None
     assert found.spec == good.spec
-    problems = pardec.task("chains").problems(split="train", n=3)
+    problems = pardec.task("chains-64").problems(split="train", n=3)
     alone = [
-        model.generate(each.prompt, sampler=good.spec, max_new_tokens=pardec.task("chains").tokens) for each in problems
+        model.generate(each.prompt, sampler=good.spec, max_new_tokens=pardec.task("chains-64").tokens)
+        for each in problems
     ]
     assert good.forwards == sum(result.nfe[0] for result in alone)
     assert good.tokens == sum(result.generated[0] for result in alone)
