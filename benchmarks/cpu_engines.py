@@ -87,6 +87,13 @@ DRAFTERS = {
     "eagle": EAGLE,
     "auto(eagle, lookup)": f'auto:model="{EAGLE}",copy="lookup:k=7"',
 }
+FEW_DRAFTED = {  # where a row more costs as much as reading a part of the weights
+    PLAIN: "sequential",
+    "lookup": "lookup:k=3",
+    "suffix": "suffix:k=3,least=0.5",
+    "eagle": f"{EAGLE},k=2,quantize=int8",
+    "auto(eagle, lookup)": f'auto:model="{EAGLE},k=2,quantize=int8",copy="lookup:k=3"',
+}
 PACKED = {
     "packed, int8 activations": {"activations": "int8"},
     "packed, float32 activations": {"activations": "float32"},
@@ -343,7 +350,7 @@ def arms(wanted: argparse.Namespace, peers: Peers, stop: list[int]) -> Iterator[
 
     for name, arguments in PACKED.items():
         yield from peer(
-            f"pardec {name}", "", "pardec_engine", DRAFTERS, lambda more=arguments: {"file": str(model), **more}
+            f"pardec {name}", "", "pardec_engine", FEW_DRAFTED, lambda more=arguments: {"file": str(model), **more}
         )
     for name, arguments in DENSE.items():
         dense = lambda more=arguments: {"file": plain_weights(), **more}  # noqa: E731
