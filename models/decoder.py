@@ -99,12 +99,12 @@ class Decoder(nn.Module):
     def new_cache(self, batch: int, capacity: int, shared: int = 0) -> KVCache:
         """An empty cache for `batch` rows of `capacity` slots, `shared` of them in common, each layer's on its device.
 
-        Raises CacheError for shared slots where a layer has a sliding window or a canvas.
+        Raises CacheError for shared slots where a layer has a sliding window, a canvas or a sink of attention.
         """
         config = self.config
-        if shared and (config.least_window is not None or config.canvas):
+        if shared and (config.least_window is not None or config.canvas or config.attention_sink):
             raise CacheError(
-                "rows cannot share slots in a model with sliding windows or a canvas",
+                "rows cannot share slots in a model with sliding windows, a canvas or a sink of attention",
                 "make the cache without shared slots",
             )
         return KVCache(
@@ -263,7 +263,10 @@ class Decoder(nn.Module):
             limit = None if cache is None or plan.span is not None else cache.reach
             cos, sin = rope.rows(plan, limit=limit, device=device)
             sees: dict[str, Any] = {"extent": extent, "dtype": dtype, "device": device}
-            sees["reference"] = training or self.config.attention_cap is not None  # only the definition supports a cap
+            # Only the definition supports a cap, and only it and the kernel in C a sink.
+            in_triton = ops.version == "triton"
+            defined = self.config.attention_cap is not None or (self.config.attention_sink and in_triton)
+            sees["reference"] = training or defined
             if not in_parts:
                 window = self.config.window if own is None else own.window
                 pattern = attention_pattern(stored, window=window, fastest=ops.version, **sees)

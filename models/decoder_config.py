@@ -94,6 +94,7 @@ class DecoderConfig:
     query_scale: float = 1.0  # factor of queries, in addition to 1 / sqrt(head_dim)
     query_growth: tuple[float, int] | None = None  # (b, n): queries times 1 + b log(1 + position // n)
     attention_cap: float | None = None  # scores s become cap * tanh(s / cap)
+    attention_sink: bool = False  # the softmax divides by one plus the sum of the exponentials
     logit_cap: float | None = None  # the same cap for logits
     post_norms: bool = False  # RMSNorm of the outputs of attention and MLP, before they are added
     values_from_keys: bool = False  # a value is its key, before norm and rotation
@@ -115,6 +116,8 @@ class DecoderConfig:
         if rotated > self.head_dim:
             raise ModelError(f"{rotated} rotated dimensions do not fit a head of {self.head_dim}")
 
+        if self.attention_sink and self.attention_cap is not None:
+            raise ModelError(f"attention_cap={self.attention_cap} with attention_sink: no stack has both")
         if self.each and len(self.each) != self.layers:
             raise ModelError(f"`each` describes {len(self.each)} layers, and the decoder has {self.layers}")
         if self.experts is not None and len(self.experts.sparse) != self.layers:

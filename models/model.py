@@ -253,8 +253,8 @@ class LanguageModel:
         stack = plain_decoder(self.decoder)
         if stack is None:
             return "its forwards are not those of the native decoder, or use CUDA graphs"
-        if stack.config.least_window is not None or stack.config.canvas:
-            return "a layer has a sliding window or a canvas"
+        if stack.config.least_window is not None or stack.config.canvas or stack.config.attention_sink:
+            return "a layer has a sliding window, a canvas or a sink of attention"
         return None
 
     @property

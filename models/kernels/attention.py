@@ -1,8 +1,11 @@
 """Attention of queries at arbitrary positions over slots of a cache, and the pattern of slots that each query sees.
 
     attend(q, k, v, pattern)[b, i] = sum_s softmax_s(q[b, i] . k[r, s] / sqrt(D)) v[r, s]
+    with a sink                      weight_s = exp(score_s) / (1 + sum_s' exp(score_s'))
 
-over the slots s that query i of row b sees, r being the cache row of b. `attention_pattern` works out once per forward
+over the slots s that query i of row b sees, r being the cache row of b. A sink is a further slot that all queries see,
+whose key and value are 0 (Attention Is Off By One, https://www.evanmiller.org/attention-is-off-by-one.html).
+`attention_pattern` works out once per forward
 what a plan's queries see and which version runs; `attend` then runs per layer. The definition is
 `scaled_dot_product_attention`: without a mask where everything read is seen, with its causal flag where the pattern is
 that, and with an explicit mask elsewhere.
@@ -76,11 +79,16 @@ class AttentionPattern:
         return replace(own, positions=positions, allowed=allowed, nodes=nodes)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: float | None = None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: float | None = None, *, sink: bool = False
+) -> Tensor:
     """Attention of q [B, Q, H, D] over k, v [R, >= S, K, D] (cache rows and slots) -> [B, Q, H, D]; K divides H.
 
-    With `cap`, a score s counts as cap * tanh(s / cap); the pattern's version is then the definition.
+    With `cap`, a score s counts as cap * tanh(s / cap); the pattern's version is then the definition. With `sink`, the
+    exponentials are divided by one plus their sum; that is no pattern of Triton's version.
     """
+    if sink:
+        return _with_sink(q, k, v, pattern)
     if cap is None and (pattern.backend != "reference" or pattern.last is not None or pattern.ends is not None):
         out = _attend_by_kernel(q, k, v, pattern)
         if out is not None:
@@ -119,6 +127,24 @@ def _attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern
     elif pattern.causal and pattern.backend == "c":
         return attend_c(q, read_rows(k, pattern), read_rows(v, pattern), causal=True)
     return None
+
+
+def _with_sink(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern) -> Tensor:
+    """`attend` with a sink: the kernel's output times its share z / (1 + z), z the sum of the exponentials."""
+    if pattern.in_c and kernel() is not None:
+        sums = torch.empty(q.shape[:3])
+        out = attend_c(q, read_rows(k, pattern), read_rows(v, pattern), pattern.last, pattern.ends, sums)
+        return out.mul_(sums.sigmoid_()[..., None].to(out.dtype))
+    k, v = (F.pad(visible_rows(each, pattern), (0, 0, 0, 0, 0, 1)) for each in (k, v))
+    mask = additive_mask(pattern, q.shape[1], k.shape[1] - 1, q.dtype, q.device)
+    out = F.scaled_dot_product_attention(
+        q.transpose(1, 2),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=None if mask is None else F.pad(mask, (0, 1)),
+        enable_gqa=q.shape[2] != k.shape[2],
+    )
+    return out.transpose(1, 2)
 
 
 def _capped(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: float) -> Tensor:

@@ -2,6 +2,8 @@
 
     A[i, s] = mean over heads of softmax_s(q_i . k_s / sqrt(D)) over the slots s that query i sees
 
+In a stack whose softmax has a sink, the weights of a query sum to less than 1: the sink has the rest.
+
 The kernels never hold these weights. Where a plan asks for them, its layers hand over the queries and keys that the
 kernels are about to read, so that they are those of the same forward, whatever the cache, the norms and the mask.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
@@ -40,19 +43,21 @@ class AttentionRecord:
         visible = visible[rows, queries] & (plan.attending >= 0)[..., None]
         return AttentionRecord(frozenset(plan.attention), queries, visible, weights)
 
-    def add(self, layer: int, q: Tensor, k: Tensor, pattern: AttentionPattern, cap: float | None) -> None:
+    def add(
+        self, layer: int, q: Tensor, k: Tensor, pattern: AttentionPattern, cap: float | None, *, sink: bool = False
+    ) -> None:
         """Keeps the attention of q [B, Q, H, D] over k [R, >= S, K, D], if `layer` is a chosen one."""
         if layer not in self.layers:
             return
         if self.queries is not None:
             q = q[torch.arange(len(q), device=q.device)[:, None], self.queries]
-        self.weights[layer] = mean_attention(q, read_rows(k, pattern), self.visible, cap)
+        self.weights[layer] = mean_attention(q, read_rows(k, pattern), self.visible, cap, sink=sink)
 
 
-def mean_attention(q: Tensor, k: Tensor, visible: Tensor, cap: float | None = None) -> Tensor:
+def mean_attention(q: Tensor, k: Tensor, visible: Tensor, cap: float | None = None, *, sink: bool = False) -> Tensor:
     """The attention of q [B, M, H, D] over k [B, S, K, D] where `visible` [B, M, S], averaged over heads.
 
-    With `cap`, a score s counts as cap * tanh(s / cap).
+    With `cap`, a score s counts as cap * tanh(s / cap); with `sink`, exponentials are divided by one plus their sum.
 
     Returns:
         [B, M, S] float32; 0 throughout where a query sees nothing.
@@ -70,5 +75,6 @@ def mean_attention(q: Tensor, k: Tensor, visible: Tensor, cap: float | None = No
         if not q.is_cpu or hidden.any():  # on a GPU, reading `hidden` would synchronize
             # A row of only -inf would become NaN; slots past a row's length may be NaN already.
             scores.masked_fill_(hidden[:, None, None], torch.finfo(scores.dtype).min)
-        parts.append(scores.softmax(-1).mean((1, 2)).masked_fill_(hidden, 0))
+        weights = F.pad(scores, (0, 1)).softmax(-1)[..., :-1] if sink else scores.softmax(-1)
+        parts.append(weights.mean((1, 2)).masked_fill_(hidden, 0))
     return torch.cat(parts, 1) if len(parts) != 1 else parts[0]

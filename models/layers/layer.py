@@ -99,6 +99,8 @@ class DecoderLayer(nn.Module):
         more = weights["out_bias"], weights["down_bias"], weights["post_attn_norm"], weights["post_mlp_norm"]
         if any(each is not None for each in (*more, config.clip_qkv, self.group)) or "forward" in vars(self):
             return None
+        if config.attention_sink:
+            return None
         if config.activation != "silu" or config.query_scale != 1 or config.values_from_keys:
             return None
         own: dict[str, Any] = weights
@@ -172,16 +174,16 @@ class DecoderLayer(nn.Module):
 
         hooks, pattern = step.hooks, step.pattern
         if hooks is not None:
-            q = hooks.on_queries(index, q, k, pattern, config.attention_cap)
+            q = hooks.on_queries(index, q, k, pattern, config)
         if picked is not None:
             rows = picked.flatten() if len(picked) == 1 else flat_rows(picked, q.shape[1])
             h = h.index_select(0, rows)
             q = q.flatten(0, 1).index_select(0, rows).view(*picked.shape, heads, dim)
             pattern = pattern.narrowed(picked)
         if hooks is None:
-            out = attend(q, k, v, pattern, config.attention_cap)
+            out = attend(q, k, v, pattern, config.attention_cap, sink=config.attention_sink)
         else:
-            out = hooks.attend(index, q, k, v, pattern, config.attention_cap, step.slots, picked)
+            out = hooks.attend(index, q, k, v, pattern, config, step.slots, picked)
         return h, out.reshape(-1, heads * dim)
 
     def _fuses(self) -> bool:

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ..caches.kv_cache import Slots
 from ..caches.readers import Reader
+from ..decoder_config import DecoderConfig
+from ..errors import CacheError
 from ..kernels.attention import AttentionPattern, attend
 from ..kernels.attention_parts import attend_parts
 from .attention_record import AttentionRecord
@@ -35,7 +37,7 @@ class LayerHooks:
     queries: list[Tensor] = field(default_factory=list)  # the kept queries, layer by layer
     record: AttentionRecord | None = None  # where the attention of chosen layers is kept
 
-    def on_queries(self, index: int, q: Tensor, k: Tensor, pattern: AttentionPattern, cap: float | None) -> Tensor:
+    def on_queries(self, index: int, q: Tensor, k: Tensor, pattern: AttentionPattern, config: DecoderConfig) -> Tensor:
         """Scales queries q [B, Q, H, D] over keys k [R, >= S, K, D]; keeps and records them where the plan wants it."""
         if self.growth is not None:
             q = q * self.growth
@@ -43,7 +45,7 @@ class LayerHooks:
             rows = flat_rows(self.last, q.shape[1])
             self.queries.append(q.flatten(0, 1)[rows].view(*self.last.shape, *q.shape[2:]))
         if self.record is not None:
-            self.record.add(index, q, k, pattern, cap)
+            self.record.add(index, q, k, pattern, config.attention_cap, sink=config.attention_sink)
         return q
 
     def attend(
@@ -53,16 +55,22 @@ class LayerHooks:
         k: Tensor,
         v: Tensor,
         pattern: AttentionPattern,
-        cap: float | None,
+        config: DecoderConfig,
         slots: Slots | None,
         picked: Tensor | None,
     ) -> Tensor:
         """Attention of q [B, Q, H, D]: the queries `picked` [B, Q] of a wider forward, or all queries."""
+        cap, sink = config.attention_cap, config.attention_sink
+        if sink and (self.reader is not None or self.prefix is not None):
+            raise CacheError(
+                "attention with a sink runs only with a plain cache, and this one has its own reader or a shared part",
+                "make a plain one: new_cache(batch, capacity)",
+            )
         if self.reader is not None:
             reader = self.reader if picked is None else self.reader.narrowed(picked)
             return reader.attend(index, q, k, v, pattern, cap)
         if self.prefix is None:
-            return attend(q, k, v, pattern, cap)
+            return attend(q, k, v, pattern, cap, sink=sink)
         assert slots is not None, "a cache has the shared part"
         prefix = self.prefix if picked is None else self.prefix.narrowed(picked)
         return attend_parts(q, (*slots.shared(index), prefix), (k, v, pattern), cap)

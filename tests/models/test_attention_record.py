@@ -15,16 +15,18 @@ from tests.models.toys import ids, model, poisoned
 from tests.reference.naive_attention import Eager
 
 
-@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize(("cap", "sink"), [(None, False), (2.0, False), (None, True)])
 @pytest.mark.parametrize("room", [1 << 26, 1])
-def test_the_mean_over_heads_is_the_definition(cap: float | None, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mean_over_heads_is_the_definition(
+    cap: float | None, sink: bool, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attention_record, "_BYTES", room)
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(2, size, heads, 8, generator=generator) * 2 for size, heads in ((5, 6), (7, 3)))
     visible = torch.rand(2, 5, 7, generator=generator) < 0.6
     visible[0, 1] = False
     k[1, 6], visible[1, :, 6] = torch.nan, False
-    got = mean_attention(q, k, visible, cap)
+    got = mean_attention(q, k, visible, cap, sink=sink)
     assert got.shape == (2, 5, 7)
     for row in range(2):
         for query in range(5):
@@ -34,7 +36,8 @@ def test_the_mean_over_heads_is_the_definition(cap: float | None, room: int, mon
                 scores = scores if cap is None else cap * (scores / cap).tanh()
                 chosen = visible[row, query]
                 if chosen.any():
-                    each[chosen] += scores[chosen].softmax(-1) / 6
+                    weights = scores[chosen].exp()
+                    each[chosen] += weights / (sink + weights.sum()) / 6
             torch.testing.assert_close(got[row, query].double(), each, rtol=0, atol=1e-6)
 
 

@@ -12,8 +12,8 @@ from tests.models.toys import ask, ids
 SLOTS = 13
 
 
-def naive(q, k, v, allowed):
-    """Plain attention, one query and head at a time; k and v have the rows of q."""
+def naive(q, k, v, allowed, sink=False):
+    """Plain attention, one query and head at a time; k and v have the rows of q; a sink adds one to each sum."""
     out = torch.zeros_like(q)
     group = q.shape[2] // k.shape[2]
     for row, query, head in (
@@ -22,8 +22,8 @@ def naive(q, k, v, allowed):
         slots = allowed[row, query].nonzero().flatten()
         if slots.numel():
             keys, values = k[row, slots, head // group], v[row, slots, head // group]
-            weights = (keys @ q[row, query, head] / math.sqrt(q.shape[3])).softmax(0)
-            out[row, query, head] = weights @ values
+            weights = (keys @ q[row, query, head] / math.sqrt(q.shape[3])).double().exp()
+            out[row, query, head] = (weights / (weights.sum() + sink)).to(q.dtype) @ values
     return out
 
 
@@ -87,7 +87,9 @@ def test_seen_follows_the_words(kind, ragged):
 
 @pytest.mark.parametrize("kind", ["bidirectional", "causal", "block", "segments", "mask", "tree"])
 @pytest.mark.parametrize("rows", [None, [4, 0, 2]], ids=["in order", "rows"])
-def test_attend_is_attention_over_what_is_seen(kind, rows, ragged):
+@pytest.mark.parametrize("sink", [False, True], ids=["plain", "sink"])
+@pytest.mark.parametrize("reference", [False, True], ids=["fastest", "definition"])
+def test_attend_is_attention_over_what_is_seen(kind, rows, sink, reference, ragged):
     positions, lengths = ragged
     plan = ask(ids(3, 4), positions, patterns(positions, lengths)[kind], lengths, rows=rows and torch.tensor(rows))
     generator = torch.Generator().manual_seed(2)
@@ -96,12 +98,13 @@ def test_attend_is_attention_over_what_is_seen(kind, rows, ragged):
     order = rows or [0, 1, 2]
     for row, stored in enumerate(order):  # nothing past a length may be looked at
         k[stored, lengths[row] :] = v[stored, lengths[row] :] = float("nan")
-    out = attend(q, k, v, attention_pattern(plan, extent=SLOTS, dtype=q.dtype, device=q.device))
+    pattern = attention_pattern(plan, extent=SLOTS, dtype=q.dtype, device=q.device, reference=reference)
+    out = attend(q, k, v, pattern, sink=sink)
     assert out.isfinite().all()
     allowed = visible_slots(plan, SLOTS)
     held = allowed.any(-1)
     assert held.sum() >= 9
-    torch.testing.assert_close(out[held], naive(q, k[order], v[order], allowed)[held])
+    torch.testing.assert_close(out[held], naive(q, k[order], v[order], allowed, sink)[held])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +119,8 @@ def test_attend_is_attention_over_what_is_seen(kind, rows, ragged):
     ],
     ids=["bidirectional", "causal from 0", "causal tail", "causal single", "last block", "two blocks"],
 )
-def test_what_the_host_knows_replaces_the_mask_and_changes_nothing(visible, start, masked):
+@pytest.mark.parametrize("sink", [False, True], ids=["plain", "sink"])
+def test_what_the_host_knows_replaces_the_mask_and_changes_nothing(visible, start, masked, sink):
     positions = torch.arange(start, 10).expand(2, -1)
     lengths = torch.tensor([10, 10])
     loose = ask(ids(2, 10 - start), positions, visible, lengths)
@@ -126,8 +130,10 @@ def test_what_the_host_knows_replaces_the_mask_and_changes_nothing(visible, star
     k, v = torch.randn(2, 2, SLOTS, 2, 8, generator=generator)
     pattern = attention_pattern(known, extent=10, dtype=q.dtype, device=q.device)
     assert (pattern.mask is not None) == masked
-    expected = attend(q, k, v, attention_pattern(loose, extent=10, dtype=q.dtype, device=q.device))
-    torch.testing.assert_close(attend(q, k, v, pattern), expected)
+    expected = attend(q, k, v, attention_pattern(loose, extent=10, dtype=q.dtype, device=q.device), sink=sink)
+    torch.testing.assert_close(attend(q, k, v, pattern, sink=sink), expected)
+    allowed = visible_slots(loose, SLOTS)
+    torch.testing.assert_close(expected, naive(q, k, v, allowed, sink))
 
 
 @torch.no_grad()
