@@ -44,7 +44,7 @@ MAPS = Plan("tiny-var", "classes", 216)
 UNMEASURED = Plan("", "", 0)  # no embedded model or module runs it
 
 OF_OTHER_FAMILIES = (
-    *("selfcondition", "denoise", "renoise", "levenshtein"),
+    *("selfcondition", "denoise", "renoise", "levenshtein", "ancestral", "adaptive", "defer"),
     *("block", "subblock", "window", "causal", "next_sequence"),
 )
 OF_STAGE = {
@@ -185,6 +185,7 @@ REASONS: dict[str, dict[str, str]] = {
         "levenshtein": "for models trained to insert and delete, such as LLaDA2.2",
         "remdm": "masks tokens again that were right, and they take forwards",
         "renoise": "for models of random canvases, such as DiffusionGemma",
+        **dict.fromkeys(("ancestral", "adaptive", "defer"), "for models trained on uniform noise, such as Sumi"),
         "saber": "masks tokens again that were right, and they take forwards",
         "wino": "checks each block in a second set of rows, and few of its tokens are wrong",
         "prophet": "the gap is wide at all open positions only where `threshold` commits them too, and looking costs",

@@ -53,6 +53,7 @@ class DecodingConfig:
     block: int | None = None  # width of a block, where the checkpoint has one; that of block-causal models is fixed
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)  # where each value was found
     uniform: bool = False  # a canvas of random tokens instead of masks; `mask_id` then marks what is open, never fed
+    anchors: tuple[int, ...] = ()  # fixed after an answer, in a canvas of `block` tokens that is filled to its end
     denoising: BlockDenoising | None = None  # set for a causal model whose weights can denoise blocks, too
 
     @property

@@ -399,6 +399,20 @@ PRESETS = (
         "DiffusionGemma: canvases of 256 random tokens, at most 48 steps each",
         {"block_length": 256, "max_new_tokens": 256, "temperature": 1.0},
     ),
+    Preset(
+        "sumi",
+        "ancestral:steps=128",
+        "arXiv:2606.19005",
+        "Sumi: a canvas of 2,048 random tokens, drawn anew at 128 steps from the posterior of uniform noise",
+        {"temperature": 1.0},
+    ),
+    Preset(
+        "sumi-adaptive",
+        "adaptive:steps=256",
+        "arXiv:2606.19005",
+        "Sumi on code and mathematics: the token that the model would change most surely, 256 times",
+        {"max_new_tokens": 256, "temperature": 1.0},
+    ),
 )
 
 

@@ -44,6 +44,8 @@ class Trait(StrEnum):
     LEAVE_ONE_OUT = "predicts each token without itself", "revise"
     MOVES_TOKENS = "moves tokens within the block", "revise"
     RENOISES = "draws a new random canvas", "revise"
+    WRITES_BLOCKS = "writes the whole block at every step", "revise"
+    WIDENS = "changes the choice of the select", "widen"
     FILLS_ROWS = "commits all open positions of a row at once", "finish"
     CUTS_ROWS = "ends rows after their block", "finish"
     STORES_KV = "keeps keys and values of earlier forwards", "cache"

@@ -207,7 +207,7 @@ def test_the_example_of_every_method_is_a_valid_spec() -> None:
         sys.path.remove(str(DOCS))
     # Of block-causal models, of windows, of random canvases, of edit tokens, and of draft modules; none is embedded.
     elsewhere = {"block", "causal", "subblock", "window", "next_sequence", "selfcondition", "denoise", "renoise"}
-    elsewhere |= {"levenshtein", "falcon", "longspec", "transfer"}
+    elsewhere |= {"ancestral", "adaptive", "defer", "levenshtein", "falcon", "longspec", "transfer"}
     models = {"masked": "tiny-dream", "ar": "tiny-llama", "continuous": "tiny-mar", "scales": "tiny-var"}
     loaded = {family: pardec.load(name, device="cpu") for family, name in models.items()}
     for card in pardec.list_samplers():

@@ -92,6 +92,9 @@ _OWN = {
     "selfcondition": "selfcondition+renoise",
     "denoise": "denoise+renoise",
     "renoise": "renoise",
+    "ancestral": "ancestral",
+    "adaptive": "adaptive:steps=256",
+    "defer": "ancestral",
 }
 
 

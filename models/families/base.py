@@ -95,6 +95,7 @@ class FamilySpec:
     start: tuple[int, str] | None = None  # default id and token that open a sequence
     block: int | None = None  # default width of a block
     uniform: bool = False  # a canvas of random tokens instead of masks
+    anchored: bool = False  # a canvas has `block` tokens with the prompt, and end and start tokens after the answer
     layouts: tuple[Names, ...] = ()  # alternatives to `names` that some files have
     has: tuple[str, ...] = ()  # tensors that the family with the same config lacks; without tensors it is that one
     lacks: tuple[str, ...] = ()

@@ -77,7 +77,7 @@ def build_decoding_config(
     block = None
     as_masked = spec.attention == "causal" and not causal
     if not causal and (spec.block is not None or (as_masked and attention == "block-causal")):
-        block, sources["block"] = _block(spec, config, name, overrides.block)
+        block, sources["block"] = _block(spec, config, generation, name, overrides.block)
         if block is None:
             raise ArgumentError(
                 f"attention={attention!r} was given, and the block length of {name or spec.name} is unknown",
@@ -112,6 +112,7 @@ def build_decoding_config(
         attention=attention,
         block=block,
         uniform=spec.uniform and not causal,
+        anchors=_anchors(spec, config, generation, vocab, name) if spec.anchored and not causal else (),
         denoising=BlockDenoising(mask, spec.shift) if both and mask is not None else None,
         sources=sources,
     )
@@ -198,16 +199,42 @@ def _own_mask(tokenizer: Any) -> tuple[str, int | None]:
     return next(((token, special[token]) for token in _MASKS if token in special), ("", None))
 
 
-def _block(spec: FamilySpec, config: dict[str, Any], name: str, override: int | None) -> tuple[int | None, str]:
-    """The width of a block, and where it was found."""
+def _block(
+    spec: FamilySpec, config: dict[str, Any], generation: dict[str, Any], name: str, override: int | None
+) -> tuple[int | None, str]:
+    """The width of a block, and where it was found. That of an anchored canvas is at most the model's length."""
     if override is not None:
         return override, "as asked"
+    if spec.anchored:
+        asked, most = generation.get("canvas_length"), spec.positions(config)
+        width = spec.block if asked is None else asked
+        if type(width) is not int or width < 1:
+            raise ModelError(f"canvas_length={width!r} in generation_config.json is no whole number above 0")
+        source = f"the family {spec.name}" if asked is None else "generation_config.json: canvas_length"
+        return width if most is None else min(width, most), source
     for key in BLOCK_KEYS:
         if config.get(key) is not None:
             return config[key], f"config.json: {key}"
     if spec.block_in_name and (width := re.search(spec.block_in_name, name)):
         return int(width[1]), f"the name {name}"
     return spec.block, f"the family {spec.name}"
+
+
+def _anchors(
+    spec: FamilySpec, config: dict[str, Any], generation: dict[str, Any], vocab: int, name: str
+) -> tuple[int, ...]:
+    """The tokens after the answer in a canvas: the config's end and start tokens, unless the files turn them off."""
+    if generation.get("anchor_eosbos") is False:
+        return ()
+    ids = {"eos_token_id": config.get("eos_token_id", 2), "bos_token_id": config.get("bos_token_id", 1)}
+    for key, number in ids.items():
+        if type(number) is not int or not 0 <= number < vocab:
+            raise ModelError(
+                f"{name or spec.name} has {key}={number!r} in its config.json: this token ends an answer in a canvas",
+                f"{key} is one id of the vocabulary of {vocab}; anchor_eosbos=false in generation_config.json leaves "
+                "them out",
+            )
+    return tuple(ids.values())
 
 
 def end_ids(config: dict[str, Any], generation: dict[str, Any], tokenizer: Any | None, vocab: int) -> dict[int, str]:

@@ -45,6 +45,7 @@ class TextCall(Call):
     request: Request
     response_format: Mapping[str, Any] | None = None
     tools: Tools | None = None
+    answers: tuple[int | None, ...] = ()  # the generated positions that each row's result has; none, or None: all
 
     def generated(self, row: int, canvas: Sequence[int]) -> tuple[list[int], int]:
         """The ids after the prompt, cut after the first end token that was generated or the end of a stop string.
@@ -54,6 +55,8 @@ class TextCall(Call):
         """
         start = self.request.prompts[row]
         before = self.request.canvases[row][start:].tolist()
+        if self.answers:
+            before = before[: self.answers[row]]
         tokens = list(canvas[start : start + len(before)])
         fresh = [new != old for new, old in zip(tokens, before, strict=False)]
         ends = (index for index, new in enumerate(fresh) if new and tokens[index] in self.request.stop_ids)
@@ -93,6 +96,7 @@ class TextCall(Call):
         request = self.request
         values = {n: getattr(request, n) for n in ("block_length", "absolute", "temperature", "top_k", "top_p", "cfg")}
         new = max(len(canvas) - start for canvas, start in zip(request.canvases, request.prompts, strict=True))
+        new = max((count for count in self.answers if count is not None), default=new)
         names = self.constraints
         same = names[0] if len(set(names)) == 1 else names
         values |= {"cfg_interval": request.cfg_interval} if request.conditions else {}
@@ -209,7 +213,10 @@ class TextDriver(Driver, Loops):
         self.check(sampler, request)
         request.check_ends()
         form = None if structured is None else settings.response_format
-        return TextCall(sampler, request, seeds, settings.callback, model.weights_version, imaging, form, tools)
+        answers = tuple(row.answer for row in rows) if any(row.answer is not None for row in rows) else ()
+        return TextCall(
+            sampler, request, seeds, settings.callback, model.weights_version, imaging, form, tools, answers
+        )
 
     @abstractmethod
     def check(self, sampler: Any, request: Request) -> None:

@@ -264,7 +264,7 @@ _DIFFUSION: Mapping[str, float] = {
 def with_published_sampler(model: LanguageModel, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     """Adds the published rule if no sampler is named: for windows after causal text, and for random canvases.
 
-    The latter samples, with the numbers of generation_config.json. Raises ModelError for one that it cannot have.
+    The latter sample, with the numbers of generation_config.json. Raises ModelError for one that it cannot have.
     """
     config = model.decoding_config
     if arguments.get("sampler") is not None:
@@ -273,6 +273,9 @@ def with_published_sampler(model: LanguageModel, arguments: Mapping[str, Any]) -
         return {**arguments, "sampler": "preset:sdlm"}
     if not config.uniform:
         return arguments
+    if config.attention == "bidirectional":
+        spec, temperature = _uniform_noise(model)
+        return {"temperature": temperature, **arguments, "sampler": spec}
     stated = dict(model.generation)
     inner = stated.get("sampler_config")
     stated |= inner if isinstance(inner, dict) else {}
@@ -292,6 +295,53 @@ def with_published_sampler(model: LanguageModel, arguments: Mapping[str, Any]) -
     spec = f"selfcondition+anneal:high={high},low={low},steps={steps}"
     spec += f"+renoise:gamma={values['entropy_bound']},confidence={values['confidence_threshold']},steps={steps}"
     return {"temperature": 1.0, **arguments, "sampler": spec + "+eos@causal"}
+
+
+# Keys of the loop of uniform noise, each with its default and its words where it is wrong.
+_NOISE: Mapping[str, tuple[Any, str]] = {
+    "sampler": ("ancestral", "'ancestral', 'adaptive' or 'greedy'"),
+    "num_denoising_steps": (128, "a whole number above 0"),
+    "schedule": ("linear", "'linear' or 'cosine'"),
+    "min_log_snr": (-9.0, "a number"),
+    "max_log_snr": (9.0, "a number, at least min_log_snr"),
+    "tokens_per_step": (1, "a whole number"),
+    "temperature": (1.0, "a number of at least 0"),
+    "trim_at_eos": (True, "true: a result ends at the first end token"),
+    "denoise_end": (None, "absent: a canvas is filled to its end"),
+    "frozen": (None, "absent: a template fixes tokens"),
+}
+
+
+def _uniform_noise(model: LanguageModel) -> tuple[str, float]:
+    """Sampler and temperature of generation_config.json for a whole canvas of random tokens."""
+    stated = model.generation
+    values = {key: plain if stated.get(key) is None else stated[key] for key, (plain, _) in _NOISE.items()}
+    low, high = values["min_log_snr"], values["max_log_snr"]
+    steps, tokens = values["num_denoising_steps"], values["tokens_per_step"]
+    sound = {
+        "sampler": values["sampler"] in ("ancestral", "adaptive", "greedy"),
+        "num_denoising_steps": is_whole(steps) and steps >= 1,
+        "schedule": values["schedule"] in ("linear", "cosine"),
+        "min_log_snr": is_number(low),
+        "max_log_snr": is_number(high) and is_number(low) and low <= high,
+        "tokens_per_step": is_whole(tokens),
+        "temperature": is_number(values["temperature"]) and values["temperature"] >= 0,
+        "trim_at_eos": values["trim_at_eos"] is True,
+        "denoise_end": values["denoise_end"] is None,
+        "frozen": values["frozen"] is None,
+    }
+    for key, right in sound.items():
+        if not right:
+            raise ModelError(
+                f"{model.name} sets {key} to {str(values[key])[:80]} in its {_FILE}, and it has to be {_NOISE[key][1]}",
+                "name the sampler to decode without that file: preset:sumi",
+            )
+    kinds = {
+        "ancestral": f"ancestral:steps={steps},schedule={values['schedule']},low={low},high={high}",
+        "adaptive": f"adaptive:steps={steps},tokens={max(tokens, 1)}",
+        "greedy": f"adaptive:steps={steps},tokens={model.decoding_config.block}",  # every position, the likeliest token
+    }
+    return kinds[values["sampler"]], 0.0 if values["sampler"] == "greedy" else float(values["temperature"])
 
 
 def _is_sequence(value: object, size: int) -> bool:

@@ -36,6 +36,7 @@ class Row:
 
     prompt: Tensor
     rest: Tensor
+    answer: int | None = None  # the positions of `rest` that the result has; None: all
 
     @property
     def canvas(self) -> Tensor:  # [P + T]
@@ -96,12 +97,32 @@ def encode(
         # before rows of that length are allocated
         check_length(model, [len(ids) + max_new_tokens for ids in prompts], beyond=beyond)
         rest = torch.full((max_new_tokens,), mask)
+        if model.decoding_config.anchors and max_new_tokens:
+            return [_on_canvas(model, row, ids, rest) for row, ids in enumerate(prompts)]
         return [Row(ids, rest) for ids in prompts]
     if len(templates) not in (1, len(prompts)):
         raise SpecError(
             f"{len(templates)} templates for {len(prompts)} prompts", hint="give one template, or one for each prompt"
         )
     return [Row(ids, templates[i if len(templates) > 1 else 0]) for i, ids in enumerate(prompts)]
+
+
+def _on_canvas(model: LanguageModel, row: int, prompt: Tensor, answer: Tensor) -> Row:
+    """A row with the whole canvas: the answer, the tokens that end it, and masks up to the canvas's length.
+
+    Raises ContextError for a row that does not fit into one.
+    """
+    config = model.decoding_config
+    assert config.block is not None, "a canvas has a length"
+    needed = len(prompt) + len(answer) + len(config.anchors)
+    if needed > config.block:
+        raise ContextError(
+            f"row {row} needs {needed} positions with the tokens that end it, and a canvas of {model.name} has "
+            f"{config.block}",
+            hint="shorten the prompt, generate fewer new tokens, or load the model with another block= (--block)",
+        )
+    after = torch.full((config.block - needed,), open_id(model))
+    return Row(prompt, torch.cat([answer, torch.tensor(config.anchors), after]), len(answer))
 
 
 def check_length(model: LanguageModel, lengths: list[int], *, beyond: bool = False) -> None:

@@ -62,10 +62,11 @@ EXCLUDED_BY: Mapping[Trait, Reasons] = {
         Trait.COUNTS_FORWARDS: Why("{me} makes fewer forwards, and {other} counts them", "write fall=0"),
     },
     Trait.LEAVE_ONE_OUT: {
+        Trait.RANDOM_CANVAS: Why("{me} predicts from further masks, and {other} has no mask token", "leave {me} out"),
         Trait.FOLLOWS_CANVAS: Why(
             "{me} needs leave-one-out predictions, and the attention of {other} depends on which tokens are known",
             "leave {me} out",
-        )
+        ),
     },
     Trait.READS_ATTENTION: {
         Trait.CONDITIONS: Why(

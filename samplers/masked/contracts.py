@@ -592,7 +592,7 @@ class Widen(Stateful):
 
     @property
     def traits(self) -> frozenset[Trait]:
-        return self.provides | _reads_attention(self) | _remembers(self)
+        return self.provides | _reads_attention(self) | _remembers(self) | {Trait.WIDENS}
 
     def widen(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: Any) -> Tensor:
         raise self.undefined("widen")

@@ -116,6 +116,12 @@ class MaskedLoop:
         block_causal = decoding_config.attention == "block-causal"
         if block_causal and not (request.absolute and request.block_length == decoding_config.block):
             raise ModelError(f"{model.name} decodes only in blocks of {decoding_config.block} that begin at position 0")
+        if decoding_config.uniform and request.cfg is not None:
+            raise SpecError(
+                f"cfg={request.cfg} needs the model without its prompt, whose tokens become masks, and {model.name} has"
+                " no mask token",
+                "leave cfg out",
+            )
         demand_head(model)
         sampler = fit(sampler, model)
         compatibility.check(sampler, model, request)

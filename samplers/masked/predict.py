@@ -34,6 +34,7 @@ from ..traits import Trait
 from .canvas import Canvas
 from .constraints import CountPenalty, EarlyEnds, LogitBias, RepetitionPenalty, TokenLimits
 from .contracts import AttentionMaps, AttentionSpec, Cache, Evidence, MaskedSampler, Request, united
+from .ops.uniform_noise import random_tokens
 from .query_plan import Group, Layout, Queries, QueryPlanner, VisiblePositions, wanted_columns
 
 _NARROW_GAIN = 2000  # computing only the wanted outputs of the last layer pays if it saves at least this many values
@@ -432,8 +433,7 @@ class Noise:
         canvas, tokens = self.canvas, plan.tokens
         at = group.plan.positions[: len(tokens), : tokens.shape[1]]
         rows = np.arange(len(canvas)) if group.rows is None else group.rows
-        uniform = self.request.source.uniform(canvas.rows[rows], canvas.step[rows], at.clamp(min=0), "noise")
-        noise = (uniform * self.vocab).long().clamp(max=self.vocab - 1)
+        noise = random_tokens(self.request.source, canvas.rows[rows], canvas.step[rows], at.clamp(min=0), self.vocab)
         return replace(plan, tokens=torch.where(tokens == canvas.mask_id, noise, tokens))
 
 

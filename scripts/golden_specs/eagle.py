@@ -141,7 +141,7 @@ def _added(visible: Tensor, count: int) -> Iterator[None]:
     bias = visible.float()
     bias[:, :count] = torch.zeros(count, count).masked_fill(~visible[:, :count], -torch.inf)
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    def attend(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Tensor:
         k, v = (x[:, : bias.shape[1]].repeat_interleave(q.shape[2] // x.shape[2], 2) for x in (k, v))
         scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5 + bias
         return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)

@@ -88,7 +88,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "gsd": ("gsd", "gsd:group=0"),
 }
 # What a method needs, unless the other one of the pair provides it.
-BESIDE = {"dkv_greedy": "fixed:order=random", "denoise": "renoise", "selfcondition": "renoise"}
+BESIDE = {"dkv_greedy": "fixed:order=random", "denoise": "renoise", "selfcondition": "renoise", "defer": "ancestral"}
 BESIDE |= {"threshold:tau=-0.5": "entropy", "localleap:relaxed=-0.5": "entropy", "prophet:progress=steps": "fixed"}
 PROMPT = [3, 1, 4, 1]
 
@@ -179,7 +179,7 @@ def masked_error(model: LanguageModel, spec: str, **features: Any) -> str:
 
 # The family of the toys that a method is for, where it is not all of them.
 HOME = {"block": "sdar", "subblock": "sdar", "window": "wedlm", "causal": "nemotron", "next_sequence": "sdlm"}
-HOME |= dict.fromkeys(("renoise", "denoise", "selfcondition"), "uniform")
+HOME |= dict.fromkeys(("renoise", "denoise", "selfcondition", "ancestral", "adaptive", "defer"), "uniform")
 MASKED_FEATURES = ("logprobs", "allowed", "constrained spans", "conditions", "cfg", "temperature", "repetition_penalty")
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from torch.nn.functional import one_hot
 
 from ...host_transfer import upload
 from ...registry import register
+from ...traits import Reasons, Trait, Why
 from ..contracts import Canvas, Evidence, Inputs
 
 
@@ -36,6 +38,11 @@ class Mixtures:
 @register("interpolate", stage="inputs", paper="arXiv:2604.08302", checked="reference:reference.naive_revise.dmax")
 @dataclass(frozen=True)
 class Interpolate(Inputs):
+    conflicts: ClassVar[Reasons] = {
+        **Inputs.conflicts,
+        Trait.RANDOM_CANVAS: Why("{me} mixes in the mask's embedding, and {other} has no mask token", "leave {me} out"),
+    }
+
     def start(self, canvas: Canvas) -> Mixtures:
         return Mixtures(torch.full_like(canvas.window, -1))
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from torch.nn.functional import one_hot
 
 from ...host_transfer import upload
 from ...registry import register
+from ...traits import Reasons, Trait, Why
 from ..contracts import Canvas, Evidence, Inputs
 
 
@@ -47,6 +48,11 @@ class Drafts:
 )
 @dataclass(frozen=True)
 class Provisional(Inputs):
+    conflicts: ClassVar[Reasons] = {
+        **Inputs.conflicts,
+        Trait.RANDOM_CANVAS: Why("{me} mixes in the mask's embedding, and {other} has no mask token", "leave {me} out"),
+    }
+
     tau: Annotated[float, "least probability of a provisional token; above 1: none"] = 0.98
     alternate: Annotated[bool, "feed each as a mask at every second forward"] = False
 

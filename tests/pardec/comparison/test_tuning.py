@@ -308,7 +308,14 @@ def test_space_begins_with_the_default_and_holds_every_method_once(space: Space,
     assert len({fit.spec(one) for one in some}) == len(some) == 120
     named = {part.name for one in some for part in parse(one.spec).parts}
     methods = {c.name for c in cards() if c.family == "masked" and c.stage not in ("cache", "propose")}
-    random_canvases = {"selfcondition", "denoise", "renoise"}  # of models without a mask token
+    random_canvases = {
+        "selfcondition",
+        "denoise",
+        "renoise",
+        "ancestral",
+        "adaptive",
+        "defer",
+    }  # of models without a mask token
     assert methods - named == {"sequential", "oracle", "levenshtein"} | random_canvases  # which needs edit tokens
     caches = {parse(one.spec).cache for one in some} - {None}
     assert {cache.name for cache in caches if cache} >= {"dual", "prefix", "dkv", "vicinity"}
