@@ -1,7 +1,8 @@
 """Draws all positions of a noisy canvas anew at every step, from the posterior of uniform noise.
 
-Sumi: Open Uniform Diffusion Language Model from Scratch, https://arxiv.org/abs/2606.19005; the noise is that of
-GIDD, https://arxiv.org/abs/2503.04482
+Generalized Interpolating Discrete Diffusion, https://arxiv.org/abs/2503.04482
+for noise without masks, as in
+Sumi: Open Uniform Diffusion Language Model from Scratch, https://arxiv.org/abs/2606.19005
 
     q(z_t = v | x) = a_t [v = x] + (1 - a_t) / V
     p(z_s = v | z_t) ~ q(z_s = v | x_hat) q(z_t | z_s = v),  x_hat = softmax(logits / temperature)
@@ -46,7 +47,7 @@ from ..ops.uniform_noise import (
 @register(
     "ancestral",
     stage="revise",
-    paper="arXiv:2606.19005",
+    paper="arXiv:2503.04482",
     checked="reference:reference.naive_uniform.decode",
 )
 @dataclass(frozen=True)

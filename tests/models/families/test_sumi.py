@@ -18,6 +18,7 @@ from pardec.models.decoder_config import DecoderConfig
 from pardec.models.errors import CacheError, ModelError, SpecError
 from pardec.models.families import FAMILIES
 from pardec.models.families.base import Unsupported
+from pardec.models.kernels import attention
 from pardec.models.load import load
 from pardec.models.plan import Plan
 from tests.reference import naive_uniform
@@ -119,7 +120,6 @@ def tokens(*shape: int) -> Tensor:
     return torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-@pytest.mark.seeds("arXiv:2606.19005")
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_are_those_of_plain_pytorch(variant: str, dtype: str, tmp_path: Path) -> None:
@@ -226,17 +226,17 @@ def test_a_mask_id_and_likelihoods_are_refused(tmp_path: Path) -> None:
 
 
 def published_generate(
-    tensors: dict[str, Tensor], prompt: list[int], new: int, rule: Rule, seed: int, canvas: int = CANVAS
+    tensors: dict[str, Tensor], config: dict[str, Any], prompt: list[int], new: int, rule: Rule, seed: int
 ) -> list[int]:
     """The published loop over the formulas: the canvas, cut after the answer and after its first end token."""
-    after = canvas - len(prompt) - new - 2
+    after = CANVAS - len(prompt) - new - 2
     row = [*prompt, *[None] * new, EOS, BOS, *[None] * after]
 
     def predict(ids: list[int]) -> np.ndarray:
-        logits: np.ndarray = plain_logits(tensors, SHAPE, torch.tensor([ids]))[0].numpy()
+        logits: np.ndarray = plain_logits(tensors, config, torch.tensor([ids]))[0].numpy()
         return logits
 
-    made = naive_uniform.decode(predict, row, len(prompt), rule, seed, canvas).tokens[len(prompt) :][:new]
+    made = naive_uniform.decode(predict, row, len(prompt), rule, seed, CANVAS).tokens[len(prompt) :][:new]
     return made[: made.index(EOS) + 1] if EOS in made else made
 
 
@@ -256,10 +256,16 @@ SAMPLERS: dict[str, tuple[dict[str, Any], Rule]] = {
 
 
 @pytest.mark.seeds("arXiv:2606.19005")
+@pytest.mark.parametrize("in_c", [True, False], ids=["in C", "defined"])
 @pytest.mark.parametrize("case", SAMPLERS)
-def test_the_default_sampler_is_the_published_loop(case: str, tmp_path: Path) -> None:
+def test_the_default_sampler_is_the_published_loop(
+    case: str, in_c: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not in_c:
+        monkeypatch.setattr(attention, "kernel", lambda: None)
     keys, rule = SAMPLERS[case]
-    tensors = published(tmp_path)
+    changes = {"add_qkv_bias": case == "few steps"}
+    tensors = published(tmp_path, **changes)
     (tmp_path / "generation_config.json").write_text(json.dumps({"canvas_length": CANVAS, "eos_token_id": EOS, **keys}))
     model, prompts = pardec.load(tmp_path, device="cpu"), [[3, 4, 5], [6, 7, 8, 9, 10, 11]]
     together = model.generate(input_ids=prompts, max_new_tokens=9, seed=[5, 6])
@@ -268,7 +274,7 @@ def test_the_default_sampler_is_the_published_loop(case: str, tmp_path: Path) ->
     )
     by_index = {row.index: row.tokens for row in served}
     for row, prompt in enumerate(prompts):
-        expected = published_generate(tensors, prompt, 9, rule, 5 + row)
+        expected = published_generate(tensors, SHAPE | changes, prompt, 9, rule, 5 + row)
         alone = model.generate(input_ids=[prompt], max_new_tokens=9, seed=[5 + row])
         assert alone.tokens[0] == together.tokens[row] == by_index[row] == expected
         assert alone.nfe[0] == rule.steps

@@ -111,7 +111,7 @@ def excess(counts: Counter[Tokens], law: dict[Tokens, float]) -> float:
     return float(((statistic / free) ** (1 / 3) - (1 - 2 / (9 * free))) / np.sqrt(2 / (9 * free)))
 
 
-@pytest.mark.seeds("arXiv:2606.19005")
+@pytest.mark.seeds("arXiv:2503.04482")
 @pytest.mark.parametrize(
     ("steps", "temperature", "schedule"),
     [(1, 1.0, "linear"), (2, 1.0, "linear"), (4, 1.0, "linear"), (3, 0.6, "cosine"), (2, 0.0, "linear")],
