@@ -386,6 +386,13 @@ PRESETS = (
         "SDLM: the confident tokens at the front of a window of as many as its blocks have",
     ),
     Preset(
+        "sdlm-verified",
+        "freedave:drafts=3+leftmost+sequential+eos@next_sequence",
+        "arXiv:2509.24007",
+        "SDLM's self-speculation in windows of 4: each forward has a window after every prefix of the draft",
+        {"block_length": 4},
+    ),
+    Preset(
         "nemotron",
         "threshold:tau=0.9+eos@causal",
         "https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B",

@@ -9,7 +9,8 @@ arrays on the host, updated by one transfer a step; on a CPU that transfer is a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from operator import or_
 from typing import NoReturn, Self, TypeVar
@@ -584,6 +585,16 @@ class Canvas(RowState):
         self._write(chosen.which, chosen)
         self._update()
         return moved
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Every block stays where it is while tokens are drafted, and slides to the first open position afterwards."""
+        before, self.hold_block = self.hold_block, np.ones(len(self), dtype=bool)
+        try:
+            yield
+        finally:
+            self.hold_block = before
+            self._update()
 
     def adopt(self, contents: Mapping[str, Tensor], packed: np.ndarray, steps: np.ndarray) -> None:
         """Replaces the rows by hypotheses that a `DeviceCanvas` has made of them, `steps` [B] further on the clock.

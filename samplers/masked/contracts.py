@@ -12,7 +12,7 @@ every call. Rows are dimension 0 of every tensor and array in a state, so that f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
@@ -196,6 +196,28 @@ class Evidence:
             attention=attention,
             known=self.known[rows] if self.known is not None and isinstance(rows, np.ndarray) else None,
         )
+
+    def slid(self, positions: Tensor, by: np.ndarray) -> tuple[Evidence, Tensor]:
+        """The evidence of a window `by` [B] columns further, at `positions` [B, W]; and which columns it has, [B, W].
+
+        Eligible are those. The forward's distribution must be unchanged.
+        """
+        distribution, width = self.distribution, positions.shape[1]
+        assert isinstance(distribution, DenseDistribution | ChunkedDistribution), "no stage has changed it"
+        index = distribution.index
+        if index is None:
+            index = torch.arange(positions.numel(), device=positions.device).view(positions.shape)
+        column = torch.arange(width, device=positions.device) + upload(by, positions.device)[:, None]
+        inside, column = column < width, column.clamp(max=width - 1)
+        moved = replace(
+            self,
+            distribution=distribution.reindexed(index.gather(1, column)),
+            positions=positions,
+            eligible=self.eligible.gather(1, column) & inside,
+            attention=None,
+            known=None,
+        )
+        return moved, inside
 
     def propose(self, tokens: Tensor, score: Tensor) -> Proposal:
         """A proposal of `tokens` with their scores where eligible, -inf elsewhere."""

@@ -5,13 +5,15 @@ What a hypothesis is made from, and which of them survives, is up to the branch 
 
 The step commits to every hypothesis, and the host reads which ones survive with the tokens. Where all stages that
 decide need no host, a device makes the next hypotheses of the survivors before that transfer, which carries them as
-well: a step has one. Elsewhere they are made, and read, before the next forward.
+well: a step has one. Elsewhere they are made, and read, before the next forward. Where blocks slide, a hypothesis
+begins in its row's window, a part of which the last forward predicted, and it slides once its tokens are drafted.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -101,7 +103,9 @@ class Branching:
         canvas, traits = loop.canvas, loop.sampler.traits
         self.stores = Trait.STORES_KV in traits
         shifted = canvas.shift and not canvas.block_causal
-        self.replaces_first = bool(shifted) and self.stores and Trait.KEEPS_TOKENS in traits
+        # Windows that slide with K/V of tokens alone; each forward computes all from the last one's first position on.
+        self.slides = canvas.sliding and Trait.KV_OF_TOKENS in traits
+        self.replaces_first = bool(shifted) and self.stores and Trait.KEEPS_TOKENS in traits and not self.slides
         self.depths, self.needs = np.array(branch.depths), np.array(branch.needs)
         self.row = np.zeros(0, dtype=np.int64)  # [N] the live row of each hypothesis
         self.number = np.zeros(0, dtype=np.int64)
@@ -115,7 +119,7 @@ class Branching:
         requested = np.zeros((len(canvas), len(self.depths)), dtype=bool)
         if self.past is not None:
             # Hypotheses in a block's first forward would lack the K/V that this forward refreshes.
-            ready = ~(canvas.block_started & self.stores)
+            ready = ~(canvas.block_started & (self.stores and not self.slides))
             requested = ready[:, None] & (self.needs <= canvas.block_remaining[:, None])
         requested[:, 0] = True
         self.row, self.number = requested.nonzero()
@@ -128,21 +132,27 @@ class Branching:
         evidence, first = past.evidence.take(self.row), past.first[self.row]
         self.loop.keep(self.row)
         depth, valid = self.depths[self.number], np.ones(len(self.row), dtype=bool)
-        for step in range(1, int(depth.max()) + 1):
-            # A hypothesis that has completed the block is the last of its row.
-            due = valid & (depth >= step) & (first == canvas.window_host[:, 0])
-            moved = np.zeros_like(due)
-            if (canvas.eligible_host & due[:, None]).any():
-                which = upload(due, evidence.positions.device)[:, None]
-                moved = canvas.draft(self._draft(self.loop, step, self.number, which, evidence))
-            valid &= moved | (depth < step)
+        predicted: Tensor | bool = True
+        if self.slides:  # the window is further on than that of the last forward, which predicted a part of it
+            now = canvas.window_host[:, 0]
+            evidence, predicted = evidence.slid(canvas.window, now - first)
+            first = now
+        with canvas.held() if self.slides else nullcontext():
+            for step in range(1, int(depth.max()) + 1):
+                # A hypothesis that has completed the block is the last of its row.
+                due = valid & (depth >= step) & (first == canvas.window_host[:, 0])
+                moved = np.zeros_like(due)
+                if (canvas.eligible_host & due[:, None]).any():
+                    which = upload(due, evidence.positions.device)[:, None] & predicted
+                    moved = canvas.draft(self._draft(self.loop, step, self.number, which, evidence))
+                valid &= moved | (depth < step)
         valid &= (self.number == 0) | (canvas.first_open < canvas.total)  # a complete row needs no forward
         if not valid.all():
             self.loop.keep(np.flatnonzero(valid))
             self.row, self.number = self.row[valid], self.number[valid]
 
     def _draft(self, loop: Loop, step: int, number: np.ndarray, rows: Tensor, past: Evidence) -> Update:
-        """The tokens that the hypotheses `rows` [N, 1] bool of the loop's canvas add at `step`."""
+        """The tokens that the hypotheses `rows` [N, 1 or W] bool of the loop's canvas add at `step`."""
         canvas, branch = loop.canvas, self.branch
         evidence = replace(past, eligible=canvas.eligible & rows)
         choice, proposal, _ = loop.choose(evidence)
@@ -211,7 +221,7 @@ class Branching:
         compared = self.compared
         assert compared is not None, "written by a commit"
         return (
-            not (self.refused or loop.canvas.on_host)
+            not (self.refused or loop.canvas.on_host or self.slides)
             and not loop.with_distribution
             and loop.forward.limits is None
             and isinstance(compared.evidence.distribution, DenseDistribution)

@@ -8,9 +8,11 @@ Sequential Diffusion Language Models (SDLM), https://arxiv.org/abs/2509.24007
 The last token saw masks, so that its K/V, computed once more in the next forward, are final only then: text has the K/V
 of a causal model. With `contiguous` a forward commits the confident tokens at the window's front (`preset:sdlm`). In
 families whose positions predict themselves the window is [o, o + D).
+Their self-speculation is `freedave:drafts=3+leftmost+sequential` in windows of 4 (`preset:sdlm-verified`): one forward
+has a window after each prefix of the draft, whose first token verifies the next one, and the text is that of the first
+token of each window. With attention="causal", `linearspec` verifies such windows by the causal model instead.
 Deviates from the authors' code: there the last token is fed twice, as text and in the window, with the same result; and
-there the masks run past the end of the request, where the window here ends with it. Their mode that verifies drafts is
-not built: with attention="causal", `linearspec` verifies such windows exactly.
+there the masks run past the end of the request, where the window here ends with it.
 Exact: greedy, by the family's own definition of a window.
 """
 
@@ -53,7 +55,7 @@ class NextSequence(Cache):
 
     @property
     def provides(self) -> frozenset[Trait]:
-        return super().provides | {Trait.SLIDES}
+        return super().provides | {Trait.SLIDES, Trait.KV_OF_TOKENS}
 
     def start(self, canvas: Canvas) -> State:
         return State(np.zeros_like(canvas.block_start))

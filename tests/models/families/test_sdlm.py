@@ -74,6 +74,27 @@ def naive(reference: Any, prompt: list[int], count: int, block: int, tau: float)
     return text, forwards
 
 
+def naive_verified(reference: Any, prompt: list[int], count: int, block: int) -> tuple[list[int], int]:
+    """Decodes by the published self-speculation: a forward has every prefix of the draft, each with a window of masks.
+
+    A window's first token verifies the draft's next one; the other tokens of the last window that was reached are the
+    next draft.
+    """
+    end = len(prompt) + count
+    first, *draft = window(reference, prompt, min(block, count)).argmax(-1).tolist()
+    text, forwards = [*prompt, first], 1
+    while len(text) < end:
+        forwards += 1
+        draft = draft[: end - len(text) - 1]  # a text that is complete has no window
+        rows = [[*text, *draft[:taken]] for taken in range(len(draft) + 1)]
+        found = [window(reference, row, min(block, end - len(row))).argmax(-1).tolist() for row in rows]
+        taken = 0
+        while taken < len(draft) and found[taken][0] == draft[taken]:
+            taken += 1
+        text, draft = [*rows[taken], found[taken][0]], found[taken][1:]
+    return text, forwards
+
+
 def three_prompts(seed: int) -> list[list[int]]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(3, 59, (size,), generator=generator).tolist() for size in (9, 1, 13)]
@@ -95,6 +116,33 @@ def test_every_decode_is_the_rules(tmp_path: Path, block: int, tau: float) -> No
         runs.append(forwards)
     if 0 < tau < 0.1:
         assert all(19 / block < forwards < 19 for forwards in runs), runs  # some windows are confident in part
+
+
+@pytest.mark.parametrize("block", [4, 8, 2])
+def test_windows_that_verify_drafts_are_the_published_self_speculation(tmp_path: Path, block: int) -> None:
+    """The tokens are the first ones of a window each; the forwards are those of the published loop."""
+    reference, model = published(tmp_path), pardec.load(tmp_path, device="cpu")
+    arguments: dict[str, Any] = {"max_new_tokens": 19, "block_length": block, "stop_ids": []}
+    spec = f"freedave:drafts={block - 1}+leftmost+sequential@next_sequence"
+    prompts, saved = three_prompts(block), 0
+    together = model.generate(input_ids=prompts, sampler=spec, **arguments)
+    for row, prompt in enumerate(prompts):
+        expected, forwards = naive_verified(reference, prompt, 19, block)
+        alone = model.generate(input_ids=[prompt], sampler=spec, **arguments)
+        assert alone.sequences[0].tolist() == expected
+        assert alone.nfe[0] == forwards
+        assert together.sequences[row, : len(expected)].tolist() == expected
+        plain = model.generate(input_ids=[prompt], sampler="leftmost+sequential@next_sequence", **arguments)
+        assert plain.sequences[0].tolist() == expected
+        saved += 19 - forwards
+    assert saved > 0
+
+
+def test_the_preset_of_self_speculation_is_for_windows_of_four(tmp_path: Path) -> None:
+    reference, model = published(tmp_path), pardec.load(tmp_path, device="cpu")
+    (prompt, *_) = three_prompts(5)
+    result = model.generate(input_ids=[prompt], sampler="preset:sdlm-verified", max_new_tokens=12, stop_ids=[])
+    assert (result.sequences[0].tolist(), int(result.nfe[0])) == naive_verified(reference, prompt, 12, 4)
 
 
 @pytest.mark.seeds("arXiv:2509.24007")

@@ -30,6 +30,8 @@ CACHES = {
     "dream": ("none", "dual", "prefix"),
     "sdar": ("none", "block", "dual"),
     "shifted-sdar": ("none", "block"),
+    "sdlm": ("next_sequence",),
+    "nemotron": ("next_sequence",),
 }
 
 
@@ -65,6 +67,7 @@ def test_a_flat_model_costs_no_forward_more() -> None:
         "freedave:subset=true+threshold:tau=0.3",
         "freedave:graph=0-1-0.1-0b+sequential@dual",
         "freedave:width=2,drafts=5+threshold:tau=0.3",
+        "freedave+threshold:tau=0.3@next_sequence",
     ],
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -72,7 +75,8 @@ def test_a_flat_model_costs_no_forward_more() -> None:
 def test_a_row_alone_is_the_row_in_a_ragged_batch(spec: str, temperature: float) -> None:
     given = prompts(LENGTHS)
     canvases = [[*prompt, *[MASK] * count] for prompt, count in zip(given, NEW, strict=True)]
-    model, more = toy("llada", sharp=1.2), {"temperature": temperature}
+    family = "sdlm" if "next_sequence" in spec else "llada"
+    model, more = toy(family, sharp=1.2), {"temperature": temperature}
     whole = events(model, spec, request(canvases, LENGTHS, **more))[-1]
     for row in range(len(given)):
         alone = events(model, spec, request(canvases[row : row + 1], LENGTHS[row : row + 1], seeds=[100 + row], **more))
