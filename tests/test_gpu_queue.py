@@ -49,7 +49,7 @@ def test_dry_run_runs_every_entry(tmp_path: Path) -> None:
     done = queue("--dry-run", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads((tmp_path / "results.json").read_text())
-    assert list(results["entries"]) == ["a", "b", "c", "d", "f", "e"]
+    assert list(results["entries"]) == ["a", "b", "c", "d", "f", "g", "e"]
     for letter, entry in results["entries"].items():
         assert entry["status"] == "done", entry
         assert f"{letter}  done in {entry['seconds']:.0f} s" in done.stdout
@@ -63,7 +63,7 @@ def test_dry_run_runs_every_entry(tmp_path: Path) -> None:
     assert all(row["apart"] < 0.05 for row in results["entries"]["f"]["rows"])
     files = list(tmp_path.iterdir())
     assert len(files) <= run_queue.MOST_FILES
-    assert {"results.json", "log.txt", "state-1.bin", "texts-1.bin"} == {file.name for file in files}
+    assert {"results.json", "log.txt", "state-1.bin", "texts-1.bin", "mtp.safetensors"} == {file.name for file in files}
 
 
 @dataclass(frozen=True)
@@ -117,13 +117,14 @@ def test_only_chooses_entries(capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 def test_list_names_every_entry_with_its_time() -> None:
     lines = queue("--list").stdout.splitlines()
-    assert [line[0] for line in lines] == ["a", "b", "c", "d", "f", "e"]
+    assert [line[0] for line in lines] == ["a", "b", "c", "d", "f", "g", "e"]
     assert [line.split(",")[0].split("  ")[-1].strip() for line in lines] == [
         "60 s",
         "40 s",
         "200 s",
         "50 s",
         "40 s",
+        "45 s",
         "the rest",
     ]
     assert sum(entry.seconds or 0 for entry in run_queue.ENTRIES) < run_queue.WHOLE <= 540
@@ -255,3 +256,29 @@ def test_kernels_are_timed_beside_their_versions_before(tmp_path: Path) -> None:
         "before_ms" in row for row in rows if row["kernel"] in ("attention", "confidence", "rotary", "norm, qkv")
     )
     assert "Not measured: no run of entry f" in page.page([])
+
+
+def test_an_mtp_layer_travels_as_one_file_and_drafts_for_its_target(tmp_path: Path) -> None:
+    """Entry g writes the layer with its config; the folder restored from it drafts, and a run starts from it."""
+    from gpu_runs.mtp_layer import FILE, restore, run, write_target
+    from gpu_runs.training import tiny
+
+    import pardec
+    from pardec.training.export import read_export
+
+    run(Report(tmp_path / "g.json", 600, dry=True))
+    found = json.loads((tmp_path / "g.json").read_text())
+    assert [row["part"] for row in found["rows"]][-1] == "layer"
+    assert found["rows"][-1]["steps"] == 20
+    losses = [row["loss"] for row in found["rows"] if row["part"] == "steps"]
+    assert losses[-1] < losses[0]
+    restore(tmp_path / FILE, tmp_path / "layer")
+    shape, template, base = tiny()
+    write_target(tmp_path / "target", shape, base, template["end"])
+    model = pardec.load(tmp_path / "target", device="cpu", dtype="float32")
+    options = {"input_ids": [[1, 9, 3, 20, 21]], "max_new_tokens": 12, "stop_ids": []}
+    plain = model.generate(sampler="sequential", **options)
+    drafted = model.generate(sampler=f"mtp:name={tmp_path / 'layer'},k=3", **options)
+    assert drafted.tokens == plain.tokens
+    assert drafted.nfe[0] < plain.nfe[0]
+    assert read_export(tmp_path / "layer", model.language_model, "mtp").kind == "mtp"

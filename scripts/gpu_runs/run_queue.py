@@ -65,6 +65,7 @@ ENTRIES = (
     Entry("c", "steps", "seconds of a step at the shapes of LLaDA-8B and Qwen3-8B, beside other loops", 200, 120),
     Entry("d", "step_profile", "launches, gaps and busy time of a step", 50, 90),
     Entry("f", "kernels", "each kernel beside the version before it and its definition, in GPU time", 40, 120),
+    Entry("g", "mtp_layer", "the next stretch of an MTP layer with which SmolLM2 drafts for itself", 45, 150),
     Entry("e", "training", "the next stretch of SmolLM2 as a masked model", None, 90),
 )
 
