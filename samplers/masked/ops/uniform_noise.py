@@ -15,9 +15,9 @@ from torch import Tensor
 from ...host_transfer import upload
 from ...rng import Source, wide
 from ...traits import Reasons, Trait, Why
+from ..canvas import Canvas, Revision, Update
 
 if TYPE_CHECKING:
-    from ..canvas import Canvas, Revision
     from ..contracts import Proposal
 
 REQUIRES: Reasons = {
@@ -118,8 +118,6 @@ def current_tokens(proposal: Proposal, canvas: Canvas) -> Tensor:
 
 def whole_block(tokens: Tensor, scores: Tensor, hold: np.ndarray, canvas: Canvas) -> Revision:
     """Writes `tokens` [B, W] at all positions of the block but given ones; rows in `hold` [B] stay in it."""
-    from ..canvas import Revision, Update
-
     rewrite, commit = (Update(which, tokens, scores) for which in (canvas.committed, canvas.eligible))
     return Revision(rewrite=rewrite, commit=commit, hold=upload(hold, tokens.device))
 
