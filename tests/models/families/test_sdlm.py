@@ -148,6 +148,7 @@ def test_the_preset_of_self_speculation_is_for_windows_of_four(tmp_path: Path) -
 @pytest.mark.seeds("arXiv:2509.24007")
 def test_the_published_rule_is_the_default(tmp_path: Path) -> None:
     test_every_decode_is_the_rules(tmp_path, 4, 0.05)
+    test_windows_that_verify_drafts_are_the_published_self_speculation(tmp_path, 4)
     reference, model = published(tmp_path), pardec.load(tmp_path, device="cpu")
     (prompt, *_) = three_prompts(5)
     result = model.generate(input_ids=[prompt], max_new_tokens=12, stop_ids=[])
