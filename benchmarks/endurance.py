@@ -3,7 +3,8 @@
     python benchmarks/endurance.py [--only soak|resume|long|processes] [--requests 10000] [--rows 50000] [--kills 20]
 
 - soak: requests of unequal length with six samplers, 16 at once, against a server of tiny-llama and one of tiny-dream;
-  after every thousand, the server's memory and the latencies. One answer in fifty is compared with `generate` alone.
+  after every thousand, the server's memory and processor time, and the latencies. One answer in fifty is compared with
+  `generate` alone. --models names one of the two; what the file says of the other stays.
 - resume: `pardec compare` over so many rows is killed (SIGKILL) at random moments and resumed with `--resume`; then its
   rows are counted, and compared with those of a run that nothing disturbed, over the first thousand problems.
 - long: tiny-llama's weights with room for 32,768 positions decode to the end: seconds per thousand tokens, and memory.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import random
 import signal
 import subprocess
@@ -25,11 +27,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 
 import pardec
@@ -58,15 +62,21 @@ def soak(model: str, count: int) -> Iterator[Row]:
         body["max_tokens"] = body["max_tokens"] // 2
     loaded = pardec.load(model, device="cpu")
     result: Row = {"model": model, "requests": 0, "parts": [], "compared": 0, "unequal": 0, "failed": 0}
+    spent = 0.0
     with server(model, "--batch-size", "16") as (url, process, log):
         for start in range(0, count, 1000):
             part = bodies[start : start + 1000]
             seconds, answers, total = asyncio.run(load(url, part, 16))
-            result["failed"] += sum("choices" not in answer for answer in answers)
+            failed = [answer for answer in answers if "choices" not in answer]
+            result["failed"] += len(failed)
+            for answer in failed[:5]:
+                print(answer, flush=True)
             for body, answer in list(zip(part, answers, strict=True))[::50]:
                 result["compared"] += 1
                 result["unequal"] += "choices" not in answer or answer["choices"][0]["text"] != alone(loaded, body)
             figures = {"p50": float(np.percentile(seconds, 50)), "p99": float(np.percentile(seconds, 99))}
+            used = process.cpu_times()
+            figures["cpu"], spent = used.user + used.system - spent, used.user + used.system
             result["requests"] += len(part)
             result["parts"].append({"memory": memory(process), "files": process.num_fds(), "seconds": total, **figures})
             print(model, result["requests"], result["parts"][-1], flush=True)
@@ -121,7 +131,7 @@ def _rows(file: Path) -> list[tuple[str, str]]:
 
 
 def long(positions: int = 32_768) -> list[Row]:
-    """Seconds per thousand tokens up to the end of a long text, and the K/V at its end."""
+    """A long text by each sampler, in a process of its own."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
@@ -130,23 +140,31 @@ def long(positions: int = 32_768) -> list[Row]:
                 (copy / file.name).write_bytes(file.read_bytes())
         config = json.loads((copy / "config.json").read_text())
         (copy / "config.json").write_text(json.dumps({**config, "max_position_embeddings": positions}))
-        for spec in LONG:
-            model = pardec.load(str(copy), device="cpu")
-            ids = model.encode("add 3 4")
-            began, marks, count = time.process_time(), [], 0
-            for event in model.stream(
-                input_ids=[ids], sampler=spec, max_new_tokens=positions - len(ids) - 64, stop_ids=[]
-            ):
-                count += sum(map(len, getattr(event, "tokens", ())))
-                while len(marks) < count // 1000:
-                    marks.append(time.process_time() - began)
-            each = np.diff([0.0, *marks])
-            rows.append({
-                "spec": spec, "tokens": count, "first": float(each[0]), "middle": float(each[len(each) // 2]),
-                "last": float(each[-1]), "seconds": marks[-1],
-            })  # fmt: skip
-            print(rows[-1], flush=True)
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
+            for row in pool.map(one_long, [folder] * len(LONG), LONG, [positions] * len(LONG)):
+                rows.append(row)
+                print(row, flush=True)
     return rows
+
+
+def one_long(folder: str, spec: str, positions: int) -> Row:
+    """Seconds per thousand tokens up to the end of a long text, and how much memory its decoding took."""
+    model, own = pardec.load(folder, device="cpu", attention="causal"), psutil.Process()
+    text = pardec.task("arithmetic").problems(n=1)[0].prompt
+    prompt = model.generate(text, sampler=spec, max_new_tokens=64, stop_ids=[]).prompts[0]
+    loaded, began, marks, resident, count = memory(own), time.process_time(), [], [], 0
+    for event in model.stream(text, sampler=spec, max_new_tokens=positions - prompt, stop_ids=[]):
+        count += int(event.committed.sum()) if isinstance(event, pardec.Step) else 0
+        while len(marks) < count // 1000:
+            marks.append(time.process_time() - began)
+            resident.append(memory(own) - loaded)
+    each = np.diff([0.0, *marks])
+    return {
+        "spec": spec, "tokens": count, "first": float(each[0]), "middle": float(each[len(each) // 2]),
+        "last": float(each[-1]), "seconds": marks[-1],
+        "memory": [resident[0], resident[len(resident) // 2], resident[-1]],
+    }  # fmt: skip
 
 
 def processes(ray: Path | None) -> Row:
@@ -189,8 +207,8 @@ def page(data: Row) -> str:
         f"Made by `python benchmarks/endurance.py` on {data['processor']}, torch {data['torch']}; {data['date']}.", "",
     ]  # fmt: skip
     if parts := data.get("soak"):
-        lines += ["## A server under ten thousand requests", ""]
         lines += [
+            "## A server under many requests", "",
             "16 clients at once, requests of 4 to 24 tokens, sampled and greedy, one server for each model.",
             "`growth`: memory after the last request over that after half of them.", "",
             "| model | requests | failed | compared with `generate` | unequal | MiB after 1,000 | half | all | growth "
@@ -205,6 +223,17 @@ def page(data: Row) -> str:
                 f"{each[0]['memory']:.0f} | {half['memory']:.0f} | {each[-1]['memory']:.0f} | {growth:+.1%} | "
                 f"{each[0]['p99']:.2f} | {each[-1]['p99']:.2f} | {each[0]['files']}, {each[-1]['files']} |"
             )
+        lines += [
+            "", "Each thousand. Clients, server and other work share a processor, so that latencies follow the load;",
+            "`server s`, the processor time of the server, does not.", "",
+            "| model | requests | MiB | server s | p50 s | p99 s |", "|---|---|---|---|---|---|",
+        ]  # fmt: skip
+        lines += [
+            f"| {row['model']} | {1000 * number:,} | {part['memory']:.0f} | {part['cpu']:.1f} | {part['p50']:.2f} | "
+            f"{part['p99']:.2f} |"
+            for row in parts
+            for number, part in enumerate(row["parts"], 1)
+        ]
         lines.append("")
     if row := data.get("resume"):
         lines += [
@@ -217,12 +246,14 @@ def page(data: Row) -> str:
     if rows := data.get("long"):
         lines += [
             "## A text of 32,768 positions", "",
-            "tiny-llama's weights, with room for so many positions; processor seconds of a thousand tokens.", "",
-            "| sampler | tokens | first 1,000 | in the middle | last 1,000 | all |", "|---|---|---|---|---|---|",
+            "tiny-llama's weights, with room for so many positions; processor seconds of a thousand tokens, and MiB",
+            "that the process has gained since before the text, after the first thousand, half, and all.", "",
+            "| sampler | tokens | first 1,000 | in the middle | last 1,000 | all | MiB, first 1,000 | half | all |",
+            "|---|---|---|---|---|---|---|---|---|",
         ]  # fmt: skip
         lines += [
             f"| `{row['spec']}` | {row['tokens']:,} | {row['first']:.1f} | {row['middle']:.1f} | {row['last']:.1f} | "
-            f"{row['seconds']:.0f} |"
+            f"{row['seconds']:.0f} | {' | '.join(f'{value:.0f}' for value in row['memory'])} |"
             for row in rows
         ]
         lines.append("")
@@ -240,31 +271,36 @@ def page(data: Row) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("soak", "resume", "long", "processes"))
+    parser.add_argument("--models", nargs="+", choices=SAMPLERS, default=list(SAMPLERS), help="of the soak")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--ray", type=Path)
     given = parser.parse_args()
     file = HERE / "endurance.json"
-    data: Row = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    data |= {"processor": processor(), "torch": torch.__version__, "date": datetime.now(UTC).date().isoformat()}
     if given.only in (None, "soak"):
-        done: list[Row] = []
-        for model in SAMPLERS:
+        for model in given.models:
             for row in soak(model, given.requests):
-                write(file, data | {"soak": [*done, row]})
-            done.append(row)
-        data["soak"] = done
+                old = {each["model"]: each for each in written(file).get("soak", ())}
+                rows = {**old, model: row}
+                write(file, {"soak": [rows[name] for name in SAMPLERS if name in rows]})
     if given.only in (None, "resume"):
-        data["resume"] = resume(given.rows, given.kills)
+        write(file, {"resume": resume(given.rows, given.kills)})
     if given.only in (None, "long"):
-        data["long"] = long()
+        write(file, {"long": long()})
     if given.only in (None, "processes"):
-        data["processes"] = processes(given.ray)
-    write(file, data)
+        write(file, {"processes": processes(given.ray)})
 
 
-def write(file: Path, data: Row) -> None:
+def written(file: Path) -> Row:
+    data: Row = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return data
+
+
+def write(file: Path, part: Row) -> None:
+    """Replaces one part of the results, and writes the page again."""
+    data = written(file) | part
+    data |= {"processor": processor(), "torch": torch.__version__, "date": datetime.now(UTC).date().isoformat()}
     file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     file.with_suffix(".md").write_text(page(data), encoding="utf-8")
 

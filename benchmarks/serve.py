@@ -132,7 +132,10 @@ def requests(model: str, count: int, samplers: list[str], temperatures: tuple[fl
 
 
 async def load(url: str, bodies: list[dict[str, Any]], clients: int) -> tuple[list[float], list[dict[str, Any]], float]:
-    """Seconds of each request, the answers, and the seconds of all, with `clients` clients at once."""
+    """Seconds of each request, the answers, and the seconds of all, with `clients` clients at once.
+
+    Where a connection fails, the answer has its error.
+    """
     gate, seconds = asyncio.Semaphore(clients), [0.0] * len(bodies)
     answers: list[dict[str, Any]] = [{}] * len(bodies)
     async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=clients)) as client:
@@ -140,9 +143,12 @@ async def load(url: str, bodies: list[dict[str, Any]], clients: int) -> tuple[li
         async def one(at: int) -> None:
             async with gate:
                 start = time.perf_counter()
-                answer = await client.post(f"{url}/v1/completions", json=bodies[at])
+                try:
+                    answer = await client.post(f"{url}/v1/completions", json=bodies[at])
+                    answers[at] = answer.json()
+                except httpx.TransportError as error:
+                    answers[at] = {"error": {"message": repr(error)}}
                 seconds[at] = time.perf_counter() - start
-                answers[at] = answer.json()
 
         start = time.perf_counter()
         await asyncio.gather(*(one(at) for at in range(len(bodies))))

@@ -92,8 +92,9 @@ def test_the_pages_of_rounding_and_of_long_runs() -> None:
     assert "| bfloat16 | 0.5 | 0.1 | 0.01 | 25.00% | 50.00% | 12.50% |" in page
     assert "| bfloat16 | 8 | 50.0% | 25.00% | 0.12 |" in page
     assert "| bfloat16 | 62 | 60 | 56 | 48 | 32 | 0 |" in page
-    part = {"memory": 100.0, "files": 8, "p50": 0.1, "p99": 0.5}
+    part = {"memory": 100.0, "files": 8, "p50": 0.1, "p99": 0.5, "cpu": 60.0}
     soak = {"model": "m", "requests": 4000, "failed": 0, "compared": 80, "unequal": 1}
     parts = [{**part, "memory": 100.0 + 10 * at} for at in range(4)]
     text = endurance.page({**data, "soak": [{**soak, "parts": parts}]})
     assert "| m | 4,000 | 0 | 80 | 1 | 100 | 110 | 130 | +18.2% | 0.50 | 0.50 | 8, 8 |" in text
+    assert "| m | 3,000 | 120 | 60.0 | 0.10 | 0.50 |" in text
