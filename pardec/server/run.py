@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from .app import Server
 
 _AFTER = 5  # seconds to answer the requests that were given up
+# Seconds for which a connection without a request stays open. Clients close theirs earlier (httpx and the clients of
+# OpenAI and Anthropic after 5): one that the server closes just when a request is sent ends in a read error.
+_IDLE = 75
 
 
 class Uvicorn(uvicorn.Server):
@@ -76,6 +79,7 @@ def run(app: FastAPI, listening: socket.socket, *, log_level: str = "warning") -
         app,
         http=bounded_protocol(server.limits.receiving),
         log_level=log_level,
+        timeout_keep_alive=_IDLE,
         timeout_graceful_shutdown=int(server.limits.grace) + _AFTER,
         server_header=False,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 import signal
 import socket
@@ -61,6 +62,24 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         assert "Traceback" not in log.read_text()
     finally:
         process.kill()
+
+
+def test_connection_stays_open_longer_than_clients_keep_it(tmp_path: Path) -> None:
+    """httpx closes an idle connection after 5 seconds: a server that does so too can close one that is just used."""
+    process, url = start(tmp_path / "log")
+    try:
+        address = url.removeprefix("http://").split(":")
+        connection = http.client.HTTPConnection(address[0], int(address[1]), timeout=60)
+        connection.connect()
+        used = connection.sock
+        for seconds in (0.0, 5.5):
+            time.sleep(seconds)
+            connection.request("GET", "/health")
+            assert connection.getresponse().read()
+        assert connection.sock is used
+    finally:
+        process.kill()
+        process.wait(10)
 
 
 @pytest.mark.parametrize(
