@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 Kind = tuple[Any, ...]
 
+_LAG = 5.0  # seconds by which a batch is ahead of another one at most
+
 
 class Listener(Protocol):
     """Receives the events of a row. Its methods are called between forwards and must not block."""
@@ -122,11 +124,20 @@ class Scheduler:
             finally:
                 self.forwards += batch.cost.forwards - before
                 if kind in self._spent:
-                    self._spent[kind] += time.perf_counter() - since
+                    self._charge(kind, time.perf_counter() - since)
             self._report(ended)
             if self._watched(batch):
                 self._report_progress(batch)
         self._remove_empty()
+
+    def _charge(self, kind: Kind, seconds: float) -> None:
+        """Adds the time of a forward to a batch.
+
+        A forward during which the process stood still, or that loaded a drafter, does not keep its rows waiting for as
+        long as each other batch needs to catch up.
+        """
+        least = min((spent for other, spent in self._spent.items() if other != kind), default=float("inf"))
+        self._spent[kind] = min(self._spent[kind] + seconds, max(self._spent[kind], least + _LAG))
 
     def close(self, error: Exception) -> None:
         """Gives up all jobs."""

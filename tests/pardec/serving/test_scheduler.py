@@ -72,6 +72,33 @@ def same_as_alone(model: Model, waiter: Any, arguments: dict[str, Any]) -> None:
     assert (result.trace.drafted, result.trace.accepted) == (alone.trace.drafted, alone.trace.accepted)
 
 
+def test_batch_whose_forward_stood_still_does_not_wait_until_all_others_had_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, original, ran = pardec.load("tiny-llama", device="cpu"), TokenBatch.advance, list[TokenBatch]()
+    now = 0.0
+
+    def advance(batch: TokenBatch) -> Any:
+        nonlocal now
+        ran.append(batch)
+        now += 120.0 if len(ran) == 1 else 0.25
+        return original(batch)
+
+    monkeypatch.setattr(TokenBatch, "advance", advance)
+    monkeypatch.setattr("pardec.serving.scheduler.time.perf_counter", lambda: now)
+    scheduler = Scheduler(model, slots=4)
+    scheduler.submit(
+        [job(model, **problem(at, 400, sampler="sequential", temperature=at, stop_ids=[])) for at in (0, 1)]
+    )
+    while len(set(ran)) < 2 or ran[-1] is not ran[0]:
+        scheduler.step()
+        assert len(ran) < 60
+    assert len(ran) == 2 + 5.0 / 0.25  # ties: the batch that came first
+    for _ in range(20):  # from now on they take turns
+        scheduler.step()
+    assert [ran[-20:].count(batch) for batch in set(ran)] == [10, 10]
+
+
 @pytest.mark.parametrize("name", MIXED)
 def test_rows_of_several_kinds_come_and_go(name: str) -> None:
     model, order = pardec.load(name, device="cpu"), random.Random(3)
