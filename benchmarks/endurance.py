@@ -6,7 +6,8 @@
   after every thousand, the server's memory and processor time, and the latencies. One answer in fifty is compared with
   `generate` alone. --models names one of the two; what the file says of the other stays.
 - resume: `pardec compare` over so many rows is killed (SIGKILL) at random moments and resumed with `--resume`; then its
-  rows are counted, and compared with those of a run that nothing disturbed, over the first thousand problems.
+  rows are counted, and compared with those of a run that nothing disturbed, over the first fifth of the problems, a
+  thousand at most.
 - long: tiny-llama's weights with room for 32,768 positions decode to the end: seconds per thousand tokens, and memory.
 - processes: the same prompts by one process, by two that split the layers (`tp=2`), and by two that share the rows
   (`--executor torchrun`); with `--ray PYTHON`, an interpreter that has ray, by its workers too: rows that are equal.
@@ -63,7 +64,7 @@ def soak(model: str, count: int) -> Iterator[Row]:
     loaded = pardec.load(model, device="cpu")
     result: Row = {"model": model, "requests": 0, "parts": [], "compared": 0, "unequal": 0, "failed": 0}
     spent = 0.0
-    with server(model, "--batch-size", "16") as (url, process, log):
+    with server(model, "--batch-size", "16", "--timeout", "3600") as (url, process, log):
         for start in range(0, count, 1000):
             part = bodies[start : start + 1000]
             seconds, answers, total = asyncio.run(load(url, part, 16))
@@ -115,7 +116,7 @@ def resume(rows: int, kills: int) -> Row:
                 raise SystemExit(f"the comparison ended with {process.returncode}")
             break
         seconds = time.perf_counter() - started
-        subprocess.run(command(undisturbed, min(problems, 1000)), check=True)
+        subprocess.run(command(undisturbed, min(problems // 5, 1000)), check=True)
         found, kept = _rows(file), _rows(undisturbed / "rows.jsonl")
         return {
             "rows": rows, "kills": killed, "seconds": seconds, "lines": len(found),
@@ -204,12 +205,13 @@ def processes(ray: Path | None) -> Row:
 def page(data: Row) -> str:
     lines = [
         "# Long runs", "",
-        f"Made by `python benchmarks/endurance.py` on {data['processor']}, torch {data['torch']}; {data['date']}.", "",
+        "Made by `python benchmarks/endurance.py`, each part when and where it says.", "",
     ]  # fmt: skip
+    made = data["made"]
     if parts := data.get("soak"):
         lines += [
             "## A server under many requests", "",
-            "16 clients at once, requests of 4 to 24 tokens, sampled and greedy, one server for each model.",
+            f"{made['soak']}. 16 clients at once, requests of 4 to 24 tokens, sampled and greedy, a server per model.",
             "`growth`: memory after the last request over that after half of them.", "",
             "| model | requests | failed | compared with `generate` | unequal | MiB after 1,000 | half | all | growth "
             "| p99 s, first 1,000 | last 1,000 | open files, first and last |",
@@ -238,6 +240,7 @@ def page(data: Row) -> str:
     if row := data.get("resume"):
         lines += [
             "## A comparison that is killed", "",
+            f"{made['resume']}.",
             f"`pardec compare tiny-llama --task arithmetic` with {len(COMPARED)} samplers: {row['rows']:,} rows,",
             f"killed {row['kills']} times by SIGKILL and resumed. The file then had {row['lines']:,} lines with",
             f"{row['keys']:,} keys; of {row['compared']:,} rows that an undisturbed run gave as well,",
@@ -246,6 +249,7 @@ def page(data: Row) -> str:
     if rows := data.get("long"):
         lines += [
             "## A text of 32,768 positions", "",
+            f"{made['long']}.",
             "tiny-llama's weights, with room for so many positions; processor seconds of a thousand tokens, and MiB",
             "that the process has gained since before the text, after the first thousand, half, and all.", "",
             "| sampler | tokens | first 1,000 | in the middle | last 1,000 | all | MiB, first 1,000 | half | all |",
@@ -260,6 +264,7 @@ def page(data: Row) -> str:
     if rows := data.get("processes"):
         lines += [
             "## Several processes", "",
+            f"{made['processes']}.",
             "`pardec generate tiny-llama -s lookup` over 200 prompts; rows with the text of one process.", "",
             "| | rows | equal |", "|---|---|---|",
         ]  # fmt: skip
@@ -299,8 +304,9 @@ def written(file: Path) -> Row:
 
 def write(file: Path, part: Row) -> None:
     """Replaces one part of the results, and writes the page again."""
-    data = written(file) | part
-    data |= {"processor": processor(), "torch": torch.__version__, "date": datetime.now(UTC).date().isoformat()}
+    now = f"{processor()}, torch {torch.__version__}; {datetime.now(UTC).date().isoformat()}"
+    data = written(file)
+    data |= {**part, "made": data.get("made", {}) | dict.fromkeys(part, now)}
     file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     file.with_suffix(".md").write_text(page(data), encoding="utf-8")
 

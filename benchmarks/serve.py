@@ -138,7 +138,7 @@ async def load(url: str, bodies: list[dict[str, Any]], clients: int) -> tuple[li
     """
     gate, seconds = asyncio.Semaphore(clients), [0.0] * len(bodies)
     answers: list[dict[str, Any]] = [{}] * len(bodies)
-    async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=clients)) as client:
+    async with httpx.AsyncClient(timeout=3600, limits=httpx.Limits(max_connections=clients)) as client:
 
         async def one(at: int) -> None:
             async with gate:

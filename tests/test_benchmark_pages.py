@@ -95,6 +95,7 @@ def test_the_pages_of_rounding_and_of_long_runs() -> None:
     part = {"memory": 100.0, "files": 8, "p50": 0.1, "p99": 0.5, "cpu": 60.0}
     soak = {"model": "m", "requests": 4000, "failed": 0, "compared": 80, "unequal": 1}
     parts = [{**part, "memory": 100.0 + 10 * at} for at in range(4)]
-    text = endurance.page({**data, "soak": [{**soak, "parts": parts}]})
+    text = endurance.page({"made": {"soak": "P, torch 2; D"}, "soak": [{**soak, "parts": parts}]})
     assert "| m | 4,000 | 0 | 80 | 1 | 100 | 110 | 130 | +18.2% | 0.50 | 0.50 | 8, 8 |" in text
+    assert "P, torch 2; D. 16 clients" in text
     assert "| m | 3,000 | 120 | 60.0 | 0.10 | 0.50 |" in text
