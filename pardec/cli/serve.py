@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 
 from pardec.models.errors import PardecError, install
@@ -10,6 +11,10 @@ from ..requests import preflight
 from . import inputs
 from . import options as o
 from .common import say
+
+# PyTorch's oneDNN keeps a kernel for each of the last 1,024 shapes of matrices, some 200 KiB each. Batches of a server
+# have more shapes than that: its memory grows for thousands of requests. Kernels are made quickly.
+_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 
 
 @o.command
@@ -53,6 +58,8 @@ def serve(
             raise PardecError(f"pardec serve needs {package}", hint=install("serve"))
     preflight.check(model, [sampling.get("sampler")], arguments, load_arguments)
 
+    for variable, value in _KERNELS.items():
+        os.environ.setdefault(variable, value)  # before the first forward
     from ..api import load  # imported here since it imports torch
     from ..server.app import create_app
     from ..server.limits import Limits

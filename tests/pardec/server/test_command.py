@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import signal
 import socket
@@ -100,3 +101,18 @@ def test_what_cannot_be_served_is_refused_before_it_listens(
     assert code != 0
     assert message in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("given", [None, "7"])
+@pytest.mark.covers(1)
+def test_it_bounds_the_kernels_that_onednn_keeps(
+    given: str | None, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., tuple[int, str, str]]
+) -> None:
+    variable, found = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", list[str | None]()
+    monkeypatch.setenv(variable, given or "")  # restored after the test
+    if given is None:
+        monkeypatch.delenv(variable)
+    monkeypatch.setattr("pardec.server.run.run", lambda *_: found.append(os.environ.get(variable)))
+    code, _, err = cli("serve", "tiny-llama", "--port", "0")
+    assert code == 0, err
+    assert found == [given or "64"]
