@@ -12,7 +12,7 @@ from . import inputs
 from . import options as o
 from .common import say
 
-# PyTorch's oneDNN keeps a kernel for each of the last 1,024 shapes of matrices, some 200 KiB each. Batches of a server
+# PyTorch's oneDNN keeps a kernel for each of the last 1,024 shapes of matrices, hundreds of MiB. Batches of a server
 # have more shapes than that: its memory grows for thousands of requests. Kernels are made quickly.
 _KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 
