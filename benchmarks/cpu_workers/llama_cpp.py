@@ -12,7 +12,7 @@ from loop import Values, serve
 
 
 class LlamaCpp:
-    def load(self, file: str, threads: int, speculation: str | None = None) -> Values:
+    def load(self, file: str, threads: int, speculation: str | None = None, draft: str = "") -> Values:
         wanted = xllamacpp.CommonParams()
         wanted.model.path = file
         wanted.cpuparams.n_threads = wanted.cpuparams_batch.n_threads = threads
@@ -21,8 +21,10 @@ class LlamaCpp:
         if speculation:
             kind = f"COMMON_SPECULATIVE_TYPE_{speculation}"
             wanted.speculative.types = [getattr(xllamacpp.common_speculative_type, kind)]
+        if draft:
+            wanted.speculative.draft.mparams.path = draft
         self.server = xllamacpp.Server(wanted)
-        self.address = urlsplit(self.server.listening_address)
+        self.address, self.taken = urlsplit(self.server.listening_address), 0
         return {"xllamacpp": xllamacpp.__version__, "features": xllamacpp.get_system_info()}
 
     def decode(self, mode: str, ids: list[int], new: int) -> list[int]:
@@ -34,7 +36,11 @@ class LlamaCpp:
         connection.close()
         if "tokens" not in answer:
             raise RuntimeError(json.dumps(answer)[:300])
+        self.taken += answer["timings"].get("draft_n_accepted", 0)
         return list(answer["tokens"])
+
+    def accepted(self) -> int:
+        return self.taken
 
 
 if __name__ == "__main__":

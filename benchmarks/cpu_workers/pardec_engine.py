@@ -16,12 +16,17 @@ class Pardec:
     def load(self, file: str, threads: int, **arguments: Any) -> Values:
         torch.set_num_threads(threads)
         self.model = pardec.load(file, device="cpu", **arguments)
+        self.taken = 0
         said = self.model.network.describe()
         return {"pardec": pardec.__version__, "torch": torch.__version__, "describe": said}
 
     def decode(self, mode: str, ids: list[int], new: int) -> list[int]:
         result = self.model.generate(input_ids=[ids], sampler=mode, max_new_tokens=new)
+        self.taken += len(result.tokens[0]) - result.nfe[0]
         return list(result.tokens[0])
+
+    def accepted(self) -> int:
+        return int(self.taken)
 
     def canvas(self, sampler: str, ids: list[int], new: int, block: int) -> int:
         """Decodes positions of a masked model, past end tokens. Returns the number of forwards."""
