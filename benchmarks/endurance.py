@@ -118,10 +118,11 @@ def resume(rows: int, kills: int) -> Row:
         seconds = time.perf_counter() - started
         subprocess.run(command(undisturbed, min(problems // 5, 1000)), check=True)
         found, kept = _rows(file), _rows(undisturbed / "rows.jsonl")
+        answers = dict(found)
         return {
             "rows": rows, "kills": killed, "seconds": seconds, "lines": len(found),
-            "keys": len({key for key, _ in found}),
-            "compared": len(kept), "unequal": sum(dict(found).get(key) != row for key, row in kept),
+            "keys": len(answers), "compared": len(kept),
+            "unequal": sum(answers.get(key) != row for key, row in kept),
         }  # fmt: skip
 
 
@@ -240,7 +241,7 @@ def page(data: Row) -> str:
     if row := data.get("resume"):
         lines += [
             "## A comparison that is killed", "",
-            f"{made['resume']}.",
+            f"{made['resume']}, `--only resume --rows {row['rows']} --kills {row['kills']}`.",
             f"`pardec compare tiny-llama --task arithmetic` with {len(COMPARED)} samplers: {row['rows']:,} rows,",
             f"killed {row['kills']} times by SIGKILL and resumed. The file then had {row['lines']:,} lines with",
             f"{row['keys']:,} keys; of {row['compared']:,} rows that an undisturbed run gave as well,",
