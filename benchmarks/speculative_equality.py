@@ -68,8 +68,8 @@ PRECISE = {  # as it comes, OpenVINO rounds activations and the cache to 8 bits
 PAGE = """# Greedy tokens with drafts, by engine
 
 Made by `python benchmarks/speculative_equality.py --model {model} --prompts spec_bench.jsonl --count {count}`, whose
-docstring says what is compared. {count} first turns of Spec-Bench ({lengths} tokens), {new} new tokens at most, one thread of a
-processor with {processor}; {date}.
+docstring says what is compared. {count} first turns of Spec-Bench ({lengths} tokens), {new} new tokens at most, one
+thread of a processor with {processor}; {date}.
 
 `as plain` counts prompts whose tokens are those of the same engine without drafts. `from drafts` is the share of
 decoded tokens that were accepted drafts: a mode that accepts none is not tested by its row. `first other token` is the
