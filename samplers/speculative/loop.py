@@ -35,7 +35,7 @@ from ..ops.confidence import probability_of
 from ..request import Request
 from ..rng import assign_rows
 from ..traits import Trait
-from . import compatibility, features, round_costs
+from . import compatibility, features
 from .captured_round import CapturedRound, NotKept, obstacle
 from .contracts import (
     Acceptance,
@@ -124,7 +124,7 @@ class VerifyLoop:
         self.on_host = model.device.type == "cpu"
         self.to_host = _on_host if self.on_host else to_host
         self.logprobs = LogprobRecorder.of(request, self.text, self.text.host.shape[1], model.device)
-        self.costs = RoundCosts(model)
+        self.costs = RoundCosts(model, sampler.draft)
         self.recorder = TraceRecorder(self.text, self.processing.allowed.forced, self.logprobs)
         self.captured: CapturedRound | None = None
         self._compose()
@@ -137,7 +137,7 @@ class VerifyLoop:
         if not self.forward.fed:
             self._begin()
             return
-        text, drafter, started = self.text, self.sampler.draft, round_costs.clock()
+        text, drafter, started = self.text, self.sampler.draft, self.costs.clock()
         uniforms = RoundUniforms(self.request.source, text.rows, text.nfe.copy(), text.device)
         remaining = text.limit - text.length
         draft = self.propose(self.context, remaining - 1, uniforms, self.memory.get(id(drafter)))
@@ -146,7 +146,7 @@ class VerifyLoop:
             distributions, states = self.predict(draft)
             outcome = self._decide(draft, distributions, uniforms, states)
         self._observe(outcome)
-        self.costs.add(draft, outcome.gained, round_costs.clock() - started)
+        self.costs.add(draft, outcome.gained, self.costs.clock() - started)
 
     def _begin(self) -> None:
         """Runs the first round: makes the stages' states and feeds the prompts."""

@@ -1,11 +1,13 @@
 """Seconds of rounds with and without drafts, and what a request would have taken without any.
 
 A round without a draft, of any sampler, tells what plain decoding takes with so many rows of this model. The costs of
-these rounds are kept for later requests, as long as the model is loaded.
+these rounds are kept for later requests, as long as the model is loaded. On a CPU they are seconds of the thread that
+decodes, which takes its share of every computation: there a round costs the same if other programs interrupt it.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -18,7 +20,7 @@ import numpy as np
 from pardec.models.model import LanguageModel
 from pardec.models.stack import WrapperStack
 
-from .contracts import Draft
+from .contracts import Draft, Drafter
 
 _FADE = 0.95  # of the sums, at each round
 _KNOWN = 8  # rounds after which a cost is known
@@ -26,7 +28,7 @@ _LENGTHS = 512  # tokens of text after which a round may cost something else
 _FEW = 4  # rounds after which their mean bounds others
 _SLOW = 2.0  # times the mean that a round counts at most: longer ones were interrupted by other programs
 
-clock: Callable[[], float] = time.perf_counter
+Clock = Callable[[], float]
 
 
 @dataclass
@@ -56,12 +58,27 @@ class Costs:
         return self.tokens / max(self.seconds, 1e-12)
 
 
+def clock_of(model: LanguageModel, drafter: Drafter) -> Clock:
+    """The clock for rounds of this model: wall time, or the thread's own time where all computes on the CPU.
+
+    Windows counts a thread's time in steps of 16 ms.
+    """
+    placed = getattr(_stack(model), "devices", list)()  # of layers, which may be on several devices
+    devices = {model.device.type, *(device.type for device in placed)}
+    elsewhere = any(each.device is not None for each in (drafter, *drafter.held))
+    return time.perf_counter if devices != {"cpu"} or elsewhere or sys.platform == "win32" else time.thread_time
+
+
 def kept(store: WeakKeyDictionary[Any, dict[Any, Any]], model: LanguageModel) -> dict[Any, Any]:
     """What `store` has for `model`, whatever conditions of a request are wrapped around it."""
+    return store.setdefault(_stack(model), {})
+
+
+def _stack(model: LanguageModel) -> Any:
     stack = model.decoder
     while isinstance(stack, WrapperStack):
         stack = stack.base
-    return store.setdefault(stack, {})
+    return stack
 
 
 def size(rows: int) -> int:
@@ -75,7 +92,8 @@ _PLAIN: WeakKeyDictionary[Any, dict[Any, Costs]] = WeakKeyDictionary()  # of rou
 class RoundCosts:
     """The seconds of a request's rounds after that of the prompt."""
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, drafter: Drafter) -> None:
+        self.clock = clock_of(model, drafter)
         self.plain: dict[tuple[int, int], Costs] = kept(_PLAIN, model)  # by the sizes of batch and text
         self.seconds = 0.0
         self.rounds = 0

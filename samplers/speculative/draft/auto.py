@@ -44,6 +44,7 @@ from ...host_transfer import upload
 from ...registry import register
 from ...request import Request
 from ...traits import NONE, Trait
+from .. import round_costs
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
 from ..sequences import Sequences
 from .nested_drafter import Nesting, nested, not_the_spec_of
@@ -186,6 +187,7 @@ _EXAMPLE = 'auto:model="model:name=...",copy="lookup:k=7"; add shape, length and
 class Auto(Nesting):
     example: ClassVar[str] = _EXAMPLE
     _copy: ClassVar[Any]
+    _provides: ClassVar[frozenset[Trait]]
 
     model: Annotated[str | None, 'spec of a drafting model, quoted: "eagle:name=...,k=4"'] = None
     copy: Annotated[str, 'spec of a drafter that copies: lookup, copyspec, aggressive or suffix, as "lookup:k=7"'] = (
@@ -197,7 +199,8 @@ class Auto(Nesting):
     def __post_init__(self) -> None:
         self.require("token", least=0)
         super().__post_init__()
-        object.__setattr__(self, "_copy", self._build(self.copy))  # no field: it follows from the spec
+        object.__setattr__(self, "_copy", self._build(self.copy))  # no fields: they follow from the spec
+        object.__setattr__(self, "_provides", self._traits())
 
     def _build(self, text: str) -> Drafter:
         drafter = nested("auto", "copy", text, "one drafter that copies", _EXAMPLE)
@@ -216,6 +219,9 @@ class Auto(Nesting):
 
     @property
     def provides(self) -> frozenset[Trait]:
+        return self._provides
+
+    def _traits(self) -> frozenset[Trait]:
         own = frozenset({Trait.TIMES_ROUNDS}) if self.measured else NONE
         if all(Trait.OBSERVES_TOKENS in drafter.provides for drafter in self.held):
             own |= {Trait.OBSERVES_TOKENS}
@@ -239,7 +245,8 @@ class Auto(Nesting):
         timer = None
         if self.measured:
             request = context.request
-            timer = RoundTimer(context.model, str(context.sampler.spec), request.temperature > 0, request.cfg)
+            clock = round_costs.clock_of(context.model, self)
+            timer = RoundTimer(context.model, clock, str(context.sampler.spec), request.temperature > 0, request.cfg)
         if self._model is None:
             return CopyState(self._copy.start(context), timer)
         ratio = self.cost_ratio(context.model, context.request.draft_model)
@@ -278,7 +285,7 @@ class Auto(Nesting):
                 state.guess = outcome.read("guess", lambda: self.to_observe(outcome, state))["guess"]
             state.learn(outcome, context.text, self._price(outcome.draft.sizes, state))
         if state.timer is not None:
-            state.timer.end(int(outcome.gained.sum()))
+            state.timer.end(outcome.gained)
 
     def to_observe(self, outcome: RoundResult, state: BanditState | CopyState) -> Mapping[str, Tensor]:
         if isinstance(state, CopyState):

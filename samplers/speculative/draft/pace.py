@@ -2,7 +2,8 @@
 
 A `Pace` knows both rates and says which way the next round goes. It first measures each way for a few rounds, then goes
 the faster way, and tries the other one again now and then: seldom enough that the time lost in trials stays at about
-one percent. Rates fade, since acceptance and costs change along a text.
+one percent, and less with each trial in a row that changes nothing. Rates fade, since acceptance and costs change along
+a text. Plain rounds differ little: once their rate is known, only some of them are timed.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from pardec.models.model import LanguageModel
 
-from .. import round_costs
-from ..round_costs import Costs, kept, size
+from ..round_costs import Clock, Costs, kept, size
 
 ROUNDS = 4  # of a trial, and of the first measurement of each way
 LOST = 0.01  # share of the time that trials may lose
+_LEAST_LOST = 0.0025  # after trials in a row that changed nothing: each halves the share
+_UNTIMED = 7  # plain rounds between two that are timed
 _REST = 32  # rounds between trials, at least
 _OLD = 0.5  # what earlier rounds weigh when a trial begins
+_KNOWN = 16  # rounds after which the rate of plain ones is known
 
 
 @dataclass
@@ -33,6 +38,7 @@ class Pace:
     lost: float = 0.0  # seconds lost in the trial so far
     rested: int = 0  # rounds since the last trial
     last: bool | None = None  # the way of the last round
+    share: float = LOST  # of the time that trials may lose now
 
     def drafts(self) -> bool:
         """Whether the next round drafts."""
@@ -45,21 +51,33 @@ class Pace:
     def _rested(self) -> bool:
         return self.rested >= _REST or not self.ways[not self.best].rounds
 
-    def add(self, drafted: bool, tokens: int, seconds: float) -> None:
-        """Counts a round."""
+    @property
+    def untimed(self) -> int:
+        """The number of rounds after this one that need no clock: they go the same way."""
+        known = not self.best and not self.trial and self.wait > 0 and self.ways[False].rounds >= _KNOWN
+        return _UNTIMED if known else 0
+
+    def add(self, drafted: bool, tokens: int, seconds: float, rounds: int = 1) -> None:
+        """Counts a round; it stands for so many `rounds` of its kind."""
         if drafted == self.last or self.last is None:
             self.ways[drafted].add(tokens, seconds)
         self.last = drafted
+        ended = self.trial == 1
         if self.trial:
             self.trial -= 1
             self.lost += seconds - tokens / self.ways[self.best].rate
-            if not self.trial:
-                self.wait, self.rested = max(self.lost, 0.0) / LOST, 0
         else:
-            self.wait -= seconds
-            self.rested += 1
-        if not self.trial and all(each.rounds for each in self.ways):
-            self.best = self.ways[True].rate > self.ways[False].rate
+            self.wait -= seconds * rounds
+            self.rested += rounds
+        if self.trial or not (self.ways[False].rounds and self.ways[True].rounds):
+            return
+        before, self.best = self.best, self.ways[True].rate > self.ways[False].rate
+        if self.best != before:
+            self.share = LOST
+        if ended:
+            self.wait, self.rested = max(self.lost, 0.0) / self.share, 0
+            if self.best == before:
+                self.share = max(self.share / 2, _LEAST_LOST)
 
 
 _PACES: WeakKeyDictionary[Any, dict[Any, Pace]] = WeakKeyDictionary()  # by the model's stack
@@ -68,24 +86,33 @@ _PACES: WeakKeyDictionary[Any, dict[Any, Pace]] = WeakKeyDictionary()  # by the 
 class RoundTimer:
     """Chooses the way of each round of a request, times it, and remembers the rates for later requests."""
 
-    def __init__(self, model: LanguageModel, *key: object) -> None:
+    def __init__(self, model: LanguageModel, clock: Clock, *key: object) -> None:
         """`key`: what else the rates depend on."""
-        self.paces, self.key = kept(_PACES, model), key
+        self.clock = clock
+        paces = kept(_PACES, model)
+        self.paces: dict[int, Pace] = paces.setdefault(key, {})  # by the size of the batch
         self.pace = Pace()
+        self.rows = 0
         self.drafting = False
         self.started: float | None = None
+        self.untimed = 0  # rounds that need no clock from here on
+        self.passed = 0  # and those that had none
 
     def begin(self, rows: int) -> bool:
         """Starts a round of so many live rows. Returns whether it drafts."""
-        key = self.key, size(rows)
-        if key not in self.paces:
-            self.paces[key] = Pace()
-        self.pace = self.paces[key]
-        self.drafting, self.started = self.pace.drafts(), round_costs.clock()
+        if rows != self.rows:
+            self.rows, self.untimed, self.passed = rows, 0, 0
+            self.pace = self.paces.setdefault(size(rows), Pace())
+        elif self.untimed:
+            self.untimed -= 1
+            self.passed += 1
+            return self.drafting
+        self.drafting, self.started = self.pace.drafts(), self.clock()
         return self.drafting
 
-    def end(self, tokens: int) -> None:
-        """Ends the round that was begun, which gained so many tokens in all rows; the prompt's was not begun."""
+    def end(self, gained: np.ndarray) -> None:
+        """Ends the round that was begun, which gained so many tokens in each row; the prompt's was not begun."""
         if self.started is not None:
-            self.pace.add(self.drafting, tokens, round_costs.clock() - self.started)
-            self.started = None
+            seconds, self.started = self.clock() - self.started, None
+            self.pace.add(self.drafting, int(gained.sum()), seconds, 1 + self.passed)
+            self.untimed, self.passed = self.pace.untimed, 0

@@ -194,7 +194,7 @@ class ScriptedClock:
 
         self.patches = [
             patch.object(VerifyForward, "verify", timed),
-            patch.object(round_costs, "clock", lambda: self.now),
+            patch.object(round_costs, "clock_of", lambda *_: lambda: self.now),
             patch.object(pace, "_PACES", WeakKeyDictionary()),
             patch.object(round_costs, "_PLAIN", WeakKeyDictionary()),
         ]
