@@ -94,6 +94,7 @@ OF_METHOD = {
         "gsd": replace(CODES, spec="sjd+{}"),
     },
     "continuous": {
+        "auto": replace(VECTORS, plain="sequential"),
         "mar": replace(VECTORS, spec="mar:steps=18", plain="sequential"),
         "fasthybrid": replace(VECTORS, spec="fasthybrid:steps=18,k=3,tau=0.98", plain="mar:steps=18"),
     },

@@ -96,6 +96,7 @@ _OWN = {
     "adaptive": "adaptive:steps=256",
     "defer": "ancestral",
 }
+_OWN_OF = {("auto", "continuous"): "auto:draft=tiny-mar-draft"}  # of names that two families have
 
 
 def pages(tables: Sequence[Table]) -> dict[str, str]:
@@ -116,7 +117,7 @@ def pages(tables: Sequence[Table]) -> dict[str, str]:
 def example(card: Any) -> str:
     """A spec in which the method works on the embedded model of its family."""
     of_stage = _OTHER_EXAMPLES.get((card.family, card.stage)) or _EXAMPLE.get(card.stage, "{}")
-    return _OWN.get(card.name) or of_stage.format(card.name)
+    return _OWN_OF.get((card.name, card.family)) or _OWN.get(card.name) or of_stage.format(card.name)
 
 
 def _stage(card: Any) -> tuple[str, str]:

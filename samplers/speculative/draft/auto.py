@@ -41,6 +41,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Hidden
 
 from ...host_transfer import upload
+from ...pace import RoundTimer
 from ...registry import register
 from ...request import Request
 from ...traits import NONE, Trait
@@ -48,7 +49,6 @@ from .. import round_costs
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
 from ..sequences import Sequences
 from .nested_drafter import Nesting, nested, not_the_spec_of
-from .pace import RoundTimer
 from .text_history import NGramIndex, PerRow
 
 _SIZES = (1, 2, 3)  # tokens of a match that are told apart
@@ -245,8 +245,8 @@ class Auto(Nesting):
         timer = None
         if self.measured:
             request = context.request
-            clock = round_costs.clock_of(context.model, self)
-            timer = RoundTimer(context.model, clock, str(context.sampler.spec), request.temperature > 0, request.cfg)
+            clock, network = round_costs.clock_of(context.model, self), round_costs.stack_of(context.model)
+            timer = RoundTimer(network, clock, str(context.sampler.spec), request.temperature > 0, request.cfg)
         if self._model is None:
             return CopyState(self._copy.start(context), timer)
         ratio = self.cost_ratio(context.model, context.request.draft_model)

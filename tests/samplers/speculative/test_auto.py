@@ -15,10 +15,9 @@ import pytest
 import torch
 
 from pardec.models.errors import SpecError
-from pardec.samplers import registry
+from pardec.samplers import pace, registry
 from pardec.samplers.speculative import round_costs
 from pardec.samplers.speculative.contracts import Draft, RoundResult
-from pardec.samplers.speculative.draft import pace
 from pardec.samplers.speculative.draft.auto import Auto, BanditState
 from pardec.samplers.speculative.draft.model import Model
 from pardec.samplers.speculative.forward import VerifyForward

@@ -9,8 +9,8 @@ import pytest
 
 import pardec
 from pardec.requests import slow_drafts
+from pardec.samplers import pace
 from pardec.samplers.events import Finished
-from pardec.samplers.speculative import round_costs
 from tests.samplers.speculative.test_auto import ScriptedClock
 
 
@@ -57,4 +57,4 @@ def test_nothing_is_said_of_a_drafter_that_pays_or_where_plain_rounds_are_unknow
 
 
 def test_costs_are_kept_by_the_number_of_rows() -> None:
-    assert [round_costs.size(rows) for rows in (1, 2, 3, 4, 7, 8)] == [1, 2, 2, 3, 3, 4]
+    assert [pace.size(rows) for rows in (1, 2, 3, 4, 7, 8)] == [1, 2, 2, 3, 3, 4]

@@ -1,30 +1,76 @@
 """Which way to decode gains more tokens per second, with drafts or without: measured round by round.
 
 A `Pace` knows both rates and says which way the next round goes. It first measures each way for a few rounds, then goes
-the faster way, and tries the other one again now and then: seldom enough that the time lost in trials stays at about
+the faster way, and tries the other one again now and then: seldom enough that the time lost in trials stays below
 one percent, and less with each trial in a row that changes nothing. Rates fade, since acceptance and costs change along
 a text. Plain rounds differ little: once their rate is known, only some of them are timed.
 """
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from pardec.models.model import LanguageModel
-
-from ..round_costs import Clock, Costs, kept, size
-
 ROUNDS = 4  # of a trial, and of the first measurement of each way
-LOST = 0.01  # share of the time that trials may lose
-_LEAST_LOST = 0.0025  # after trials in a row that changed nothing: each halves the share
+LOST = 0.005  # share of the time that trials may lose
+_LEAST_LOST = 0.00125  # after trials in a row that changed nothing: each halves the share
+_FEWEST, _HOPELESS = 2, 0.5  # rounds after which a trial ends if its rate is below this share of the other one
 _UNTIMED = 7  # plain rounds between two that are timed
 _REST = 32  # rounds between trials, at least
 _OLD = 0.5  # what earlier rounds weigh when a trial begins
 _KNOWN = 16  # rounds after which the rate of plain ones is known
+_FADE = 0.95  # of the sums, at each round
+_FEW = 4  # rounds after which their mean bounds others
+_SLOW = 2.0  # times the mean that a round counts at most: longer ones were interrupted by other programs
+
+Clock = Callable[[], float]
+
+
+def clock_on(devices: Iterable[str]) -> Clock:
+    """The clock for rounds on devices of these types: wall time, or on a CPU alone the time of the thread.
+
+    The thread that decodes takes its share of every computation, and its own time does not count other programs.
+    Windows counts it in steps of 16 ms.
+    """
+    return time.thread_time if set(devices) == {"cpu"} and sys.platform != "win32" else time.perf_counter
+
+
+def size(rows: int) -> int:
+    """Numbers of rows whose rounds cost about the same have one size: 1, 2 and 3, 4 to 7, 8 to 15 ..."""
+    return rows.bit_length()
+
+
+@dataclass
+class Costs:
+    """Tokens and seconds of rounds of one kind, with decay."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    weight: float = 0.0  # rounds, with decay
+    rounds: int = 0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Counts a round."""
+        if self.rounds >= _FEW:
+            seconds = min(seconds, _SLOW * self.seconds / self.weight)
+        self.fade(_FADE)
+        self.tokens, self.seconds, self.weight = self.tokens + tokens, self.seconds + seconds, self.weight + 1
+        self.rounds += 1
+
+    def fade(self, factor: float) -> None:
+        """Lets earlier rounds weigh less."""
+        self.tokens, self.seconds, self.weight = self.tokens * factor, self.seconds * factor, self.weight * factor
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second."""
+        return self.tokens / max(self.seconds, 1e-12)
 
 
 @dataclass
@@ -52,6 +98,12 @@ class Pace:
         return self.rested >= _REST or not self.ways[not self.best].rounds
 
     @property
+    def _hopeless(self) -> bool:
+        """Whether a trial has shown early that its way is by far the slower one."""
+        tried = self.ways[not self.best]
+        return tried.rounds >= _FEWEST and tried.rate < _HOPELESS * self.ways[self.best].rate
+
+    @property
     def untimed(self) -> int:
         """The number of rounds after this one that need no clock: they go the same way."""
         known = not self.best and not self.trial and self.wait > 0 and self.ways[False].rounds >= _KNOWN
@@ -62,9 +114,9 @@ class Pace:
         if drafted == self.last or self.last is None:
             self.ways[drafted].add(tokens, seconds)
         self.last = drafted
-        ended = self.trial == 1
-        if self.trial:
-            self.trial -= 1
+        trying = self.trial > 0
+        if trying:
+            self.trial = 0 if self._hopeless else self.trial - 1
             self.lost += seconds - tokens / self.ways[self.best].rate
         else:
             self.wait -= seconds * rounds
@@ -74,23 +126,22 @@ class Pace:
         before, self.best = self.best, self.ways[True].rate > self.ways[False].rate
         if self.best != before:
             self.share = LOST
-        if ended:
+        if trying:
             self.wait, self.rested = max(self.lost, 0.0) / self.share, 0
             if self.best == before:
                 self.share = max(self.share / 2, _LEAST_LOST)
 
 
-_PACES: WeakKeyDictionary[Any, dict[Any, Pace]] = WeakKeyDictionary()  # by the model's stack
+_PACES: WeakKeyDictionary[Any, dict[Any, Pace]] = WeakKeyDictionary()  # by the network
 
 
 class RoundTimer:
     """Chooses the way of each round of a request, times it, and remembers the rates for later requests."""
 
-    def __init__(self, model: LanguageModel, clock: Clock, *key: object) -> None:
-        """`key`: what else the rates depend on."""
+    def __init__(self, network: Any, clock: Clock, *key: object) -> None:
+        """`network` remembers the rates, as long as it is loaded; `key`: what else they depend on."""
         self.clock = clock
-        paces = kept(_PACES, model)
-        self.paces: dict[int, Pace] = paces.setdefault(key, {})  # by the size of the batch
+        self.paces: dict[int, Pace] = _PACES.setdefault(network, {}).setdefault(key, {})  # by the size of the batch
         self.pace = Pace()
         self.rows = 0
         self.drafting = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pardec.samplers.speculative.draft.pace import LOST, ROUNDS, Pace
+from pardec.samplers.pace import LOST, ROUNDS, Pace
 
 
 def played(
@@ -32,7 +32,7 @@ def test_the_faster_way_is_taken_after_the_first_rounds(gained: int, cost: float
 
 
 @pytest.mark.parametrize(("gained", "cost"), [(1, 1.02), (1, 1.5), (1, 5.0), (2, 2.5), (2, 1.9), (4, 1.5)])
-def test_trials_lose_at_most_about_a_percent_against_the_better_way(gained: int, cost: float) -> None:
+def test_trials_lose_less_than_a_percent_against_the_better_way(gained: int, cost: float) -> None:
     pace = Pace()
     played([((1, 1.0), (gained, cost))] * (2 * ROUNDS + 2), pace)  # an earlier request
     _, per_token = played([((1, 1.0), (gained, cost))] * 3000, pace)
