@@ -36,7 +36,7 @@ COLUMNS = ("model", "batch", "temperature", "drafter", "drafter / `sequential`",
 COLUMNS += ("`auto` / best fixed", "drafted", "decodes")
 BAR = 0.97
 SLOWER = 0.95  # the drafter alone is not measured on once its interval lies below this share of plain decoding
-WARM, LEAST = 2, 12  # decodes that are not timed, and the fewest that are
+WARM, LEAST = 2, 8  # decodes that are not timed, and the fewest that are
 
 
 def bounds(values: list[float]) -> tuple[float, float, float]:

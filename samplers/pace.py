@@ -1,13 +1,18 @@
 """Which way to decode gains more tokens per second, with drafts or without: measured round by round.
 
-A `Pace` knows both rates and says which way the next round goes. It first measures each way for a few rounds, then goes
-the faster way, and tries the other one again now and then: seldom enough that the time lost in trials stays below
-one percent, and less with each trial in a row that changes nothing. Rates fade, since acceptance and costs change along
-a text. Plain rounds differ little: once their rate is known, only some of them are timed.
+A `Pace` knows what rounds of both ways take and gain. A round with drafts may gain one token or ten, so that a few of
+them tell little: drafts are left where even a hopeful estimate of them is below plain decoding,
+
+    (mean of the tokens + 2 deviations of the mean) / seconds < tokens per second of rounds without,
+
+or where they are slower and have lost two percent of all the time so far. They are tried again once the time lost with
+them is a percent of the time since. Rates fade, since acceptance and costs change along a text. Plain rounds differ
+little: once their rate is known, only some of them are timed.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -17,15 +22,17 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-ROUNDS = 4  # of a trial, and of the first measurement of each way
-LOST = 0.005  # share of the time that trials may lose
-_LEAST_LOST = 0.00125  # after trials in a row that changed nothing: each halves the share
-_FEWEST, _HOPELESS = 2, 0.5  # rounds after which a trial ends if its rate is below this share of the other one
-_UNTIMED = 7  # plain rounds between two that are timed
-_REST = 32  # rounds between trials, at least
-_OLD = 0.5  # what earlier rounds weigh when a trial begins
-_KNOWN = 16  # rounds after which the rate of plain ones is known
-_FADE = 0.95  # of the sums, at each round
+ROUNDS = 4  # plain rounds before the first draft
+LOST = 0.01  # share of the time that trials may lose
+_REST = 32  # plain rounds between trials, at least
+_FEWEST = 2  # rounds with drafts after which they may be left
+_CHECK, _CHECKED = 64, 2  # rounds with drafts, after which so many plain ones are timed again
+_SPREAD = 40.0  # added to the sum of squared deviations of a row's tokens: a gain that was not met yet
+_HOPE = 2.0  # deviations of the mean
+_RISK = 0.02  # share of all seconds that a trial may lose before it has to pay
+_MEMORY = 64.0  # rounds that the earlier ones with drafts count for when a trial begins, at most
+_KNOWN, _UNTIMED = 16, 7  # timed plain rounds after which their rate is known, and rounds between two timed ones then
+_FADE = 0.985  # of the sums, at each round
 _FEW = 4  # rounds after which their mean bounds others
 _SLOW = 2.0  # times the mean that a round counts at most: longer ones were interrupted by other programs
 
@@ -52,6 +59,7 @@ class Costs:
 
     tokens: float = 0.0
     seconds: float = 0.0
+    squares: float = 0.0  # of the tokens
     weight: float = 0.0  # rounds, with decay
     rounds: int = 0
 
@@ -61,75 +69,81 @@ class Costs:
             seconds = min(seconds, _SLOW * self.seconds / self.weight)
         self.fade(_FADE)
         self.tokens, self.seconds, self.weight = self.tokens + tokens, self.seconds + seconds, self.weight + 1
+        self.squares += tokens * tokens
         self.rounds += 1
 
     def fade(self, factor: float) -> None:
         """Lets earlier rounds weigh less."""
         self.tokens, self.seconds, self.weight = self.tokens * factor, self.seconds * factor, self.weight * factor
+        self.squares *= factor
 
     @property
     def rate(self) -> float:
         """Tokens per second."""
         return self.tokens / max(self.seconds, 1e-12)
 
+    def hoped(self, z: float, spread: float) -> float:
+        """Tokens per second if the mean were `z` of its deviations higher; `spread` is added to the sum of squares."""
+        around = max(self.squares - self.tokens**2 / self.weight, 0.0) + spread
+        return (self.tokens + z * math.sqrt(around)) / max(self.seconds, 1e-12)
+
 
 @dataclass
 class Pace:
     """The rates of both ways for one number of rows."""
 
-    ways: tuple[Costs, Costs] = field(default_factory=lambda: (Costs(), Costs()))  # without drafts, with drafts
-    trial: int = 0  # rounds that remain of a trial of the slower way
-    best: bool = False  # whether drafts gain more
+    rows: int = 1
+    plain: Costs = field(default_factory=Costs)
+    drafted: Costs = field(default_factory=Costs)
+    best: bool = False  # whether rounds draft
+    check: int = 0  # plain rounds that remain between drafts, to time them
     wait: float = 0.0  # seconds until the next trial
-    lost: float = 0.0  # seconds lost in the trial so far
-    rested: int = 0  # rounds since the last trial
+    lost: float = 0.0  # seconds lost in this trial, since it began
+    rested: int = 0  # rounds since the last change
+    seconds: float = 0.0  # of all rounds
     last: bool | None = None  # the way of the last round
-    share: float = LOST  # of the time that trials may lose now
 
     def drafts(self) -> bool:
         """Whether the next round drafts."""
-        if not self.trial and self.wait <= 0 and self.ways[self.best].rounds >= ROUNDS and self._rested:
-            self.trial, self.lost = ROUNDS + 1, 0.0  # the first round of a way also catches up with the text
-            self.ways[not self.best].fade(_OLD)
-        return self.best != bool(self.trial)
-
-    @property
-    def _rested(self) -> bool:
-        return self.rested >= _REST or not self.ways[not self.best].rounds
-
-    @property
-    def _hopeless(self) -> bool:
-        """Whether a trial has shown early that its way is by far the slower one."""
-        tried = self.ways[not self.best]
-        return tried.rounds >= _FEWEST and tried.rate < _HOPELESS * self.ways[self.best].rate
+        if self.wait <= 0 and not self.check:
+            if self.best and self.rested >= _CHECK:
+                self.check, self.lost = _CHECKED + 1, 0.0  # the first one does not count: see `add`
+            elif not self.best and self.plain.rounds >= ROUNDS and (self.rested >= _REST or not self.drafted.rounds):
+                self.best, self.lost, self.rested = True, 0.0, 0
+                if self.drafted.weight > _MEMORY:
+                    self.drafted.fade(_MEMORY / self.drafted.weight)
+        return self.best and not self.check
 
     @property
     def untimed(self) -> int:
         """The number of rounds after this one that need no clock: they go the same way."""
-        known = not self.best and not self.trial and self.wait > 0 and self.ways[False].rounds >= _KNOWN
-        return _UNTIMED if known else 0
+        return _UNTIMED if not self.best and self.wait > 0 and self.plain.rounds >= _KNOWN else 0
 
     def add(self, drafted: bool, tokens: int, seconds: float, rounds: int = 1) -> None:
-        """Counts a round; it stands for so many `rounds` of its kind."""
+        """Counts a round; it stands for so many `rounds` of its kind.
+
+        The first round of a way does not count: it also catches up with the text.
+        """
         if drafted == self.last or self.last is None:
-            self.ways[drafted].add(tokens, seconds)
+            (self.drafted if drafted else self.plain).add(tokens, seconds)
         self.last = drafted
-        trying = self.trial > 0
-        if trying:
-            self.trial = 0 if self._hopeless else self.trial - 1
-            self.lost += seconds - tokens / self.ways[self.best].rate
-        else:
-            self.wait -= seconds * rounds
-            self.rested += rounds
-        if self.trial or not (self.ways[False].rounds and self.ways[True].rounds):
-            return
-        before, self.best = self.best, self.ways[True].rate > self.ways[False].rate
-        if self.best != before:
-            self.share = LOST
-        if trying:
-            self.wait, self.rested = max(self.lost, 0.0) / self.share, 0
-            if self.best == before:
-                self.share = max(self.share / 2, _LEAST_LOST)
+        self.seconds, self.rested = self.seconds + seconds * rounds, self.rested + rounds
+        self.wait -= seconds * rounds
+        if self.check:
+            self.check -= 1
+            self.lost += seconds - tokens / self.drafted.rate
+            if not self.check:
+                self.wait, self.lost, self.rested = max(self.lost, 0.0) / LOST, 0.0, 0
+        elif self.best:
+            self.lost += seconds - tokens / self.plain.rate
+            if self.drafted.rounds >= _FEWEST and self._loses:
+                self.best, self.wait, self.rested = False, max(self.lost, 0.0) / LOST, 0
+
+    @property
+    def _loses(self) -> bool:
+        if self.drafted.rate < self.plain.rate and self.lost > _RISK * self.seconds:
+            return True
+        return self.drafted.hoped(_HOPE, _SPREAD * self.rows) <= self.plain.rate
 
 
 _PACES: WeakKeyDictionary[Any, dict[Any, Pace]] = WeakKeyDictionary()  # by the network
@@ -153,7 +167,7 @@ class RoundTimer:
         """Starts a round of so many live rows. Returns whether it drafts."""
         if rows != self.rows:
             self.rows, self.untimed, self.passed = rows, 0, 0
-            self.pace = self.paces.setdefault(size(rows), Pace())
+            self.pace = self.paces.setdefault(size(rows), Pace(rows))
         elif self.untimed:
             self.untimed -= 1
             self.passed += 1

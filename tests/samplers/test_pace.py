@@ -63,7 +63,7 @@ def test_rounds_that_other_programs_interrupt_change_nothing() -> None:
 def test_it_changes_its_mind_where_drafts_begin_to_be_accepted() -> None:
     before, after = ((1, 1.0), (1, 1.2)), ((1, 1.0), (4, 1.2))
     ways, _ = played([before] * 400 + [after] * 2000)
-    assert np.mean(ways[50:400]) < 0.1
+    assert np.mean(ways[50:400]) < 0.12
     assert np.mean(ways[-500:]) > 0.9
 
 
@@ -73,7 +73,7 @@ def test_the_first_round_of_a_way_does_not_count_since_it_catches_up() -> None:
         pace.add(pace.drafts(), 1, 1.0)
     assert pace.drafts()
     pace.add(True, 1, 100.0)
-    assert pace.ways[True].rounds == 0
+    assert pace.drafted.rounds == 0
     for _ in range(ROUNDS):
         assert pace.drafts()
         pace.add(True, 4, 1.0)
