@@ -113,18 +113,7 @@ FURTHER = {
 }
 
 
-WAITING = (
-    "counterfactual",
-    "grow",
-    "es",
-    "diffusion",
-    "idlm",
-    "mtp",
-    "recycling",
-    "gsd",
-    "seeded_jacobi",
-    "sequential",
-)  # methods whose rows have no figures yet; `python benchmarks/methods.py` measures them
+WAITING = ()  # methods whose rows have no figures yet; `python benchmarks/methods.py` measures them
 
 # What the gain of a method would need, where it does not gain here.
 GPU, CHECKPOINT, LENGTH, DEVICE = "a GPU", "a checkpoint", "a long context", "a second device"

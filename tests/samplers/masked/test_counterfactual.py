@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest.mock import patch
+
 import pytest
 import torch
 
@@ -10,6 +13,8 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.samplers import registry
+from pardec.samplers.masked.contracts import Proposal
+from pardec.samplers.masked.select.counterfactual import Counterfactual
 from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import EOS, MASK, fill, prompts, same, toy
 
@@ -53,9 +58,13 @@ def second_views(model: LanguageModel, tokens: list[int], drafts: dict[int, int]
 
 def naive(
     model: LanguageModel, prompt: list[int], new: int, size: int, tau: float, draft: float
-) -> tuple[list[int], list[int], int]:
-    """Tokens, the step of each commit, and how many confident candidates were held back."""
+) -> tuple[list[int], list[int], int, list[dict[int, float]]]:
+    """Tokens, the step of each commit, how many confident candidates were held back, and the second predictions.
+
+    These are the highest probability of each mask, at each step.
+    """
     tokens, when, step, held = [*prompt, *[MASK] * new], [-1] * len(prompt) + [0] * new, 0, 0
+    second = list[dict[int, float]]()
     for begin in range(len(prompt), len(tokens), size):
         drafts: dict[int, int] = {}
         while masks := [p for p in range(begin, min(begin + size, len(tokens))) if tokens[p] == MASK]:
@@ -65,24 +74,37 @@ def naive(
             sure = {p: float(best.values[p]) for p in masks}
             likely = {p: int(best.indices[p]) for p in masks}
             again = {p: int(best.indices[len(tokens) + i]) for i, p in enumerate(masks)}
+            second.append({p: float(best.values[len(tokens) + i]) for i, p in enumerate(masks)})
             chosen = [p for p in masks if sure[p] >= tau and likely[p] == again[p]]
             held += sum(sure[p] >= tau for p in masks) - len(chosen)
             for p in chosen or [max(masks, key=lambda p: (sure[p], -p))]:
                 tokens[p], when[p] = likely[p], step
             drafts, step = {p: likely[p] for p in masks if sure[p] > draft}, step + 1
-    return tokens, when, held
+    return tokens, when, held, second
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.seeds("arXiv:2605.10980")
 def test_it_is_the_naive_rule(family: str) -> None:
-    model, held = toy(family, sharp=1.2), 0
+    model, held, select = toy(family, sharp=1.2), 0, Counterfactual.select
     for seed in range(8):
+        seen: list[dict[int, float]] = []
+
+        def recording(rule: Counterfactual, proposal: Proposal, *more: Any, seen: Any = seen) -> Any:
+            evidence, (row,) = proposal.evidence, proposal.eligible
+            assert evidence.leave_one_out is not None
+            again = evidence.leave_one_out.greedy[1][0][row]
+            seen.append(dict(zip(evidence.positions[0][row].tolist(), again.tolist(), strict=True)))
+            return select(rule, proposal, *more)
+
         (prompt,) = prompts((3 * seed,), seed=seed)
-        got = fill(model, "counterfactual:tau=0.4,draft=0.1@none", [prompt], 14, block_length=7)
-        tokens, when, refused = naive(model, prompt, 14, 7, 0.4, 0.1)
+        with patch.object(Counterfactual, "select", recording):
+            got = fill(model, "counterfactual:tau=0.4,draft=0.1@none", [prompt], 14, block_length=7)
+        tokens, when, refused, second = naive(model, prompt, 14, 7, 0.4, 0.1)
         assert got.tokens[0].tolist() == tokens
         assert got.trace.commit_step[0].tolist() == when
+        for each, own in zip(seen, second, strict=True):
+            assert each == pytest.approx(own, abs=1e-5)
         held += refused
     assert held, "no candidate was ever held back: the test shows nothing"
 
