@@ -6,7 +6,7 @@ them tell little: drafts are left where even a hopeful estimate of them is below
     (mean of the tokens + 2 deviations of the mean) / seconds < tokens per second of rounds without,
 
 or where they are slower and have lost two percent of all the time so far. They are tried again once the time lost with
-them is a percent of the time since. Rates fade, since acceptance and costs change along a text. Plain rounds differ
+them is half a percent of the time since. Rates fade, since acceptance and costs change along a text. Plain rounds differ
 little: once their rate is known, only some of them are timed.
 """
 
@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 ROUNDS = 4  # plain rounds before the first draft
-LOST = 0.01  # share of the time that trials may lose
+LOST = 0.005  # share of the time that trials may lose
 _REST = 32  # plain rounds between trials, at least
 _FEWEST = 2  # rounds with drafts after which they may be left
 _CHECK, _CHECKED = 64, 2  # rounds with drafts, after which so many plain ones are timed again

@@ -15,7 +15,7 @@ from torch import Tensor
 import pardec
 from pardec.models.draft_modules.contracts import ModuleName
 from pardec.models.errors import ModelError
-from pardec.models.plan import Plan
+from pardec.models.plan import Plan, TargetStates
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.speculative.draft.eagle_state import PairState
@@ -28,7 +28,8 @@ from tests.samplers.module_files import random_modules, write
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 SIZES = {"heads": 2, "kv_heads": 1, "head_dim": 8}
-STYLES = ("MiMo", "nextn")
+STATES = {"MiMo": TargetStates((3,)), "nextn": TargetStates(normed=True)}  # of a target of four layers
+STYLES = tuple(STATES)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -44,7 +45,7 @@ def compared(style: str, tensors: dict[str, Tensor], config: dict[str, Any]) -> 
     def truth(state: PairState, text: list[int], drafted: list[int]) -> Tensor:
         model: Any = state.context.model
         plan = Plan.full(torch.tensor([text]), model.visible())
-        known = state.model.states.of(model.forward(replace(plan, hidden=state.model.states.layers)))[0, :-1]
+        known = STATES[style].of(model.forward(replace(plan, hidden=STATES[style].layers)))[0, :-1]
         tokens = [*text, *drafted][1:]
         return naive_mtp.draft(style, tensors, config, model.decoder.embedding, tokens, known)[0][-1]
 
