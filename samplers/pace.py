@@ -6,8 +6,8 @@ them tell little: drafts are left where even a hopeful estimate of them is below
     (mean of the tokens + 2 deviations of the mean) / seconds < tokens per second of rounds without,
 
 or where they are slower and have lost two percent of all the time so far. They are tried again once the time lost with
-them is half a percent of the time since. Rates fade, since acceptance and costs change along a text. Plain rounds differ
-little: once their rate is known, only some of them are timed.
+them is half a percent of the time since. Rates fade, since acceptance and costs change along a text. Plain rounds
+differ little: once their rate is known, only some of them are timed.
 """
 
 from __future__ import annotations
