@@ -110,8 +110,6 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    old = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
-    rows = {tuple(row.split(" | ")[:3]): row for row in re.findall(r"^\| [\w-]+ \| \d.*$", old, re.MULTILINE)}
     for name in options.only:
         source, drafter, auto = MODELS[name]
         model = pardec.load(source, device="cpu")
@@ -121,9 +119,9 @@ def main() -> None:
                 figures = measured(
                     model, ("sequential", drafter, auto), batch, temperature, options.most, options.width
                 )
-                rows[key] = " | ".join((*key, f"`{drafter}`", *figures)) + " |"
-                print(rows[key], flush=True)
-                write(rows)
+                row = " | ".join((*key, f"`{drafter}`", *figures)) + " |"
+                print(row, flush=True)
+                write(read() | {key: row})
 
 
 PAGE_TEXT = """# Seconds of `auto`
@@ -156,6 +154,12 @@ def verdict(rows: list[str]) -> str:
     if kinds["lose"]:
         text += f" Slower: {'; '.join(kinds['lose'])}."
     return text
+
+
+def read() -> dict[tuple[str, ...], str]:
+    """The rows of the page by model, batch and temperature."""
+    text = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
+    return {tuple(row.split(" | ")[:3]): row for row in re.findall(r"^\| [\w-]+ \| \d.*$", text, re.MULTILINE)}
 
 
 def write(rows: dict[tuple[str, ...], str]) -> None:
