@@ -146,7 +146,7 @@ class Pace:
         return self.drafted.hoped(_HOPE, _SPREAD * self.rows) <= self.plain.rate
 
 
-_PACES: WeakKeyDictionary[Any, dict[Any, Pace]] = WeakKeyDictionary()  # by the network
+_PACES: WeakKeyDictionary[Any, dict[Any, dict[int, Pace]]] = WeakKeyDictionary()  # by the network
 
 
 class RoundTimer:
