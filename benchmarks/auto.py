@@ -36,7 +36,7 @@ COLUMNS = ("model", "batch", "temperature", "drafter", "drafter / `sequential`",
 COLUMNS += ("`auto` / best fixed", "drafted", "decodes")
 BAR = 0.97
 SLOWER = 0.95  # the drafter alone is not measured on once its interval lies below this share of plain decoding
-WARM, LEAST = 2, 8  # decodes that are not timed, and the fewest that are
+WARM, FEW, LEAST = 2, 4, 8  # decodes that are not timed; fewest that are, of a slow drafter alone and of all
 
 
 def bounds(values: list[float]) -> tuple[float, float, float]:
@@ -84,14 +84,17 @@ def measured(
             seconds = time.process_time() - started
             if number < WARM:
                 continue
-            speeds[spec].append(sum(map(len, result.tokens)) / seconds)
+            tokens = sum(map(len, result.tokens)) or len(result.nfe)  # images of vectors are all equally long
+            speeds[spec].append(tokens / seconds)
             if spec == specs[-1]:
                 rounds += sum(map(len, result.trace.drafted))
                 drafted += sum(depth > 0 for row in result.trace.drafted for depth in row)
+        if alone and number + 1 >= WARM + FEW:
+            drafts, plain = (np.array(speeds[spec]) for spec in (specs[1], specs[0]))
+            alone = bounds(list(drafts / plain))[2] > SLOWER
         if number + 1 >= WARM + LEAST:
             plain, drafts, auto = (np.array(speeds[spec]) for spec in specs)
             against = list(drafts / plain[: len(drafts)])
-            alone = alone and bounds(against)[2] > SLOWER
             best = drafts if len(drafts) == len(plain) and np.median(drafts) > np.median(plain) else plain
             ratios = [against, list(auto / plain), list(auto / best)]
             _, low, high = bounds(ratios[-1])

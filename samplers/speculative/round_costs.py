@@ -12,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 
 from pardec.models.model import LanguageModel
 from pardec.models.stack import WrapperStack
@@ -25,7 +26,9 @@ _LENGTHS = 512  # tokens of text after which a round may cost something else
 
 def clock_of(model: LanguageModel, drafter: Drafter) -> Clock:
     """The clock for rounds of this model with this drafter."""
-    placed = getattr(stack_of(model), "devices", list)()  # of layers, which may be on several devices
+    placed: list[torch.device] = getattr(
+        stack_of(model), "devices", list
+    )()  # of layers, which may be on several devices
     named = (each.device for each in (drafter, *drafter.held) if each.device is not None)
     return clock_on((model.device.type, *(device.type for device in placed), *named))
 
