@@ -26,9 +26,7 @@ _LENGTHS = 512  # tokens of text after which a round may cost something else
 
 def clock_of(model: LanguageModel, drafter: Drafter) -> Clock:
     """The clock for rounds of this model with this drafter."""
-    placed: list[torch.device] = getattr(
-        stack_of(model), "devices", list
-    )()  # of layers, which may be on several devices
+    placed: list[torch.device] = getattr(stack_of(model), "devices", list)()  # of layers, on one device or several
     named = (each.device for each in (drafter, *drafter.held) if each.device is not None)
     return clock_on((model.device.type, *(device.type for device in placed), *named))
 
