@@ -74,7 +74,10 @@ class Auto(GroupMethod):
         return self.draft
 
     def check_model(self, model: ContinuousModel) -> None:
-        (super() if self._exact is None else self._exact).check_model(model)
+        if self._exact is None:
+            super().check_model(model)
+        else:
+            self._exact.check_model(model)
 
     def start(self, context: ContinuousContext) -> Pair | None:
         request = context.request
