@@ -85,6 +85,7 @@ def test_diffusion_drafts_are_those_of_a_plain_version_after_any_history(family:
 @pytest.mark.seeds("arXiv:2512.20573")
 def test_diffusion_drafts_grow_where_the_model_is_sure_and_take_fewer_forwards_than_copies() -> None:
     """Lists are drafted far beyond one step, sums of several are not; the text is the target's."""
+    test_diffusion_drafts_are_those_of_a_plain_version_after_any_history("sdar")
     model = pardec.load("tiny-llama", device="cpu")
     drafts: dict[str, float] = {}
     for name in ("lists", "arithmetic"):
