@@ -35,6 +35,7 @@ MODELS = {  # what is loaded, the drafter alone, and `auto` with this drafter
 COLUMNS = ("model", "batch", "temperature", "drafter", "drafter / `sequential`", "`auto` / `sequential`")
 COLUMNS += ("`auto` / best fixed", "drafted", "decodes")
 BAR = 0.97
+BATCHES, TEMPERATURES = (1, 8), (0.0, 1.0)
 SLOWER = 0.95  # the drafter alone is not measured on once its interval lies below this share of plain decoding
 WARM, FEW, LEAST = 2, 4, 8  # decodes that are not timed; fewest that are, of a slow drafter alone and of all
 
@@ -109,8 +110,8 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=100, help="decodes of a row at most")
     parser.add_argument("--width", type=float, default=0.015, help="of the interval at which a row ends")
     parser.add_argument("--only", choices=MODELS, nargs="+", default=list(MODELS))
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--batch", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--temperature", type=float, nargs="+", default=TEMPERATURES)
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in options.only:
@@ -138,6 +139,7 @@ tokens of word problems. Images: one caption or class. The decodes of each row b
 which `auto` measured both ways.
 
 The bar: `auto` is at most 3% slower than the best fixed choice. {verdict}
+Not measured yet: {missing}.
 
 {table}
 """
@@ -170,8 +172,10 @@ def write(rows: dict[tuple[str, ...], str]) -> None:
     names = list(MODELS)
     order = sorted(rows, key=lambda key: (names.index(key[0].removeprefix("| ")), int(key[1]), float(key[2])))
     lines = [rows[key] for key in order]
+    every = [(f"| {name}", str(batch), f"{heat:g}") for name in names for batch in BATCHES for heat in TEMPERATURES]
+    missing = "; ".join(" batch ".join(key[:2])[2:] + f" temperature {key[2]}" for key in every if key not in rows)
     table = "\n".join(["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|", *lines])
-    text = PAGE_TEXT.format(processor=processor(), verdict=verdict(lines), table=table)
+    text = PAGE_TEXT.format(processor=processor(), verdict=verdict(lines), missing=missing or "none", table=table)
     PAGE.write_text(text, encoding="utf-8")
 
 
