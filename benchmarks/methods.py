@@ -252,7 +252,9 @@ def main() -> None:
             plan = replace(plan, problems=min(options.n, plan.problems))
         known[own] = measure(card, plan, model)
         print(f"{card.family} {card.stage} {card.name}: {measured.row(known[own])}", flush=True)
-        kept = {"processor": processor(), "torch": torch.__version__, "rows": complete([*known.values()])}
+        before = kept.get("processor", "")  # of rows that stay
+        named = before if processor() in before else f"{before} or {processor()}" if before else processor()
+        kept = {"processor": named, "torch": torch.__version__, "rows": complete([*known.values()])}
         save(options.rows, kept)
     kept["rows"] = complete(kept["rows"])
     save(options.rows, kept)
