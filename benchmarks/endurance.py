@@ -208,7 +208,7 @@ def page(data: Row) -> str:
         "# Long runs", "",
         "Made by `python benchmarks/endurance.py`, each part when and where it says.", "",
     ]  # fmt: skip
-    made = data["made"]
+    made, notes = data["made"], {name: [text, ""] for name, text in data.get("notes", {}).items()}
     if parts := data.get("soak"):
         lines += [
             "## A server under many requests", "",
@@ -237,7 +237,7 @@ def page(data: Row) -> str:
             for row in parts
             for number, part in enumerate(row["parts"], 1)
         ]
-        lines.append("")
+        lines += ["", *notes.get("soak", ())]
     if row := data.get("resume"):
         lines += [
             "## A comparison that is killed", "",
@@ -245,7 +245,7 @@ def page(data: Row) -> str:
             f"`pardec compare tiny-llama --task arithmetic` with {len(COMPARED)} samplers: {row['rows']:,} rows,",
             f"killed {row['kills']} times by SIGKILL and resumed. The file then had {row['lines']:,} lines with",
             f"{row['keys']:,} keys; of {row['compared']:,} rows that an undisturbed run gave as well,",
-            f"{row['unequal']} were others. {row['seconds'] / 60:.0f} minutes.", "",
+            f"{row['unequal']} were others. {row['seconds'] / 60:.0f} minutes.", "", *notes.get("resume", ()),
         ]  # fmt: skip
     if rows := data.get("long"):
         lines += [
@@ -261,7 +261,7 @@ def page(data: Row) -> str:
             f"{row['seconds']:.0f} | {' | '.join(f'{value:.0f}' for value in row['memory'])} |"
             for row in rows
         ]
-        lines.append("")
+        lines += ["", *notes.get("long", ())]
     if rows := data.get("processes"):
         lines += [
             "## Several processes", "",
@@ -307,7 +307,8 @@ def write(file: Path, part: Row) -> None:
     """Replaces one part of the results, and writes the page again."""
     now = f"{processor()}, torch {torch.__version__}; {datetime.now(UTC).date().isoformat()}"
     data = written(file)
-    data |= {**part, "made": data.get("made", {}) | dict.fromkeys(part, now)}
+    notes = {name: text for name, text in data.get("notes", {}).items() if name not in part}  # of runs that stay
+    data |= {**part, "made": data.get("made", {}) | dict.fromkeys(part, now), "notes": notes}
     file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     file.with_suffix(".md").write_text(page(data), encoding="utf-8")
 

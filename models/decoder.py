@@ -263,13 +263,11 @@ class Decoder(nn.Module):
             limit = None if cache is None or plan.span is not None else cache.reach
             cos, sin = rope.rows(plan, limit=limit, device=device)
             sees: dict[str, Any] = {"extent": extent, "dtype": dtype, "device": device}
-            # Only the definition supports a cap, and only it and the kernel in C a sink.
-            in_triton = ops.version == "triton"
-            defined = self.config.attention_cap is not None or (self.config.attention_sink and in_triton)
-            sees["reference"] = training or defined
+            sees["reference"] = training or self.config.attention_cap is not None  # only the definition supports a cap
             if not in_parts:
                 window = self.config.window if own is None else own.window
-                pattern = attention_pattern(stored, window=window, fastest=ops.version, **sees)
+                sink = self.config.attention_sink
+                pattern = attention_pattern(stored, window=window, fastest=ops.version, sink=sink, **sees)
                 if key is not None and pattern.mask is None and pattern.ends is None and pattern.positions is None:
                     if len(self._known) >= _KNOWN:
                         self._known.clear()

@@ -200,15 +200,17 @@ def attention_pattern(
     reference: bool = False,
     window: int | None = None,
     fastest: Backend | None = None,
+    sink: bool = False,
 ) -> AttentionPattern:
     """The pattern of the queries of `plan` over the first `extent` slots, with the version of `attend` that runs.
 
-    With `reference`, that is the definition. `fastest` is the version of the forward's operations, where it is known.
-    A `window` hides the slots of positions that far before a query's or more.
+    With `reference`, that is the definition, and with a `sink` it or the kernel in C. `fastest` is the version of the
+    forward's operations, where it is known. A `window` hides the slots of positions that far before a query's or more.
     """
     if window is not None and extent <= window:
         window = None  # no slot is that far back
     whole = _sees_all(plan) and window is None
+    reference |= sink and fastest == "triton"
     if reference or fastest is None:
         fastest = "reference" if reference else backend(device, dtype)
     in_c = fastest == "c"
