@@ -12,9 +12,10 @@ from . import inputs
 from . import options as o
 from .common import say
 
-# PyTorch's oneDNN keeps a kernel for each of the last 1,024 shapes of matrices, hundreds of MiB. Batches of a server
-# have more shapes than that: its memory grows for thousands of requests. Kernels are made quickly.
-_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
+# PyTorch's oneDNN keeps a kernel for each of the last 1,024 shapes of matrices, and the layer above it as many
+# computations: hundreds of MiB, and with one of the two bounded memory grows almost as much. Batches of a server have
+# more shapes than that: its memory grows for thousands of requests. Kernels are made quickly.
+_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 
 
 @o.command

@@ -103,12 +103,13 @@ def test_what_cannot_be_served_is_refused_before_it_listens(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("variable", ["ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"])
 @pytest.mark.parametrize("given", [None, "7"])
 @pytest.mark.covers(1)
 def test_it_bounds_the_kernels_that_onednn_keeps(
-    given: str | None, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., tuple[int, str, str]]
+    variable: str, given: str | None, monkeypatch: pytest.MonkeyPatch, cli: Callable[..., tuple[int, str, str]]
 ) -> None:
-    variable, found = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", list[str | None]()
+    found = list[str | None]()
     monkeypatch.setenv(variable, given or "")  # restored after the test
     if given is None:
         monkeypatch.delenv(variable)
