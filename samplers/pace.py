@@ -5,7 +5,8 @@ them tell little: drafts are left where even a hopeful estimate of them is below
 
     (mean of the tokens + 2 deviations of the mean) / seconds < tokens per second of rounds without,
 
-or where they are slower and have lost two percent of all the time so far. They are tried again once the time lost with
+or where they are slower and have lost, since they last gained, two percent of all the time so far or the time of 20
+plain rounds. They are tried again once the time lost with
 them is half a percent of the time since. Rates fade, since acceptance and costs change along a text. Plain rounds
 differ little: once their rate is known, only some of them are timed.
 """
@@ -30,6 +31,7 @@ _CHECK, _CHECKED = 64, 2  # rounds with drafts, after which so many plain ones a
 _SPREAD = 40.0  # added to the sum of squared deviations of a row's tokens: a gain that was not met yet
 _HOPE = 2.0  # deviations of the mean
 _RISK = 0.02  # share of all seconds that a trial may lose before it has to pay
+_MOST = 20.0  # and of how many plain rounds, at most
 _MEMORY = 64.0  # rounds that the earlier ones with drafts count for when a trial begins, at most
 _KNOWN, _UNTIMED = 16, 7  # timed plain rounds after which their rate is known, and rounds between two timed ones then
 _FADE = 0.985  # of the sums, at each round
@@ -98,7 +100,8 @@ class Pace:
     best: bool = False  # whether rounds draft
     check: int = 0  # plain rounds that remain between drafts, to time them
     wait: float = 0.0  # seconds until the next trial
-    lost: float = 0.0  # seconds lost in this trial, since it began
+    lost: float = 0.0  # seconds lost in this trial, since it last had gained
+    checked: float = 0.0  # seconds lost in these plain rounds between drafts
     rested: int = 0  # rounds since the last change
     seconds: float = 0.0  # of all rounds
     last: bool | None = None  # the way of the last round
@@ -107,7 +110,7 @@ class Pace:
         """Whether the next round drafts."""
         if self.wait <= 0 and not self.check:
             if self.best and self.rested >= _CHECK:
-                self.check, self.lost = _CHECKED + 1, 0.0  # the first one does not count: see `add`
+                self.check, self.checked = _CHECKED + 1, 0.0  # the first one does not count: see `add`
             elif not self.best and self.plain.rounds >= ROUNDS and (self.rested >= _REST or not self.drafted.rounds):
                 self.best, self.lost, self.rested = True, 0.0, 0
                 if self.drafted.weight > _MEMORY:
@@ -131,17 +134,18 @@ class Pace:
         self.wait -= seconds * rounds
         if self.check:
             self.check -= 1
-            self.lost += seconds - tokens / self.drafted.rate
+            self.checked += seconds - tokens / self.drafted.rate
             if not self.check:
-                self.wait, self.lost, self.rested = max(self.lost, 0.0) / LOST, 0.0, 0
+                self.wait, self.rested = max(self.checked, 0.0) / LOST, 0
         elif self.best:
-            self.lost += seconds - tokens / self.plain.rate
+            self.lost = max(self.lost + seconds - tokens / self.plain.rate, 0.0)
             if self.drafted.rounds >= _FEWEST and self._loses:
                 self.best, self.wait, self.rested = False, max(self.lost, 0.0) / LOST, 0
 
     @property
     def _loses(self) -> bool:
-        if self.drafted.rate < self.plain.rate and self.lost > _RISK * self.seconds:
+        risk = min(_RISK * self.seconds, _MOST * self.plain.seconds / self.plain.weight)
+        if self.drafted.rate < self.plain.rate and self.lost > risk:
             return True
         return self.drafted.hoped(_HOPE, _SPREAD * self.rows) <= self.plain.rate
 
