@@ -270,8 +270,7 @@ def test_an_mtp_layer_travels_as_one_file_and_drafts_for_its_target(tmp_path: Pa
     found = json.loads((tmp_path / "g.json").read_text())
     assert [row["part"] for row in found["rows"]][-1] == "layer"
     assert found["rows"][-1]["steps"] == 20
-    losses = [row["loss"] for row in found["rows"] if row["part"] == "steps"]
-    assert losses[-1] < losses[0]
+    assert found["rows"][-1]["length"] > 2, "this target repeats itself, and the layer has learnt that"
     restore(tmp_path / FILE, tmp_path / "layer")
     shape, template, base = tiny()
     write_target(tmp_path / "target", shape, base, template["end"])

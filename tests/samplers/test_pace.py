@@ -31,7 +31,9 @@ def test_the_faster_way_is_taken_after_the_first_rounds(gained: int, cost: float
     assert np.mean(ways[2 * ROUNDS + 2 :] if drafts else ~np.array(ways[2 * ROUNDS + 2 :])) > 0.85
 
 
-@pytest.mark.parametrize(("gained", "cost"), [(1, 1.02), (1, 1.1), (2, 2.1), (1, 1.5), (1, 5.0), (2, 2.5), (2, 1.9), (4, 1.5)])
+@pytest.mark.parametrize(
+    ("gained", "cost"), [(1, 1.02), (1, 1.1), (2, 2.1), (1, 1.5), (1, 5.0), (2, 2.5), (2, 1.9), (4, 1.5)]
+)
 def test_trials_lose_less_than_a_percent_against_the_better_way(gained: int, cost: float) -> None:
     pace = Pace()
     played([((1, 1.0), (gained, cost))] * (2 * ROUNDS + 2), pace)  # an earlier request
