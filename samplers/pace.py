@@ -5,10 +5,10 @@ them tell little: drafts are left where even a hopeful estimate of them is below
 
     (mean of the tokens + 2 deviations of the mean) / seconds < tokens per second of rounds without,
 
-or where they are slower and have lost, since they last gained, two percent of all the time so far or the time of 20
-plain rounds. They are tried again once the time lost with
-them is half a percent of the time since. Rates fade, since acceptance and costs change along a text. Plain rounds
-differ little: once their rate is known, only some of them are timed.
+or where they are slower and have lost, since they last gained, two percent of all the time so far, which is at least
+1.5 plain rounds and at most 20. They are tried again once the time lost with them is half a percent of the time since.
+Rates fade, since acceptance and costs change along a text. Plain rounds differ little: once their rate is known, only
+some of them are timed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CHECK, _CHECKED = 64, 2  # rounds with drafts, after which so many plain ones a
 _SPREAD = 40.0  # added to the sum of squared deviations of a row's tokens: a gain that was not met yet
 _HOPE = 2.0  # deviations of the mean
 _RISK = 0.02  # share of all seconds that a trial may lose before it has to pay
-_MOST = 20.0  # and of how many plain rounds, at most
+_LEAST, _MOST = 1.5, 20.0  # and of how many plain rounds, at least and at most
 _MEMORY = 64.0  # rounds that the earlier ones with drafts count for when a trial begins, at most
 _KNOWN, _UNTIMED = 16, 7  # timed plain rounds after which their rate is known, and rounds between two timed ones then
 _FADE = 0.985  # of the sums, at each round
@@ -144,7 +144,8 @@ class Pace:
 
     @property
     def _loses(self) -> bool:
-        risk = min(_RISK * self.seconds, _MOST * self.plain.seconds / self.plain.weight)
+        round_ = self.plain.seconds / self.plain.weight
+        risk = min(max(_RISK * self.seconds, _LEAST * round_), _MOST * round_)
         if self.drafted.rate < self.plain.rate and self.lost > risk:
             return True
         return self.drafted.hoped(_HOPE, _SPREAD * self.rows) <= self.plain.rate
