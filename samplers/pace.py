@@ -158,7 +158,7 @@ class RoundTimer:
     """Chooses the way of each round of a request, times it, and remembers the rates for later requests."""
 
     def __init__(self, network: Any, clock: Clock, *key: object) -> None:
-        """`network` remembers the rates, as long as it is loaded; `key`: what else they depend on."""
+        """Rates are kept as long as `network` is loaded, apart for each `key`: the spec, and what else changes them."""
         self.clock = clock
         self.paces: dict[int, Pace] = _PACES.setdefault(network, {}).setdefault(key, {})  # by the size of the batch
         self.pace = Pace()

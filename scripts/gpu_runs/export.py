@@ -25,21 +25,9 @@ def write(folder: Path, shape: Shape, tensors: dict[str, Tensor], template: dict
     config = {
         "model_type": "Fast_dLLM_Qwen",
         "architectures": ["Fast_dLLM_QwenForCausalLM"],
-        "hidden_act": "silu",
-        "vocab_size": shape.vocab,
-        "hidden_size": shape.width,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "intermediate_size": shape.mlp_width,
-        "rope_theta": shape.theta,
-        "rms_norm_eps": shape.eps,
-        "tie_word_embeddings": True,
+        **shape.config(template["end"]),
         "mask_token_id": template["mask"],
         "bd_size": block,
-        "max_position_embeddings": 8192,
-        "eos_token_id": template["end"],
         "bos_token_id": 1,
     }
     biases = {

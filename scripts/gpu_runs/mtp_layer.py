@@ -20,11 +20,10 @@ from torch import Tensor
 
 import pardec
 from gpu_runs.llama import Weights
-from gpu_runs.parcels import missing
 from gpu_runs.report import Report
-from gpu_runs.smollm2 import Shape, read
+from gpu_runs.smollm2 import Shape
 from gpu_runs.texts import Texts, write
-from gpu_runs.training import tiny
+from gpu_runs.training import carried_model, tiny
 from pardec.training.run import Plan, Run
 from pardec.training.setup import RATE, prepare
 from pardec.training.texts import network_of
@@ -41,12 +40,10 @@ def run(report: Report) -> None:
         shape, template, base = tiny()
         device, wanted, dtype = torch.device("cpu"), 1500, torch.float32
     else:
-        gone = missing(report.inputs, "smollm2.bin")
-        if gone is not None:
-            report.set(status="waits")
-            report.line(gone)
+        given = carried_model(report)
+        if given is None:
             return
-        shape, template, base = read((report.inputs / "smollm2.bin").read_bytes())
+        shape, template, base = given
         device, wanted, dtype = torch.device("cuda"), LEAST_TOKENS, torch.bfloat16
     texts = _texts(report, shape, base, template, device, wanted)
     with tempfile.TemporaryDirectory() as folder:
@@ -139,19 +136,7 @@ def write_target(folder: Path, shape: Shape, tensors: dict[str, Tensor], end: in
     config = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
-        "hidden_act": "silu",
-        "vocab_size": shape.vocab,
-        "hidden_size": shape.width,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "intermediate_size": shape.mlp_width,
-        "rope_theta": shape.theta,
-        "rms_norm_eps": shape.eps,
-        "tie_word_embeddings": True,
-        "max_position_embeddings": 8192,
-        "eos_token_id": end,
+        **shape.config(end),
     }
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")

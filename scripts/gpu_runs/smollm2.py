@@ -58,6 +58,24 @@ class Shape:
         found["model.norm.weight"] = (self.width,)
         return found
 
+    def config(self, end: int) -> dict[str, Any]:
+        """The keys of a config.json that say so, with `end` as the end token."""
+        return {
+            "hidden_act": "silu",
+            "vocab_size": self.vocab,
+            "hidden_size": self.width,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "intermediate_size": self.mlp_width,
+            "rope_theta": self.theta,
+            "rms_norm_eps": self.eps,
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 8192,
+            "eos_token_id": end,
+        }
+
 
 _PUBLISHED = {  # GGUF's name of each tensor of a layer
     "input_layernorm": "attn_norm",

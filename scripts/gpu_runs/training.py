@@ -238,6 +238,16 @@ def block_loss(weights: Weights, inputs: dict[str, Tensor], mask: int, recipe: R
     return total / counted.sum().clamp(min=1)
 
 
+def carried_model(report: Report) -> tuple[Shape, dict[str, Any], dict[str, Tensor]] | None:
+    """SmolLM2 as it was carried here; None, which the report says why, where it was not."""
+    gone = missing(report.inputs, "smollm2.bin")
+    if gone is None:
+        return read((report.inputs / "smollm2.bin").read_bytes())
+    report.set(status="waits")
+    report.line(gone)
+    return None
+
+
 def run(report: Report) -> None:
     """Writes missing texts, then trains until the time is over, then saves the state."""
     folder = report.file.parent
@@ -247,12 +257,10 @@ def run(report: Report) -> None:
         recipe = Recipe(total=1e6, rate=3e-3, warmup=4, rows=4, length=64, block=8)
         device, wanted = torch.device("cpu"), 2500
     else:
-        gone = missing(report.inputs, "smollm2.bin")
-        if gone is not None:
-            report.set(status="waits")
-            report.line(gone)
+        given = carried_model(report)
+        if given is None:
             return
-        shape, template, base = read((report.inputs / "smollm2.bin").read_bytes())
+        shape, template, base = given
         recipe, device, wanted = Recipe(), torch.device("cuda"), WANTED
     texts = Texts.load(carried)
     have = 0 if texts is None else len(texts.ids)
