@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -30,7 +29,6 @@ from pardec.bench.shapes import SHAPES, shaped
 from pardec.environment import processor
 from pardec.models.cuda_graphs.capture import Step
 from pardec.models.cuda_graphs.runner import GraphRunner
-from pardec.models.kernels import matmul
 from pardec.models.plan import Plan
 
 # Model, batch, cache length, queries.
@@ -93,8 +91,7 @@ def compare(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 def compile_trace(trace: Callable[[], Any]) -> Callable[..., Any]:
     """The traced graph, which torch.compile compiles at its first call."""
-    with patch.object(matmul, "onednn_is_faster", lambda: False):  # Inductor only knows PyTorch's matmuls
-        compiled: Callable[..., Any] = torch.compile(trace())
+    compiled: Callable[..., Any] = torch.compile(trace())
     return compiled
 
 

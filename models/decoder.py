@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -17,14 +17,14 @@ from .caches.skip_cache import SkipCache
 from .decoder_config import AttentionConfig
 from .decoder_config import DecoderConfig as DecoderConfig
 from .errors import CacheError, ModelError
-from .kernels import layout, matmul
 from .kernels.attention import AttentionPattern, attention_pattern
 from .kernels.attention_parts import pattern_parts
+from .kernels.cpu.layers import LayersInC, compiled
+from .kernels.cpu.packed import PackedWeight
 from .kernels.matmul import Linear
-from .kernels.ops import choose_ops
+from .kernels.ops import C, choose_ops
 from .layers.attention_record import AttentionRecord
 from .layers.diffusion_gemma_layer import Conditioning, DiffusionGemmaLayer, canvas_of
-from .layers.fused_layers import FusedLayers
 from .layers.head_norm_layer import HeadNormLayer, PostNormLayer
 from .layers.layer import DecoderLayer, LayerPass
 from .layers.layer_groups import LayerGroups
@@ -35,6 +35,10 @@ from .plan import Hidden, Plan, plan_on
 
 _KNOWN = 8  # plans whose patterns and rotations are kept
 _NARROW = 0.8  # above this share of wanted queries, the last layer computes all of them
+
+
+_Run = Callable[[Tensor, range, Tensor | None], Tensor]  # states [B * Q, E], indices of layers, and the queries [B, M]
+# that go on after the last one's attention, or None; to states [B * Q or B * M, E]
 
 
 class _Norm(nn.RMSNorm):
@@ -180,7 +184,7 @@ class Decoder(nn.Module):
         head = self.head
         weight = head.weight
         plain = self.placement is None and head.again is None and type(weight) is nn.Parameter
-        logits = F.linear(normed, weight) if plain and not matmul.onednn_is_faster() else head.forward(normed)
+        logits = F.linear(normed, weight) if plain else head.forward(normed)
         if self.config.logit_cap is not None:
             logits = (logits / self.config.logit_cap).tanh() * self.config.logit_cap
         return logits if self.placement is None else logits.to(self.embed_device)
@@ -193,7 +197,9 @@ class Decoder(nn.Module):
                     "pass the states of the earlier layers as Plan.soft",
                 )
             return plan.soft
-        h = layout.embedded(self.embed, plan.tokens if plan.soft is None else plan.tokens.clamp(min=0))
+        table, tokens = self.embed, plan.tokens if plan.soft is None else plan.tokens.clamp(min=0)
+        packed = isinstance(table.weight, PackedWeight)
+        h = table.weight.rows(tokens) if packed else table.forward(tokens)  # not table(...): as for layers
         if self.config.embedding_scale != 1:  # rounded as the embeddings are
             h = h * float(torch.tensor(self.config.embedding_scale, dtype=h.dtype, device="cpu"))
         if self.conditioning is not None:
@@ -291,7 +297,7 @@ class Decoder(nn.Module):
                     )
                 window = self.config.window if own is None else own.window
                 hooks.record = AttentionRecord.of(stored, extent, window, kept.attention)
-        return LayerPass(plan, ops, pattern, slots, cos, sin, hooks, plain_matmuls=not matmul.onednn_is_faster())
+        return LayerPass(plan, ops, pattern, slots, cos, sin, hooks)
 
     def _hooks(
         self, plan: Plan, dtype: torch.dtype, prefix: AttentionPattern | None, reader: Reader | None
@@ -305,6 +311,47 @@ class Decoder(nn.Module):
             prefix=prefix,
             reader=reader,
         )
+
+
+class FusedLayers:
+    """All layers of a decoder for `pardec_layers`, made at the first forward and anew when weights are replaced."""
+
+    def __init__(self) -> None:
+        self._known: tuple[Hashable, LayersInC | None] | None = None
+
+    def run(self, layers: Iterable[nn.Module], step: LayerPass, dtype: torch.dtype, version: int) -> _Run | None:
+        """A function that runs a range of `layers` in C; None where the kernels do not support this forward.
+
+        `dtype` is the states', and `version` counts how often weights were replaced in place.
+        """
+        pattern, slots = step.pattern, step.slots
+        causal = pattern.causal and pattern.backend == "c"
+        if step.ops is not C or step.hooks is not None or pattern.rows is not None or not (causal or pattern.in_c):
+            return None
+        if slots is not None and (slots.start is None or slots.cache.k[0].dtype != dtype):
+            return None
+        fused = self._of(list(layers), dtype, version)
+        if fused is None:
+            return None
+        where: dict[str, Any] = {"ends": pattern.ends, "causal": causal}
+        if slots is not None:
+            where |= {"kv": (slots.cache.k, slots.cache.v), "first": slots.start}
+        tables = step.cos.contiguous(), step.sin.contiguous()
+
+        def run(h: Tensor, some: range, picked: Tensor | None) -> Tensor:
+            mask = (pattern if picked is None else pattern.narrowed(picked)).last
+            more: dict[str, Any] = {"layers": some, "picked": picked, "mask": mask, **where}
+            return fused.forward(h.contiguous(), tables, step.plan.batch, pattern.extent, **more)
+
+        return run
+
+    def _of(self, layers: list[nn.Module], dtype: torch.dtype, version: int) -> LayersInC | None:
+        key = dtype, version, DecoderLayer.replacements, *map(id, layers)
+        if self._known is None or self._known[0] != key:
+            own = [layer.weights_in_c() if type(layer) is DecoderLayer else None for layer in layers]
+            fit = [each for each in own if each is not None and each.fit(dtype)]
+            self._known = key, LayersInC(fit) if len(fit) == len(own) and compiled() else None
+        return self._known[1]
 
 
 def _layer_class(config: DecoderConfig, index: int) -> type[DecoderLayer]:

@@ -26,7 +26,6 @@ from pardec.models.cuda_graphs.runner import GraphRunner, store_size
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.kernels.cpu.library import supported
-from pardec.models.kernels.matmul import onednn_is_faster
 from pardec.models.kv_stores.cache import stored_bytes
 from pardec.models.layers.quantize import weight_bytes
 from pardec.models.model import LanguageModel
@@ -241,8 +240,6 @@ class _Sizes:
             mlp = 4 * config.width + 2 * inner  # the product is written over gate and up
         else:
             mlp = 4 * config.width + 3 * inner
-        if on_cpu and self.model.dtype == torch.float32 and onednn_is_faster():
-            mlp += config.width  # a product by oneDNN is added to the states in memory of its own
         widest = max(mlp, 4 * config.width + attention)
         return int(tokens * (widest * size + _INDEX) + mask)
 

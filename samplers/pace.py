@@ -9,6 +9,8 @@ or where they are slower and have lost, since they last gained, two percent of a
 1.5 plain rounds and at most 20. They are tried again once the time lost with them is half a percent of the time since.
 Rates fade, since acceptance and costs change along a text. Plain rounds differ little: once their rate is known, only
 some of them are timed.
+
+`RoundCosts` adds up the seconds of a request's rounds, and tells what plain decoding would have taken for its tokens.
 """
 
 from __future__ import annotations
@@ -16,12 +18,17 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
+
+from pardec.models.model import LanguageModel
+from pardec.models.stack import WrapperStack
 
 ROUNDS = 4  # plain rounds before the first draft
 LOST = 0.005  # share of the time that trials may lose
@@ -36,6 +43,8 @@ _MEMORY = 64.0  # rounds that the earlier ones with drafts count for when a tria
 _KNOWN, _UNTIMED = 16, 7  # timed plain rounds after which their rate is known, and rounds between two timed ones then
 _FADE = 0.985  # of the sums, at each round
 _FEW = 4  # rounds after which their mean bounds others
+_MEASURED = 8  # rounds after which `RoundCosts` knows a cost
+_LENGTHS = 512  # tokens of text after which a round may cost something else
 _SLOW = 2.0  # times the mean that a round counts at most: longer ones were interrupted by other programs
 
 Clock = Callable[[], float]
@@ -48,6 +57,21 @@ def clock_on(devices: Iterable[str]) -> Clock:
     Windows counts it in steps of 16 ms.
     """
     return time.thread_time if set(devices) == {"cpu"} and sys.platform != "win32" else time.perf_counter
+
+
+def clock_of(model: LanguageModel, *drafters: Any) -> Clock:
+    """The clock for rounds of this model with these drafters, or what they hold."""
+    placed: list[torch.device] = getattr(stack_of(model), "devices", list)()  # of layers, on one device or several
+    named = (each.device for each in drafters if each.device is not None)
+    return clock_on(device.type for device in (model.device, *placed, *named))
+
+
+def stack_of(model: LanguageModel) -> Any:
+    """The network of `model`, whatever conditions of a request are wrapped around it."""
+    stack = model.decoder
+    while isinstance(stack, WrapperStack):
+        stack = stack.base
+    return stack
 
 
 def size(rows: int) -> int:
@@ -186,3 +210,40 @@ class RoundTimer:
             seconds, self.started = self.clock() - self.started, None
             self.pace.add(self.drafting, int(gained.sum()), seconds, 1 + self.passed)
             self.untimed, self.passed = self.pace.untimed, 0
+
+
+_PLAIN: WeakKeyDictionary[Any, dict[Any, Costs]] = WeakKeyDictionary()  # of rounds without drafts, by the network
+
+
+class RoundCosts:
+    """The seconds of a request's rounds after that of the prompt.
+
+    Rounds without a draft, of any sampler, tell what plain decoding takes; later requests of this model know it.
+    """
+
+    def __init__(self, network: Any, clock: Clock) -> None:
+        self.clock = clock
+        self.plain: dict[tuple[int, int], Costs] = _PLAIN.setdefault(network, {})  # by the sizes of batch and text
+        self.seconds = 0.0
+        self.rounds = 0
+        self.drafted = False
+        self.steps = defaultdict[tuple[int, int], float](float)  # rounds of plain decoding for the same tokens
+
+    def add(self, drafted: bool, length: int, gained: np.ndarray, seconds: float) -> None:
+        """Counts a round, drafted or plain, whose longest text had this `length`."""
+        rows, tokens = len(gained), int(gained.sum())
+        key = size(rows), size(length // _LENGTHS)
+        if not drafted:
+            self.plain.setdefault(key, Costs()).add(tokens, seconds)
+        self.drafted |= drafted
+        self.seconds, self.rounds = self.seconds + seconds, self.rounds + 1
+        self.steps[key] += tokens / rows
+
+    @property
+    def without_drafts(self) -> float | None:
+        """The seconds of plain decoding for the same tokens; None where they are not known, or nothing was drafted."""
+        known = (key in self.plain and self.plain[key].rounds >= _MEASURED for key in self.steps)
+        if not self.drafted or self.rounds < _MEASURED or not all(known):
+            return None
+        each = (count * self.plain[key].seconds / self.plain[key].weight for key, count in self.steps.items())
+        return float(sum(each))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from .cpu import panels
 from .cpu.packed import PackedWeight
@@ -37,7 +37,6 @@ def empty(
     rows, columns = shape
     apart = rows if rows % _SETS else rows + _APART
     columns_apart = torch.empty(columns, apart, dtype=dtype, device=device)
-    columns_apart[:, rows:] = 0  # some matmuls multiply the gap and drop the result
     return columns_apart[:, :rows].t()
 
 
@@ -55,11 +54,6 @@ def dense(weight: Tensor) -> Tensor:
     return weight.dense if isinstance(weight, PackedWeight) else weight
 
 
-def embedded(table: nn.Embedding, tokens: Tensor) -> Tensor:
-    """[..., E] the embeddings of `tokens`. Hooks, such as accelerate's, take the place of the module's `forward`."""
-    return table.weight.rows(tokens) if isinstance(table.weight, PackedWeight) else table.forward(tokens)
-
-
 def rows_of(weight: Tensor, index: Tensor) -> Tensor:
     """[..., K] the rows `index` [...] of `weight`."""
     return weight.rows(index) if isinstance(weight, PackedWeight) else F.embedding(index, weight)
@@ -68,14 +62,6 @@ def rows_of(weight: Tensor, index: Tensor) -> Tensor:
 def stored(weight: Tensor) -> Tensor:
     """The plain tensor that holds the numbers of `weight`, in any order."""
     return weight.packed if isinstance(weight, panels.Panels) else weight
-
-
-def whole(weight: Tensor) -> Tensor | None:
-    """The gapless matrix [>= N, K] whose first rows are `weight` [N, K]; None where there is no such matrix."""
-    (rows, columns), (step, apart) = weight.shape, weight.stride()
-    if step == 1 and apart > rows:
-        return weight.as_strided((apart, columns), (1, apart))
-    return weight if weight.is_contiguous() or (step == 1 and apart == rows) else None
 
 
 def fill(weight: Tensor, source: Tensor, start: int = 0) -> None:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..caches.kv_cache import Slots
@@ -32,7 +31,6 @@ class LayerPass:
     cos: Tensor
     sin: Tensor
     hooks: LayerHooks | None = None  # deviations from the plain stack; None: there are none
-    plain_matmuls: bool = False  # F.linear is as fast as `matmul` for plain weights, and runs instead
     overwrites: bool = False  # a layer's states may be written over those that it reads
 
 
@@ -140,16 +138,12 @@ class DecoderLayer(nn.Module):
             inputs = h if norm is None else ops.norm(h, norm, eps)
 
         weight, bias = weights["qkv_weight"], weights["qkv_bias"]
-        plain = step.plain_matmuls and type(weight) is nn.Parameter
-        qkv = F.linear(inputs, weight, bias) if plain else matmul(inputs, weight, bias)
+        qkv = matmul(inputs, weight, bias)
         h, out = self._attended(h, qkv, step, index, picked)
 
         weight, bias, norm = weights["out_weight"], weights["out_bias"], weights["post_attn_norm"]
         if norm is not None:
             return h + ops.norm(_linear(out, weight, bias, self.group), norm, eps)
-        if step.plain_matmuls and self.group is None and type(weight) is nn.Parameter:
-            h = torch.addmm(h, out, weight.t())
-            return h if bias is None else h + bias
         return _add_linear(h, out, weight, bias, self.group)
 
     def _attended(
@@ -234,16 +228,12 @@ class DecoderLayer(nn.Module):
         inputs = h if norm is None else ops.norm(h, norm, config.norm_eps)
 
         weight, bias = weights["gate_up_weight"], weights["gate_up_bias"]
-        plain = step.plain_matmuls and type(weight) is nn.Parameter
-        gate_up = F.linear(inputs, weight, bias) if plain else matmul(inputs, weight, bias)
+        gate_up = matmul(inputs, weight, bias)
         inner = ops.glu(gate_up, config.activation)
 
         weight, bias, norm = weights["down_weight"], weights["down_bias"], weights["post_mlp_norm"]
         if norm is not None:
             return h + ops.norm(_linear(inner, weight, bias, self.group), norm, config.norm_eps)
-        if step.plain_matmuls and self.group is None and type(weight) is nn.Parameter:
-            h = torch.addmm(h, inner, weight.t())
-            return h if bias is None else h + bias
         return _add_linear(h, inner, weight, bias, self.group)
 
 

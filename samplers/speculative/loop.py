@@ -25,6 +25,7 @@ from pardec.models import finite
 from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.model import LanguageModel
 
+from .. import pace
 from ..batching import scatter_rows, take_rows, unbatchable
 from ..conditioning import conditioned_model
 from ..endings import Endings
@@ -52,7 +53,6 @@ from .forward import VerifyForward
 from .forward_features import ExtendedForward, forward_of
 from .ops.processing import Processing
 from .recorder import TraceRecorder
-from .round_costs import RoundCosts
 from .sequences import Sequences
 from .texts import prompt_decode
 from .uniforms import RoundUniforms
@@ -124,7 +124,7 @@ class VerifyLoop:
         self.on_host = model.device.type == "cpu"
         self.to_host = _on_host if self.on_host else to_host
         self.logprobs = LogprobRecorder.of(request, self.text, self.text.host.shape[1], model.device)
-        self.costs = RoundCosts(model, sampler.draft)
+        self.costs = pace.RoundCosts(pace.stack_of(model), pace.clock_of(model, sampler.draft, *sampler.draft.held))
         self.recorder = TraceRecorder(self.text, self.processing.allowed.forced, self.logprobs)
         self.captured: CapturedRound | None = None
         self._compose()
@@ -146,7 +146,8 @@ class VerifyLoop:
             distributions, states = self.predict(draft)
             outcome = self._decide(draft, distributions, uniforms, states)
         self._observe(outcome)
-        self.costs.add(draft, outcome.gained, self.costs.clock() - started)
+        drafted = draft.width > 1 or draft.forwards > 0 or draft.queries is not None
+        self.costs.add(drafted, int(draft.base.max()), outcome.gained, self.costs.clock() - started)
 
     def _begin(self) -> None:
         """Runs the first round: makes the stages' states and feeds the prompts."""

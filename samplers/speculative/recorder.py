@@ -10,10 +10,10 @@ from torch import Tensor
 from ..events import Finished, RowFinished
 from ..host_transfer import download
 from ..logprobs import LogprobRecorder
+from ..pace import RoundCosts
 from ..trace import PROMPT, Trace
 from .contracts import Draft
 from .forward import VerifyForward
-from .round_costs import RoundCosts
 from .sequences import Sequences
 
 # One round: the live rows, the nodes of each, the forwards of a drafting model, and the verdict on the host.

@@ -72,7 +72,7 @@ class Recorder:
     def watching(self, stack: Any) -> Iterator[None]:
         """Records the operations of all layers, the head, and the tokens of each forward of `stack`."""
         entered, project = stack.forward, stack.project
-        choose, make_pass = decoder_module.choose_ops, decoder_module.LayerPass
+        choose = decoder_module.choose_ops
 
         def forward(plan: Any, cache: Any = None) -> Any:
             self.step, self.layer = self.step + 1, -1
@@ -96,9 +96,6 @@ class Recorder:
             fused = replace(ops.fused, **{name: self.recorded(name, getattr(ops.fused, name)) for name in names})
             return replace(ops, fused=fused)
 
-        def shared(*arguments: Any, **more: Any) -> Any:  # each matmul is one that is recorded
-            return make_pass(*arguments, **more | {"plain_matmuls": False})
-
         def head(states: Tensor) -> Tensor:
             self.layer = len(stack.layers)
             return self.recorded("head", project)(states)
@@ -107,7 +104,6 @@ class Recorder:
         with (
             patch.multiple(layer_module, **{name: self.recorded(name, getattr(layer_module, name)) for name in names}),
             patch.object(decoder_module, "choose_ops", chosen),
-            patch.object(decoder_module, "LayerPass", shared),
             patch.object(stack, "forward", forward),
             patch.object(stack, "project", head),
         ):

@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pardec.models.decoder import Decoder
-from pardec.models.kernels import matmul
+from pardec.models.decoder import Decoder, FusedLayers
 from pardec.models.kernels.cpu import panels
 from pardec.models.kernels.cpu.block_rounding import rounded
 from pardec.models.kernels.cpu.layers import LayersInC
-from pardec.models.layers.fused_layers import FusedLayers
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import ask, ids, model
 
@@ -43,12 +41,6 @@ def decoder(kind: str = "panels", **shape: Any) -> Decoder:
         for name in MATRICES:
             setattr(layer, name, nn.Parameter(packed(getattr(layer, name).data, kind), requires_grad=False))
     return network
-
-
-@pytest.fixture(autouse=True)
-def plain_matrices_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On processors where oneDNN is faster, layers of plain matrices would run one by one."""
-    monkeypatch.setattr(matmul, "onednn_is_faster", lambda: False)
 
 
 @pytest.fixture

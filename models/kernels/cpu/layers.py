@@ -21,7 +21,6 @@ from . import attention, blocks, int8, library, panels
 from .blocks import BlockWeight
 from .int8 import Int8Weight
 from .library import COUNT, POINTER, STEP, TYPES
-from .packed import PackedWeight
 from .panels import Panels
 
 _OPERATIONS, _LAYERS = (Path(__file__).with_name(name) for name in ("layer.c", "layers.c"))
@@ -158,12 +157,10 @@ class LayerWeights:
     qkv_bias: Tensor | None = None
     gate_up_bias: Tensor | None = None
 
-    def fit(self, dtype: torch.dtype, *, plain: bool = True) -> bool:
-        """Whether the kernels take these weights with states of `dtype`; without `plain`, packed weights only."""
+    def fit(self, dtype: torch.dtype) -> bool:
+        """Whether the kernels take these weights with states of `dtype`."""
         matrices = self.qkv, self.out, self.gate_up, self.down
         if dtype not in TYPES or not all(_takes(each, dtype) for each in matrices):
-            return False
-        if not plain and not all(isinstance(each, PackedWeight) for each in matrices):
             return False
         rows = self.mlp_norm, self.attention_norm, *(self.head_norms or ()), self.qkv_bias, self.gate_up_bias
         return all(each is None or (each.dtype == dtype and each.is_contiguous()) for each in rows)

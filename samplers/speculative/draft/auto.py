@@ -40,12 +40,12 @@ from pardec.models.errors import PardecError, SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Hidden
 
+from ... import pace
 from ...host_transfer import upload
 from ...pace import RoundTimer
 from ...registry import register
 from ...request import Request
 from ...traits import NONE, Trait
-from .. import round_costs
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, Uniforms
 from ..sequences import Sequences
 from .nested_drafter import Nesting, nested, not_the_spec_of
@@ -245,7 +245,7 @@ class Auto(Nesting):
         timer = None
         if self.measured:
             request = context.request
-            clock, network = round_costs.clock_of(context.model, self), round_costs.stack_of(context.model)
+            clock, network = pace.clock_of(context.model, self, *self.held), pace.stack_of(context.model)
             timer = RoundTimer(network, clock, str(context.sampler.spec), request.temperature > 0, request.cfg)
         if self._model is None:
             return CopyState(self._copy.start(context), timer)

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from pardec.models.kernels import matmul
 from pardec.models.kernels.cpu import panels
 from pardec.models.kernels.cpu.attention import attend_c
 from pardec.models.kernels.cpu.layers import apply_rotary_c, norm_c
@@ -197,6 +196,5 @@ def test_likelihoods_by_kernels_in_c(small, in_c):
 def test_likelihoods_by_what_is_chosen_here_and_by_definitions(small, kernels, monkeypatch):
     folder, ids, reference, exact = small
     monkeypatch.setenv("PARDEC_KERNELS", kernels)
-    monkeypatch.setattr(matmul, "onednn_is_faster", matmul.onednn_is_faster.__wrapped__)  # asked anew
     model = load(folder, device="cpu", dtype="float32")
     as_near(likelihoods(model.forward(Plan.full(ids, model.visible())).logits(), ids), reference, exact)

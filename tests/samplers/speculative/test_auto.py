@@ -16,7 +16,6 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import pace, registry
-from pardec.samplers.speculative import round_costs
 from pardec.samplers.speculative.contracts import Draft, RoundResult
 from pardec.samplers.speculative.draft.auto import Auto, BanditState
 from pardec.samplers.speculative.draft.model import Model
@@ -193,9 +192,9 @@ class ScriptedClock:
 
         self.patches = [
             patch.object(VerifyForward, "verify", timed),
-            patch.object(round_costs, "clock_of", lambda *_: lambda: self.now),
+            patch.object(pace, "clock_of", lambda *_: lambda: self.now),
             patch.object(pace, "_PACES", WeakKeyDictionary()),
-            patch.object(round_costs, "_PLAIN", WeakKeyDictionary()),
+            patch.object(pace, "_PLAIN", WeakKeyDictionary()),
         ]
         for each in self.patches:
             each.__enter__()
