@@ -19,7 +19,7 @@ from .decoder_config import DecoderConfig as DecoderConfig
 from .errors import CacheError, ModelError
 from .kernels.attention import AttentionPattern, attention_pattern
 from .kernels.attention_parts import pattern_parts
-from .kernels.cpu.layers import LayersInC, compiled
+from .kernels.cpu.layers import ChainInC, LayersInC, compiled
 from .kernels.cpu.packed import PackedWeight
 from .kernels.matmul import Linear
 from .kernels.ops import C, choose_ops
@@ -31,7 +31,7 @@ from .layers.layer_groups import LayerGroups
 from .layers.layer_hooks import Kept, LayerHooks
 from .layers.rope import GridRope, Rope
 from .layers.sparse_layer import SparseLayer
-from .plan import Hidden, Plan, plan_on
+from .plan import Hidden, Plan, TargetStates, plan_on
 
 _KNOWN = 8  # plans whose patterns and rotations are kept
 _NARROW = 0.8  # above this share of wanted queries, the last layer computes all of them
@@ -169,6 +169,21 @@ class Decoder(nn.Module):
         hidden = Hidden(plan, states, self.project, taps, narrowed, self.norm.forward)
         return hidden if kept is None else replace(hidden, queries=tuple(kept.queries), attention=kept.attention)
 
+    def chain(self, cache: KVCache, wanted: TargetStates) -> Chain | None:
+        """Forwards of chains of one row over `cache` that also return the states `wanted`; None for other models."""
+        config, parts = self.config, (self, self.embed, self.norm, self.head)
+        more = config.each or config.grid or config.window or config.attention_cap or config.logit_cap
+        if self._has_hooks or more or config.attention_sink or self.placement is not None:
+            return None
+        if any(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in parts):
+            return None
+        layers = wanted.layers
+        if list(layers) != sorted(set(layers)) or -1 in layers:
+            return None
+        whole = type(cache) is KVCache and cache.shared is None and cache.shift is None and cache.batch == 1
+        states = cache.k[0].dtype == self.embed.weight.dtype == self.norm.weight.dtype == torch.float32
+        return Chain(self, cache, wanted) if whole and states and cache.k[0].device.type == "cpu" else None
+
     def _narrows(self, plan: Plan) -> bool:
         """Whether the last layer can leave out the queries that are not wanted, and is faster that way."""
         whole = plan.layers is None and not plan.skip and self.config.layers - 1 not in plan.hidden
@@ -197,11 +212,7 @@ class Decoder(nn.Module):
                     "pass the states of the earlier layers as Plan.soft",
                 )
             return plan.soft
-        table, tokens = self.embed, plan.tokens if plan.soft is None else plan.tokens.clamp(min=0)
-        packed = isinstance(table.weight, PackedWeight)
-        h = table.weight.rows(tokens) if packed else table.forward(tokens)  # not table(...): as for layers
-        if self.config.embedding_scale != 1:  # rounded as the embeddings are
-            h = h * float(torch.tensor(self.config.embedding_scale, dtype=h.dtype, device="cpu"))
+        h = self._embedded(plan.tokens if plan.soft is None else plan.tokens.clamp(min=0))
         if self.conditioning is not None:
             canvas = canvas_of(plan)
             soft = None if plan.soft is None else plan.soft.to(h.dtype)
@@ -209,6 +220,13 @@ class Decoder(nn.Module):
         if plan.soft is None:
             return h
         return h.masked_fill((plan.tokens < 0)[..., None], 0) + plan.soft.to(h.dtype)
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        table, weight = self.embed, self.embed.weight
+        h: Tensor = weight.rows(tokens) if isinstance(weight, PackedWeight) else table.forward(tokens)
+        if self.config.embedding_scale != 1:  # rounded as the embeddings are
+            h = h * float(torch.tensor(self.config.embedding_scale, dtype=h.dtype, device="cpu"))
+        return h
 
     def _passes(
         self, plan: Plan, cache: KVCache | None, h: Tensor, chosen: range, kept: Kept | None
@@ -352,6 +370,43 @@ class FusedLayers:
             fit = [each for each in own if each is not None and each.fit(dtype)]
             self._known = key, LayersInC(fit) if len(fit) == len(own) and compiled() else None
         return self._known[1]
+
+
+class Chain:
+    """Forwards of chains of tokens of one row over its cache, as one call of the kernels in C."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache, wanted: TargetStates) -> None:
+        self.decoder, self.cache, self.wanted = decoder, cache, wanted
+        self._known: tuple[Any, ...] = ()  # the weights and the cache's memory, by which `_run` was made
+        self._run: ChainInC | None = None
+
+    def run(self, tokens: Tensor, start: int) -> tuple[Tensor, Tensor | None] | None:
+        """Logits [1, T, V] after tokens [1, T] at positions from `start` on, and the states [1, T, S] wanted.
+
+        The bits are those of `Decoder.forward`; None where that has to run.
+        """
+        decoder, rope = self.decoder, self.decoder.rope
+        if decoder.training or choose_ops(tokens.device, torch.float32) is not C or not isinstance(rope, Rope):
+            return None
+        fused = decoder._fused._of(list(decoder.layers), torch.float32, decoder.weights_version)
+        norm, head = decoder.norm, decoder.head
+        weight = head.weight if head.again is None else head.again
+        now = fused, norm.weight, weight, self.cache.k[0]
+        if len(self._known) != len(now) or any(one is not other for one, other in zip(now, self._known, strict=True)):
+            self._known, self._run = now, None
+            if fused is not None:
+                packed = weight if isinstance(weight, PackedWeight) else None
+                kv = self.cache.k, self.cache.v
+                self._run = ChainInC(fused, kv, (norm.weight, norm.eps), packed, self.wanted.layers)
+        if self._run is None:
+            return None
+        h = decoder._embedded(tokens)[0]
+        tables = rope.table(start + tokens.shape[1], tokens.device)
+        normed, states, logits = self._run.forward(h.contiguous(), tables, start)
+        if self.wanted.normed:
+            states = normed if states is None else torch.cat((states, normed), -1)
+        logits = decoder.unembed(normed) if logits is None else logits
+        return logits[None], None if states is None else states[None]
 
 
 def _layer_class(config: DecoderConfig, index: int) -> type[DecoderLayer]:

@@ -44,19 +44,20 @@ class Rope:
         if plan.span is not None:
             start, stop = plan.span
             table = self._tables.get(device)
-            cos, sin = table if table is not None and len(table[0]) >= stop else self._table(stop, device)
+            cos, sin = table if table is not None and len(table[0]) >= stop else self.table(stop, device)
             return cos[None, start:stop], sin[None, start:stop]
         positions = plan.positions.to(device).clamp(min=0)
         if limit is None:
             return self._angles(positions)
-        cos, sin = self._table(limit, device)
+        cos, sin = self.table(limit, device)
         return cos[positions], sin[positions]
 
     def at(self, positions: Tensor, origins: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """cos, signed sin at `positions` [1, S], each float32 [1, S, 1, R]."""
         return self._angles(positions)
 
-    def _table(self, limit: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def table(self, limit: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """cos, signed sin at all positions below `limit` and some after them, each float32 [P, 1, R]."""
         table = self._tables.get(device)
         if table is None or table[0].shape[0] < limit:
             size = 1 << max(6, (limit - 1).bit_length())

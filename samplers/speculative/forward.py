@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pardec.models.caches.kv_cache import KVCache
+from pardec.models.decoder import Decoder
 from pardec.models.finite import Run
 from pardec.models.images.conditioned import copy_cache_rows
 from pardec.models.model import LanguageModel
@@ -106,7 +107,9 @@ class VerifyForward(RowState):
         self.order = torch.arange(cache.reach + 1, device=text.device)
         self.fed: list[FedNodes] = []
         self.runs: list[Run] = []  # the forwards of the current round
+        self.chained: Draft | None = None  # the draft of the current round, where it ran without a plan
         self.padded = 0  # padding positions fed
+        self._chain = self._new_chain()
 
     def prompt(self, *, narrow: bool) -> Iterator[tuple[np.ndarray, Hidden, Hidden]]:
         """Feeds the prompts; yields for each group of live rows: the rows, the forward, and the forward for drafters.
@@ -146,6 +149,7 @@ class VerifyForward(RowState):
             depths = whole.depths.numpy()
         self.fed.append(FedNodes(text.rows, whole.base, whole.sizes, depths))
         self.runs.clear()
+        self.chained = None
         groups = self._groups(whole)
         if len(groups) == 1:
             raw, states = self._outputs(draft, whole, groups[0])
@@ -175,7 +179,7 @@ class VerifyForward(RowState):
 
     def _outputs(self, draft: Draft, whole: Draft, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
         """Logits and the states `every` of the live `rows`, as wide as the widest of them."""
-        return self._run(draft, rows).logits(in_order=True), None
+        return self._chained(draft) or (self._run(draft, rows).logits(in_order=True), None)
 
     def _joined(self, parts: list[tuple[np.ndarray, Tensor]], width: int) -> Tensor:
         """[B, width, *]: the outputs of groups of rows in the order of live rows."""
@@ -194,7 +198,29 @@ class VerifyForward(RowState):
         target = torch.where(index <= verdict.count[:, None], base + index, -1)
         self.cache.move(base + verdict.path[:, 1:], target)
 
+    def last_runs(self) -> list[Run]:
+        """The forwards of the current round."""
+        if self.chained is not None and not self.runs:
+            self.runs.append((self._plan(self.chained, np.zeros(1, dtype=np.int64)), self.cache))
+        return self.runs
+
+    def _new_chain(self) -> Any:
+        """What runs chains of a single row in one call, with the states `every`; None where nothing can."""
+        decoder = self.model.decoder
+        return decoder.chain(self.cache, self.every or TargetStates()) if type(decoder) is Decoder else None
+
+    def _chained(self, draft: Draft) -> tuple[Tensor, Tensor | None] | None:
+        """Logits and states of a chain in one call; None where a forward with a plan has to run."""
+        if self._chain is None or draft.parents is not None:
+            return None
+        outputs: tuple[Tensor, Tensor | None] | None
+        outputs = self._chain.run(draft.tokens[:, : int(draft.sizes[0])], int(draft.base[0]))
+        if outputs is not None:
+            self.chained = draft
+        return outputs
+
     def rows_changed(self) -> None:
+        self._chain = self._new_chain()
         self.order = torch.arange(self.cache.reach + 1, device=self.text.device)
 
     def _run(

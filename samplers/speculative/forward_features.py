@@ -227,6 +227,10 @@ class ExtendedForward(VerifyForward):
         return super()._groups(draft) if draft.early is None else [np.arange(len(draft.sizes))]
 
     def _outputs(self, draft: Draft, whole: Draft, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
+        if whole is draft and draft.early is None and not self._queries.count:
+            outputs = self._chained(draft)
+            if outputs is not None:
+                return outputs
         output = self._verified(draft, whole, rows)
         self._queries.add(rows, output)
         return output.logits(), None if self.every is None else self.every.of(output)

@@ -292,7 +292,7 @@ class VerifyLoop:
         """The error for logits that are not finite after some of these nodes [N] of live rows [N]."""
         error = None
         if not finite.sound(distributions.raw[row, node]).all():
-            error = finite.failure(self.model, self.forward.runs, cfg=self.request.cfg)
+            error = finite.failure(self.model, self.forward.last_runs(), cfg=self.request.cfg)
         else:
             error = self.processing.failure(distributions.raw, draft, row, node)
         return error or ModelError(f"{self.model.name} gives logits that are not finite")

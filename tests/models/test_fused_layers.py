@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from pardec.models.decoder import Decoder, FusedLayers
+from pardec.models.decoder_config import AttentionConfig
 from pardec.models.kernels.cpu import panels
 from pardec.models.kernels.cpu.block_rounding import rounded
 from pardec.models.kernels.cpu.layers import LayersInC
-from pardec.models.plan import Plan, Visible
+from pardec.models.plan import Plan, TargetStates, Visible
 from tests.models.toys import ask, ids, model
 
 pytestmark = pytest.mark.usefixtures("in_c")
@@ -154,3 +157,90 @@ def test_replaced_weights_are_read(calls: list[range]) -> None:
 def test_layers_that_do_more_run_one_by_one(shape: dict[str, Any], calls: list[range]) -> None:
     decoder(**shape)(Plan.full(ids(1, 5), Visible.causal()))
     assert not calls
+
+
+@pytest.mark.parametrize("wanted", [TargetStates(), TargetStates((0, 1)), TargetStates((1,), normed=True)], ids=str)
+@pytest.mark.parametrize("shape", [{}, {"qkv_bias": True, "qk_norm": True}, {"embedding_scale": 3.0}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_chain_of_one_row_equals_forward(kind: str, shape: dict[str, Any], wanted: TargetStates) -> None:
+    """A prompt, then chains of one token and of several, in a cache that grows and past the first rotary table."""
+    network, tokens = decoder(kind, **shape), ids(1, 90)
+    if kind != "plain":
+        network.head.weight = nn.Parameter(packed(network.head.weight.data, kind), requires_grad=False)
+    ours, theirs = network.new_cache(1, 64), network.new_cache(1, 100)
+    for cache in (ours, theirs):
+        network(Plan.full(tokens[:, :60], Visible.causal()), cache)
+    chain = network.chain(ours, wanted)
+    assert chain is not None
+    for start, stop in ((60, 61), (61, 64), (64, 65), (65, 78), (78, 90)):
+        if start == 64:
+            ours.grow(100)
+        place, want = torch.arange(start, stop)[None], torch.arange(stop - start)[None]
+        known: dict[str, Any] = {"uniform": stop, "span": (start, stop), "hidden": wanted.layers}
+        plan = Plan(tokens[:, start:stop], place, place, Visible.causal(), torch.tensor([stop]), want, **known)
+        hidden = network(plan, theirs)
+        found = chain.run(tokens[:, start:stop], start)
+        assert found is not None
+        logits, states = found
+        assert torch.equal(logits, hidden.logits(in_order=True))
+        assert (states is None) == (wanted == TargetStates())
+        assert states is None or torch.equal(states, wanted.of(hidden))
+    for one, other in zip((*ours.k, *ours.v), (*theirs.k, *theirs.v), strict=True):
+        assert torch.equal(one[:, :90], other[:, :90])
+
+
+@torch.inference_mode()
+def test_chain_reads_replaced_weights() -> None:
+    network, tokens = decoder("plain"), ids(1, 9)
+    cache = network.new_cache(1, 20)
+    chain = network.chain(cache, TargetStates())
+    assert chain is not None
+    network(Plan.full(tokens[:, :8], Visible.causal()), cache)
+    seen = []
+    for name in ("", "layer", "norm", "head"):
+        if name == "layer":
+            network.layers[1].mlp_norm = nn.Parameter(torch.full((SHAPE["width"],), 0.5), requires_grad=False)
+        elif name:
+            weight = getattr(network, name).weight
+            getattr(network, name).weight = nn.Parameter(weight.flip(0) * 2, requires_grad=False)
+        found = chain.run(tokens[:, 8:], 8)
+        assert found is not None
+        seen.append(found[0])
+        place = torch.tensor([[8]])
+        plan = Plan(tokens[:, 8:], place, place, Visible.causal(), torch.tensor([9]), place - 8, uniform=9, span=(8, 9))
+        torch.testing.assert_close(found[0], network(plan, cache).logits(), rtol=1e-4, atol=1e-4)
+    assert all(not torch.allclose(one, other) for one, other in pairwise(seen))
+
+
+@pytest.mark.parametrize("name", ["window", "attention_cap", "logit_cap", "attention_sink", "each"])
+def test_chain_is_not_made_for_other_attention(name: str) -> None:
+    network = decoder()
+    config: Any = network.config
+    network.config = replace(config, **{name: (AttentionConfig(config.frequencies),) * 3 if name == "each" else 8})
+    assert network.chain(network.new_cache(1, 20), TargetStates()) is None
+
+
+def test_chain_is_not_made_for_several_rows_or_what_a_hook_sees() -> None:
+    network = decoder()
+    assert network.chain(network.new_cache(2, 20), TargetStates()) is None
+    assert network.chain(network.new_cache(1, 20), TargetStates((1, 0))) is None
+    assert network.chain(network.new_cache(1, 20), TargetStates((-1,))) is None
+    hook = network.head.register_forward_hook(lambda *_: None)
+    assert network.chain(network.new_cache(1, 20), TargetStates()) is None
+    hook.remove()
+    chain = network.chain(network.new_cache(1, 20), TargetStates())
+    assert chain is not None
+    assert chain.run(ids(1, 1), 0) is None, "gradients are on"
+
+
+@torch.inference_mode()
+def test_chain_does_not_run_while_operations_are_followed_or_layers_do_more() -> None:
+    network = decoder()
+    chain = network.chain(network.new_cache(1, 20), TargetStates())
+    assert chain is not None
+    assert chain.run(ids(1, 1), 0) is not None
+    with FlopCounterMode(display=False):
+        assert chain.run(ids(1, 1), 0) is None
+    network.layers[0].register_parameter("out_bias", nn.Parameter(torch.zeros(SHAPE["width"])))
+    assert chain.run(ids(1, 1), 0) is None

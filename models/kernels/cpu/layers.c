@@ -177,3 +177,33 @@ int pardec_layers(const Layer *layers, int first, int last, const Forward *one, 
     free(room);
     return failed;
 }
+
+/* After the last layer: a norm, and the head's matrix, or one of no rows where that runs elsewhere. The outputs of
+ * `count` layers, in rising order, are copied side by side to rows of `tapped` [N, apart]. */
+typedef struct {
+    const void *norm;
+    Matrix head;
+    float epsilon;
+    const int *taps;
+    int count;
+    void *tapped;
+    ptrdiff_t apart;
+} End;
+
+/* All `count` layers, the norm and the head for the rows of one forward, all of which are wanted: the states after the
+ * norm [N, E] -> normed, and logits [N, head.rows]. `states` [N, E] is room. Returns 0, or 1 if memory runs out. */
+int pardec_chain(const Layer *layers, int count, const Forward *one, const End *end, const void *from, void *states,
+                 void *normed, void *logits)
+{
+    int rows = one->batch * one->queries, width = layers->out.rows, first = 0;
+    for (int n = 0; n <= end->count; n++) {
+        int last = n < end->count ? end->taps[n] + 1 : count;
+        if (last > first && pardec_layers(layers, first, last, one, from, NULL, states)) return 1;
+        first = last, from = states;
+        for (int r = 0; n < end->count && r < rows; r++)
+            memcpy(past(one, end->tapped, r * end->apart + (ptrdiff_t)n * width),
+                   past(one, states, (ptrdiff_t)r * width), width * (one->type ? 2 : 4));
+    }
+    one->run->norm(states, end->norm, normed, one->type, rows, width, end->epsilon);
+    return end->head.rows ? multiply(one, &end->head, normed, rows, NULL, logits) : 0;
+}

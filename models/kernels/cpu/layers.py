@@ -28,6 +28,7 @@ _NORM = (*[POINTER] * 3, COUNT, COUNT, COUNT, ctypes.c_float)
 _GATE = (POINTER, POINTER, COUNT, COUNT, COUNT)
 _ROTARY = (COUNT, POINTER, STEP, POINTER, POINTER, STEP, *[POINTER] * 4, *[COUNT] * 6)
 _Steps = ctypes.c_ssize_t * 6
+_CHAIN = (POINTER, COUNT, *[POINTER] * 6)
 _BLOCKS, _PANELS, _INT8 = range(3)  # layouts of a matrix, as in layers.c
 
 
@@ -139,6 +140,18 @@ class _Forward(ctypes.Structure):
     )
 
 
+class _End(ctypes.Structure):
+    _fields_ = (
+        ("norm", POINTER),
+        ("head", _Matrix),
+        ("epsilon", ctypes.c_float),
+        ("taps", POINTER),
+        ("count", COUNT),
+        ("tapped", POINTER),
+        ("apart", STEP),
+    )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerWeights:
     """Weights and sizes of a layer whose attention and gated MLP (SiLU) both add to its states."""
@@ -178,26 +191,17 @@ class LayersInC:
         biases = one.qkv_bias, None, one.gate_up_bias, None
         matrices = zip((one.qkv, one.out, one.gate_up, one.down), biases, strict=True)
         sizes = one.epsilon, one.heads, one.kv_heads, one.dim
-        return _Layer(*map(_address, norms), *(self._matrix(weight, bias) for weight, bias in matrices), *sizes)
+        return _Layer(*map(_address, norms), *(_matrix(weight, bias, self._kept) for weight, bias in matrices), *sizes)
 
-    def _matrix(self, weight: Tensor, bias: Tensor | None) -> _Matrix:
-        rows, columns = weight.shape
-        rounded = False
-        if isinstance(weight, BlockWeight):
-            layout, rounded = _BLOCKS, weight.activations == "int8"
-            sections = [_Section(at, None, 0, kind, count) for kind, count, at in weight.sections]
-        elif isinstance(weight, Panels):
-            layout = _PANELS
-            sections = [_Section(weight.packed.data_ptr(), None, 0, weight.kind, rows)]
-        elif isinstance(weight, Int8Weight):
-            layout = _INT8
-            sections = [_Section(weight.packed.data_ptr(), weight.scale.data_ptr(), 0, 0, rows)]
-        else:
-            layout = _PANELS
-            sections = [_Section(weight.data_ptr(), None, weight.stride(1), 0, rows)]
-        array = (_Section * len(sections))(*sections)
-        self._kept.append(array)
-        return _Matrix(array, _address(bias), len(sections), layout, rounded, rows, columns)
+    @property
+    def address(self) -> int:
+        """The address of the layers in memory."""
+        return ctypes.addressof(self._layers)
+
+    @property
+    def count(self) -> int:
+        """The number of layers."""
+        return len(self._weights)
 
     def fits(self, dtype: torch.dtype) -> bool:
         """Whether the kernels are compiled, and take the weights with states of `dtype`."""
@@ -256,6 +260,64 @@ class LayersInC:
         return out
 
 
+class ChainInC:
+    """Forwards of one row over its cache as one call: all layers, the final norm, and the head where it is packed."""
+
+    def __init__(
+        self,
+        layers: LayersInC,
+        kv: tuple[Sequence[Tensor], Sequence[Tensor]],
+        norm: tuple[Tensor, float],
+        head: Tensor | None,
+        taps: Sequence[int],
+    ) -> None:
+        """Float32 all of it. `kv`: keys and values [1, C, K, D] of each layer's cache; `taps`: layers, rising, whose
+        outputs `forward` returns; `head`: packed, or None.
+        """
+        self._all, self._kept = layers, list[Any]()
+        k, v = ((POINTER * len(store))(*(part.data_ptr() for part in store)) for store in kv)
+        steps = (STEP * 6)(*kv[0][0].stride()[:3], *kv[1][0].stride()[:3])
+        self._one = one = _Forward(ctypes.addressof(_kernels()[0]), TYPES[torch.float32], 1, steps=steps)
+        one.k, one.v, one.spread = ctypes.addressof(k), ctypes.addressof(v), library.SPREAD
+        array = (COUNT * len(taps))(*taps)
+        matrix = _Matrix() if head is None else _matrix(head, None, self._kept)
+        self._end = _End(norm[0].data_ptr(), matrix, norm[1], ctypes.addressof(array), len(taps))
+        self._kept += [kv, k, v, array, norm, head]
+        self._logits = 0 if head is None else len(head)
+        self._masks: dict[int, Tensor] = {}
+
+    def forward(
+        self, h: Tensor, tables: tuple[Tensor, Tensor], start: int
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """The states after the norm [T, E], the `taps` side by side [T, ...], and the logits [T, V], or None each.
+
+        Args:
+            h: [T, E] the embeddings of a chain of tokens, contiguous.
+            tables: cos and sin [P, 1, R] float32 of all positions, contiguous, sin with the sign of the half-split.
+            start: the position, and the slot, of the first token; the slots before it are read.
+        Raises MemoryError.
+        """
+        (count, width), one, end = h.shape, self._one, self._end
+        cos, sin = tables
+        one.queries = one.wanted = count
+        one.turned = turned = cos.shape[-1]
+        one.cosine, one.sine = (table.data_ptr() + 4 * start * turned for table in (cos, sin))
+        one.first, one.slots, one.last, one.mask = start, start + count, 0, None
+        if count > 1:
+            if count not in self._masks:
+                self._masks[count] = torch.full((count, count), -torch.inf).triu_(1)
+            one.mask, one.last, one.mask_steps = self._masks[count].data_ptr(), count, (STEP * 2)(0, count)
+        one.threads = torch.get_num_threads()
+        states, normed = h.new_empty(2, count, width)
+        tapped = h.new_empty(count, end.count * width) if end.count else None
+        logits = h.new_empty(count, self._logits) if self._logits else None
+        end.tapped, end.apart = _address(tapped), end.count * width
+        arguments = ctypes.byref(one), ctypes.byref(end), h.data_ptr(), states.data_ptr(), normed.data_ptr()
+        if _chain()(self._all.address, self._all.count, *arguments, _address(logits)):
+            raise MemoryError(f"no memory for layers of {count} queries")
+        return normed, tapped, logits
+
+
 def compiled() -> bool:
     """Whether all kernels are compiled that successive layers run."""
     return _kernels()[1] is not None
@@ -273,6 +335,27 @@ def _takes(weight: Tensor, dtype: torch.dtype) -> bool:
     return plain and len(weight) >= panels.WIDTH and weight.stride(0) == 1
 
 
+def _matrix(weight: Tensor, bias: Tensor | None, kept: list[Any]) -> _Matrix:
+    """The matrix for C, whose memory `kept` keeps."""
+    rows, columns = weight.shape
+    rounded = False
+    if isinstance(weight, BlockWeight):
+        layout, rounded = _BLOCKS, weight.activations == "int8"
+        sections = [_Section(at, None, 0, kind, count) for kind, count, at in weight.sections]
+    elif isinstance(weight, Panels):
+        layout = _PANELS
+        sections = [_Section(weight.packed.data_ptr(), None, 0, weight.kind, rows)]
+    elif isinstance(weight, Int8Weight):
+        layout = _INT8
+        sections = [_Section(weight.packed.data_ptr(), weight.scale.data_ptr(), 0, 0, rows)]
+    else:
+        layout = _PANELS
+        sections = [_Section(weight.data_ptr(), None, weight.stride(1), 0, rows)]
+    array = (_Section * len(sections))(*sections)
+    kept.append(array)
+    return _Matrix(array, _address(bias), len(sections), layout, rounded, rows, columns)
+
+
 def _address(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
@@ -287,3 +370,8 @@ def _kernels() -> tuple[Any, Any]:
         return None, None
     found = (None if each is None else ctypes.cast(each, POINTER).value for each in (*matmuls, *others))
     return (POINTER * (len(matmuls) + len(others)))(*found), ours
+
+
+def _chain() -> Any:
+    """The compiled forward of a chain, from the library of the layers."""
+    return library.kernel(_LAYERS, "pardec_chain", _CHAIN)
