@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +19,12 @@ from .decoder_config import DecoderConfig as DecoderConfig
 from .errors import CacheError, ModelError
 from .kernels.attention import AttentionPattern, attention_pattern
 from .kernels.attention_parts import pattern_parts
-from .kernels.cpu.layers import ChainInC, LayersInC, compiled
-from .kernels.cpu.packed import PackedWeight
+from .kernels.layout import rows_of
 from .kernels.matmul import Linear
-from .kernels.ops import C, choose_ops
+from .kernels.ops import choose_ops
 from .layers.attention_record import AttentionRecord
 from .layers.diffusion_gemma_layer import Conditioning, DiffusionGemmaLayer, canvas_of
+from .layers.fused_layers import Chain, FusedLayers, chains
 from .layers.head_norm_layer import HeadNormLayer, PostNormLayer
 from .layers.layer import DecoderLayer, LayerPass
 from .layers.layer_groups import LayerGroups
@@ -35,10 +35,6 @@ from .plan import Hidden, Plan, TargetStates, plan_on
 
 _KNOWN = 8  # plans whose patterns and rotations are kept
 _NARROW = 0.8  # above this share of wanted queries, the last layer computes all of them
-
-
-_Run = Callable[[Tensor, range, Tensor | None], Tensor]  # states [B * Q, E], indices of layers, and the queries [B, M]
-# that go on after the last one's attention, or None; to states [B * Q or B * M, E]
 
 
 class _Norm(nn.RMSNorm):
@@ -69,10 +65,10 @@ class Decoder(nn.Module):
         self._own_ropes = {own: Rope.of(own) for own in config.each}
         self.placement: tuple[torch.device, ...] | None = None  # device of each layer where accelerate has spread them
         self._entry: torch.device | None = None
-        self._has_hooks = config.canvas or config.query_growth is not None
+        self.has_hooks = config.canvas or config.query_growth is not None
         self._known: dict[Hashable, tuple[AttentionPattern, Tensor, Tensor]] = {}  # results of `_pass`, by positions
         self.weights_version = 0  # rises when the weights are replaced in place
-        self._fused = FusedLayers()
+        self.fused = FusedLayers()
 
     @property
     def embed_device(self) -> torch.device:
@@ -151,7 +147,7 @@ class Decoder(nn.Module):
         layers: list[DecoderLayer] = list(self.layers)  # type: ignore[arg-type]
         fused = None  # runs successive layers at once
         if chosen and chosen.step == 1 and through is None and self.placement is None and not self.config.each:
-            fused = self._fused.run(self.layers, steps[chosen.start], h.dtype, self.weights_version)
+            fused = self.fused.run(self.layers, steps[chosen.start], h.dtype, self.weights_version)
         done = chosen.start  # layers before this one are done
         for index in chosen:
             layer, step, last = layers[index], steps[index], index == count - 1
@@ -171,18 +167,7 @@ class Decoder(nn.Module):
 
     def chain(self, cache: KVCache, wanted: TargetStates) -> Chain | None:
         """Forwards of chains of one row over `cache` that also return the states `wanted`; None for other models."""
-        config, parts = self.config, (self, self.embed, self.norm, self.head)
-        more = config.each or config.grid or config.window or config.attention_cap or config.logit_cap
-        if self._has_hooks or more or config.attention_sink or self.placement is not None:
-            return None
-        if any(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in parts):
-            return None
-        layers = wanted.layers
-        if list(layers) != sorted(set(layers)) or -1 in layers:
-            return None
-        whole = type(cache) is KVCache and cache.shared is None and cache.shift is None and cache.batch == 1
-        states = cache.k[0].dtype == self.embed.weight.dtype == self.norm.weight.dtype == torch.float32
-        return Chain(self, cache, wanted) if whole and states and cache.k[0].device.type == "cpu" else None
+        return Chain(self, cache, wanted) if chains(self, cache, wanted) else None
 
     def _narrows(self, plan: Plan) -> bool:
         """Whether the last layer can leave out the queries that are not wanted, and is faster that way."""
@@ -212,7 +197,7 @@ class Decoder(nn.Module):
                     "pass the states of the earlier layers as Plan.soft",
                 )
             return plan.soft
-        h = self._embedded(plan.tokens if plan.soft is None else plan.tokens.clamp(min=0))
+        h = self.embedded(plan.tokens if plan.soft is None else plan.tokens.clamp(min=0))
         if self.conditioning is not None:
             canvas = canvas_of(plan)
             soft = None if plan.soft is None else plan.soft.to(h.dtype)
@@ -221,9 +206,10 @@ class Decoder(nn.Module):
             return h
         return h.masked_fill((plan.tokens < 0)[..., None], 0) + plan.soft.to(h.dtype)
 
-    def _embedded(self, tokens: Tensor) -> Tensor:
-        table, weight = self.embed, self.embed.weight
-        h: Tensor = weight.rows(tokens) if isinstance(weight, PackedWeight) else table.forward(tokens)
+    def embedded(self, tokens: Tensor) -> Tensor:
+        """[..., E] the embeddings of `tokens`."""
+        table = self.embed  # accelerate's hooks replace its `forward`
+        h: Tensor = table.forward(tokens) if type(table.weight) is nn.Parameter else rows_of(table.weight, tokens)
         if self.config.embedding_scale != 1:  # rounded as the embeddings are
             h = h * float(torch.tensor(self.config.embedding_scale, dtype=h.dtype, device="cpu"))
         return h
@@ -303,7 +289,7 @@ class Decoder(nn.Module):
         slots = None if cache is None else cache.slots(stored, in_parts=True)
         reader = None if cache is None else cache.reader(plan, rope, device)
         hooks = None
-        if self._has_hooks or plan.skip or prefix is not None or reader is not None or kept is not None:
+        if self.has_hooks or plan.skip or prefix is not None or reader is not None or kept is not None:
             hooks = self._hooks(plan, dtype, prefix, reader)
             if kept is not None:
                 hooks.queries, hooks.last = kept.queries, _last(plan) if plan.queries else None
@@ -329,84 +315,6 @@ class Decoder(nn.Module):
             prefix=prefix,
             reader=reader,
         )
-
-
-class FusedLayers:
-    """All layers of a decoder for `pardec_layers`, made at the first forward and anew when weights are replaced."""
-
-    def __init__(self) -> None:
-        self._known: tuple[Hashable, LayersInC | None] | None = None
-
-    def run(self, layers: Iterable[nn.Module], step: LayerPass, dtype: torch.dtype, version: int) -> _Run | None:
-        """A function that runs a range of `layers` in C; None where the kernels do not support this forward.
-
-        `dtype` is the states', and `version` counts how often weights were replaced in place.
-        """
-        pattern, slots = step.pattern, step.slots
-        causal = pattern.causal and pattern.backend == "c"
-        if step.ops is not C or step.hooks is not None or pattern.rows is not None or not (causal or pattern.in_c):
-            return None
-        if slots is not None and (slots.start is None or slots.cache.k[0].dtype != dtype):
-            return None
-        fused = self._of(list(layers), dtype, version)
-        if fused is None:
-            return None
-        where: dict[str, Any] = {"ends": pattern.ends, "causal": causal}
-        if slots is not None:
-            where |= {"kv": (slots.cache.k, slots.cache.v), "first": slots.start}
-        tables = step.cos.contiguous(), step.sin.contiguous()
-
-        def run(h: Tensor, some: range, picked: Tensor | None) -> Tensor:
-            mask = (pattern if picked is None else pattern.narrowed(picked)).last
-            more: dict[str, Any] = {"layers": some, "picked": picked, "mask": mask, **where}
-            return fused.forward(h.contiguous(), tables, step.plan.batch, pattern.extent, **more)
-
-        return run
-
-    def _of(self, layers: list[nn.Module], dtype: torch.dtype, version: int) -> LayersInC | None:
-        key = dtype, version, DecoderLayer.replacements, *map(id, layers)
-        if self._known is None or self._known[0] != key:
-            own = [layer.weights_in_c() if type(layer) is DecoderLayer else None for layer in layers]
-            fit = [each for each in own if each is not None and each.fit(dtype)]
-            self._known = key, LayersInC(fit) if len(fit) == len(own) and compiled() else None
-        return self._known[1]
-
-
-class Chain:
-    """Forwards of chains of tokens of one row over its cache, as one call of the kernels in C."""
-
-    def __init__(self, decoder: Decoder, cache: KVCache, wanted: TargetStates) -> None:
-        self.decoder, self.cache, self.wanted = decoder, cache, wanted
-        self._known: tuple[Any, ...] = ()  # the weights and the cache's memory, by which `_run` was made
-        self._run: ChainInC | None = None
-
-    def run(self, tokens: Tensor, start: int) -> tuple[Tensor, Tensor | None] | None:
-        """Logits [1, T, V] after tokens [1, T] at positions from `start` on, and the states [1, T, S] wanted.
-
-        The bits are those of `Decoder.forward`; None where that has to run.
-        """
-        decoder, rope = self.decoder, self.decoder.rope
-        if decoder.training or choose_ops(tokens.device, torch.float32) is not C or not isinstance(rope, Rope):
-            return None
-        fused = decoder._fused._of(list(decoder.layers), torch.float32, decoder.weights_version)
-        norm, head = decoder.norm, decoder.head
-        weight = head.weight if head.again is None else head.again
-        now = fused, norm.weight, weight, self.cache.k[0]
-        if len(self._known) != len(now) or any(one is not other for one, other in zip(now, self._known, strict=True)):
-            self._known, self._run = now, None
-            if fused is not None:
-                packed = weight if isinstance(weight, PackedWeight) else None
-                kv = self.cache.k, self.cache.v
-                self._run = ChainInC(fused, kv, (norm.weight, norm.eps), packed, self.wanted.layers)
-        if self._run is None:
-            return None
-        h = decoder._embedded(tokens)[0]
-        tables = rope.table(start + tokens.shape[1], tokens.device)
-        normed, states, logits = self._run.forward(h.contiguous(), tables, start)
-        if self.wanted.normed:
-            states = normed if states is None else torch.cat((states, normed), -1)
-        logits = decoder.unembed(normed) if logits is None else logits
-        return logits[None], None if states is None else states[None]
 
 
 def _layer_class(config: DecoderConfig, index: int) -> type[DecoderLayer]:

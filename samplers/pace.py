@@ -62,8 +62,8 @@ def clock_on(devices: Iterable[str]) -> Clock:
 def clock_of(model: LanguageModel, *drafters: Any) -> Clock:
     """The clock for rounds of this model with these drafters, or what they hold."""
     placed: list[torch.device] = getattr(stack_of(model), "devices", list)()  # of layers, on one device or several
-    named = (each.device for each in drafters if each.device is not None)
-    return clock_on(device.type for device in (model.device, *placed, *named))
+    named = (each.device for each in drafters if each.device is not None)  # as the spec writes them
+    return clock_on((model.device.type, *(device.type for device in placed), *named))
 
 
 def stack_of(model: LanguageModel) -> Any:

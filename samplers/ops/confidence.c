@@ -6,6 +6,7 @@
 #include "vectors.h"
 
 #define PART 1024               /* logits per partial sum of exponentials: a whole number of vectors */
+#define SPREAD (1 << 20)        /* logits, from which on several threads are faster */
 
 INLINE float highest_of(const float *x, int width)
 {
@@ -40,7 +41,7 @@ INLINE float mass_above(const float *x, float top, int width)
 /* ids[r]: the first index of the highest logit x in logits[r, width]; probability[r]: 1 / sum exp(logits[r] - x). */
 int pardec_greedy(const float *logits, int64_t *ids, float *probability, int rows, int width, int threads)
 {
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && (ptrdiff_t)rows * width >= SPREAD)
     for (int r = 0; r < rows; r++) {
         const float *x = logits + (ptrdiff_t)r * width;
         float top = highest_of(x, width);
@@ -79,7 +80,7 @@ INLINE void enter(float x, int n, int count, float *best, int64_t *ids)
  * probabilities in `shares`, which are NaN if a logit is NaN. */
 int pardec_likeliest(const float *logits, int64_t *ids, float *shares, int rows, int width, int count, int threads)
 {
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && (ptrdiff_t)rows * width >= SPREAD)
     for (int r = 0; r < rows; r++) {
         const float *x = logits + (ptrdiff_t)r * width;
         float *best = shares + (ptrdiff_t)r * count;

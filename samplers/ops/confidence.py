@@ -151,14 +151,8 @@ def greedy_c(logits: Tensor) -> tuple[Tensor, Tensor]:
     logits = logits.contiguous()
     ids, probability = torch.empty(logits.shape[:-1], dtype=torch.int64), torch.empty(logits.shape[:-1])
     run = library.kernel(_FILE, "pardec_greedy", _ARGUMENTS)
-    run(
-        logits.data_ptr(),
-        ids.data_ptr(),
-        probability.data_ptr(),
-        ids.numel(),
-        logits.shape[-1],
-        library.threads(logits.numel()),
-    )
+    sizes = ids.numel(), logits.shape[-1], torch.get_num_threads()
+    run(logits.data_ptr(), ids.data_ptr(), probability.data_ptr(), *sizes)
     return ids, probability
 
 
@@ -169,7 +163,7 @@ def likeliest_c(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     shares = torch.empty(*logits.shape[:-1], count)
     ids = torch.empty(shares.shape, dtype=torch.int64)
     run = library.kernel(_FILE, "pardec_likeliest", _LIKELIEST)
-    threads = library.threads(logits.numel())
+    threads = torch.get_num_threads()
     run(logits.data_ptr(), ids.data_ptr(), shares.data_ptr(), logits.numel() // width, width, count, threads)
     return shares, ids
 

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from pardec.models.decoder import Decoder, FusedLayers
+from pardec.models.decoder import Decoder
 from pardec.models.decoder_config import AttentionConfig
 from pardec.models.kernels.cpu import panels
 from pardec.models.kernels.cpu.block_rounding import rounded
 from pardec.models.kernels.cpu.layers import LayersInC
+from pardec.models.layers.fused_layers import FusedLayers
 from pardec.models.plan import Plan, TargetStates, Visible
 from tests.models.toys import ask, ids, model
 
