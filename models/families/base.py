@@ -38,10 +38,18 @@ class ConfigKeys:
     refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # values that the stack computes; others raise
     inside: Mapping[str, ConfigKeys] = field(default_factory=dict)  # tables of nested configs
     ignored: frozenset[str] | None = None  # for files that people write: all other known keys
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of the reference, for keys that a config leaves out
 
     def read(self, config: Config) -> Config:
         """The followed keys of a config. Raises Unsupported, with the key, for a refused value and an unknown key."""
         require(config, self.refused)
+        for key, value in self.defaults.items():
+            if key not in config and value not in self.refused.get(key, (value,)):
+                raise Unsupported(
+                    f"{key} is left out, which means {key}={value!r}, and that is not supported natively",
+                    f"write {key} into config.json: {' or '.join(map(repr, self.refused[key]))} is supported",
+                )
+        config = {**self.defaults, **config}
         if self.ignored is not None:
             known = {*self.followed, *self.refused, *self.inside, *self.ignored}
             for key in config:
@@ -100,6 +108,7 @@ class FamilySpec:
     has: tuple[str, ...] = ()  # tensors that the family with the same config lacks; without tensors it is that one
     lacks: tuple[str, ...] = ()
     block_in_name: str = ""  # block-causal: a pattern whose first group is the width, in a checkpoint's name
+    own_head: bool = True  # a head in the file is used though the config ties it
     harmless: tuple[str, ...] = ()  # patterns of published tensors that the decoder does not read
     pictured: tuple[str, ...] = ()  # patterns of the harmless tensors that `imaging` reads
     twin: Callable[[str], str | None] = lambda name: None  # the other published name of a tensor that two modules share

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .base import FamilySpec, register
 from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, both_ways, shape
 
@@ -10,11 +12,14 @@ ILLADA = register(
         name="illada",
         summary="iLLaDA",
         matches=lambda config: config.get("model_type") == "illada",
-        decoder=lambda config: shape({"tie_word_embeddings": True, **config}, "llama"),
+        decoder=lambda config: shape(config, "llama"),
         names=NAMES,
         attention="bidirectional",
         shift=0,
-        keys=both_ways(LLAMA_LIKE).also("attention_bias", "mlp_bias", sliding_window=(None,), layer_types=(None,)),
+        keys=replace(
+            both_ways(LLAMA_LIKE).also("attention_bias", "mlp_bias", sliding_window=(None,), layer_types=(None,)),
+            defaults={"tie_word_embeddings": True},
+        ),
         mask=(5, "<|mask|>"),
         harmless=HARMLESS,
     )

@@ -32,10 +32,11 @@ LLADA_KEYS = ConfigKeys(
         "layer_norm_with_affine": (True,),
         "clip_qkv": (None,),
     },
+    defaults={"rope": False, "layer_norm_type": "default", "weight_tying": True},
 )
 
 
-def _decoder(config: Config) -> DecoderConfig:
+def decoder(config: Config) -> DecoderConfig:
     try:
         width, heads = int(config["d_model"]), int(config["n_heads"])
         layers, vocab = int(config["n_layers"]), int(config.get("embedding_size") or config["vocab_size"])
@@ -43,13 +44,19 @@ def _decoder(config: Config) -> DecoderConfig:
         raise ModelError(f"config.json does not describe a LLaDA model: {error.args[0]} is missing") from None
     from ..layers.rope import default_frequencies
 
-    shared = 1 if config.get("multi_query_attention") else heads
+    shares, keys = config.get("multi_query_attention"), config.get("n_kv_heads")
+    by_flag = 1 if shares else heads
+    if None not in (shares, keys) and keys != by_flag:
+        raise ModelError(
+            f"config.json has n_kv_heads={keys}, and multi_query_attention={shares} means {by_flag}",
+            "set multi_query_attention to null, or leave n_kv_heads out",
+        )
     return DecoderConfig(
         vocab=vocab,
         width=width,
         layers=layers,
         heads=heads,
-        kv_heads=int(config.get("n_kv_heads") or shared),
+        kv_heads=int(keys or by_flag),
         head_dim=width // heads,
         mlp_width=int(config.get("mlp_hidden_size") or config.get("mlp_ratio", 4) * width),
         norm_eps=float(config.get("rms_norm_eps", 1e-5)),
@@ -66,7 +73,7 @@ LLADA = register(
         matches=lambda config: (
             config.get("model_type") == "llada" and not is_llada_moe(config) and architecture(config) not in _DRAW
         ),
-        decoder=_decoder,
+        decoder=decoder,
         names={
             "embed.weight": "model.transformer.wte.weight",
             "norm.weight": "model.transformer.ln_f.weight",
@@ -85,6 +92,7 @@ LLADA = register(
         mask=(126336, "<|mdm_mask|>"),
         turn_ends={126348: "<|eot_id|>"},
         start=(126080, "<|startoftext|>"),
+        own_head=False,
         harmless=(r".*rotary_emb\.inv_freq",),
         positions=lambda config: config.get("max_sequence_length"),
     )

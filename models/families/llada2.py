@@ -17,7 +17,7 @@ from .llama_like import HARMLESS, QWEN3_KEYS, shape
 _LAYER = "model.layers.{i}."
 
 # Whatever norm_topk_prob says, the published code normalises where more than one expert is chosen.
-LLADA2_KEYS = QWEN3_KEYS.without("is_causal", "attention_bias").also(
+_KEYS = QWEN3_KEYS.without("is_causal", "attention_bias").also(
     "use_qkv_bias",
     "use_qk_norm",
     "num_experts",
@@ -38,11 +38,18 @@ LLADA2_KEYS = QWEN3_KEYS.without("is_causal", "attention_bias").also(
     norm_head=(False, None),
     using_split_qkv_in_self_attention=(False, None),
 )
+# Of the authors' class, where they are not Qwen3's.
+_DEFAULTS = {
+    "n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, "partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 16384,
+}  # fmt: skip
 
 
 def _decoder(config: Config) -> DecoderConfig:
     biased = bool(config.get("use_qkv_bias"))
-    plain = shape(config, "qwen3", qkv_bias=biased, qk_norm=bool(config.get("use_qk_norm", True)), partial=True)
+    head_dim = config.get("head_dim") or whole(config, "hidden_size") // whole(config, "num_attention_heads")
+    settings = {**config, "head_dim": head_dim}
+    plain = shape(settings, "qwen3", qkv_bias=biased, qk_norm=bool(config.get("use_qk_norm", True)), partial=True)
     width, first = whole(config, "moe_intermediate_size"), whole(config, "first_k_dense_replace", 0)
     capacity = config.get("expert_capacity") or 0
     pool = capacity or config.get("block_topk_experts") or 0
@@ -90,7 +97,7 @@ LLADA2 = register(
         layouts=LAYOUTS,
         attention="block-causal",
         shift=0,
-        keys=LLADA2_KEYS,
+        keys=replace(_KEYS, defaults=_DEFAULTS),
         mask=(156895, "<|mask|>"),
         turn_ends={156900: "<|role_end|>"},
         block=32,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..decoder_config import DecoderConfig, ExpertsConfig
+from ..errors import ModelError
 from .base import Config, FamilySpec, architecture, register
 from .experts import EXPERT_NAMES, LAYOUTS, as_flags, whole
 from .llama_like import HARMLESS, QWEN3_KEYS, shape
@@ -40,6 +41,9 @@ LLADA_MOE_KEYS = QWEN3_KEYS.without("is_causal", "head_dim").also(
 
 
 def _decoder(config: Config) -> DecoderConfig:
+    # The class has no rope_theta of use for a config that leaves it out.
+    if config.get("rope_theta") is None and config.get("rope_parameters") is None:
+        raise ModelError("config.json does not describe a LLaDA-MoE model: rope_theta is missing")
     dense = config.get("dense_intermediate_size") or whole(config, "expert_intermediate_size")
     head_dim = whole(config, "hidden_size") // whole(config, "num_attention_heads")  # always
     settings = {**config, "intermediate_size": dense, "head_dim": head_dim}
@@ -74,7 +78,7 @@ LLADA_MOE = register(
         layouts=LAYOUTS,
         attention="bidirectional",
         shift=0,
-        keys=LLADA_MOE_KEYS,
+        keys=replace(LLADA_MOE_KEYS, defaults={"rms_norm_eps": 1e-5}),
         mask=(156895, "<|mask|>"),
         turn_ends={156900: "<|role_end|>"},
         harmless=HARMLESS,

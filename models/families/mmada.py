@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .base import Config, architecture, register
-from .llada import LLADA, LLADA_KEYS
+from .llada import LLADA, LLADA_KEYS, decoder
 
 
 def is_mmada(config: Config) -> bool:
@@ -27,8 +27,8 @@ MMADA = register(
         name="mmada",
         summary="MMaDA (images of captions)",
         matches=is_mmada,
-        decoder=lambda config: LLADA.decoder(_shape(config)),
-        keys=LLADA_KEYS.also("new_vocab_size"),
+        decoder=lambda config: decoder(_shape(config)),
+        keys=replace(LLADA_KEYS.also("new_vocab_size"), defaults={}),  # its config class has none
         imaging="pardec.models.images.mmada:build",
         text=True,
         draws="text",

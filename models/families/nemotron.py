@@ -14,7 +14,9 @@ from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, both_ways, shape
 
 
 def _decoder(config: Config) -> DecoderConfig:
-    plain, rope = shape(config, "llama", qkv_bias=False), config.get("rope_parameters") or {}
+    rope = config.get("rope_parameters") or {}
+    base = {} if "rope_theta" in rope else {"rope_theta": 1e6}  # of the authors' class, as the defaults below
+    plain = shape(base | config, "llama", qkv_bias=False)
     beta, original = rope.get("llama_4_scaling_beta"), rope.get("original_max_position_embeddings")
     return replace(plain, query_growth=(float(beta), int(original)) if beta and original else None)
 
@@ -35,8 +37,20 @@ NEMOTRON = register(
         },
         attention="causal-prefix",
         shift=0,
-        keys=both_ways(LLAMA_LIKE).also(
-            "sliding_window", "layer_types", attention_bias=(None, False), mlp_bias=(None, False)
+        keys=replace(
+            both_ways(LLAMA_LIKE).also(
+                "sliding_window",
+                "layer_types",
+                attention_bias=(None, False),
+                mlp_bias=(None, False),
+                dlm_paradigm=("bidirectional", "block_diff", None),
+            ),
+            defaults={
+                "rms_norm_eps": 1e-5,
+                "num_key_value_heads": 8,
+                "head_dim": 128,
+                "max_position_embeddings": 262144,
+            },
         ),
         mask=(100, "<SPECIAL_100>"),
         harmless=(*HARMLESS, r".*self_attn\.[kv]_scale"),

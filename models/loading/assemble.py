@@ -90,7 +90,13 @@ def names_of(spec: FamilySpec, config: DecoderConfig, published: Container[str])
 def as_published(spec: FamilySpec, config: DecoderConfig, published: Mapping[str, Published]) -> DecoderConfig:
     """The config that the tensors imply, whatever the file says of a tied head."""
     names = names_of(spec, config, published)
-    own = has_own_head(config, published, str(names["embed.weight"]), str(names["head.weight"]))
+    head = str(names["head.weight"])
+    own = has_own_head(config, published, str(names["embed.weight"]), head)
+    if own and not spec.own_head:
+        raise ModelError(
+            f"config.json ties the head to the embedding, and {head} in the file differs from it",
+            "the published code leaves such a head out: correct weight_tying, which is true where it is left out",
+        )
     return replace(config, tied=False) if own else config
 
 

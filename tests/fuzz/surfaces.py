@@ -61,7 +61,7 @@ def checkpoints(folder: Path) -> dict[str, Path]:
     llada = {
         "model_type": "llada", "d_model": 16, "n_heads": 2, "n_layers": 1, "vocab_size": 40, "mlp_hidden_size": 24,
         "rms_norm_eps": 1e-5, "rope_theta": 1e4, "mask_token_id": 4, "eos_token_id": 3, "pad_token_id": 0,
-        "max_sequence_length": 64, "weight_tying": False, "block_type": "llama",
+        "max_sequence_length": 64, "weight_tying": False, "block_type": "llama", "rope": True, "layer_norm_type": "rms",
     }  # fmt: skip
     stem, held = "model.transformer.", {}
     for name, shape in (("wte.weight", (40, 16)), ("ln_f.weight", (16,)), ("ff_out.weight", (40, 16))):

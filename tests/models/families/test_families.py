@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import pardec
 from pardec.models.errors import CapacityError, ModelError
 from pardec.models.families import FAMILIES, match
-from pardec.models.families.base import FamilySpec, register
+from pardec.models.families.base import FamilySpec, Unsupported, register
 from pardec.models.load import load
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import ROOT, SMALL
@@ -32,6 +32,7 @@ EXPERTS = {
     "moe_intermediate_size": 24,
     "norm_topk_prob": True,
 }
+LEFT_OUT = "left out"  # in a change of a config
 FAMILY_OF = {"gemma3_text": "gemma3"}  # by model_type; elsewhere it is the name of the family
 # Each case begins with the name of its family, by which scripts/test --quick finds it.
 CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
@@ -287,7 +288,8 @@ def llada_folder(folder: Path, **changes: Any) -> Any:
         "eos_token_id": 2,
         "weight_tying": False,
     }
-    (folder / "config.json").write_text(json.dumps(config | changes))
+    changed = {key: value for key, value in (config | changes).items() if value != LEFT_OUT}
+    (folder / "config.json").write_text(json.dumps(changed))
     return reference
 
 
@@ -319,12 +321,68 @@ def test_llada_is_a_llama_that_sees_everything(tmp_path):
         ({"alibi": True}, "alibi=True is not supported"),
         ({"block_type": "sequential"}, "block_type='sequential'"),
         ({"attention_layer_norm": True}, "attention_layer_norm=True"),
+        ({"rope": LEFT_OUT}, "rope is left out, which means rope=False"),
+        ({"layer_norm_type": LEFT_OUT}, "layer_norm_type is left out, which means layer_norm_type='default'"),
+        ({"weight_tying": True}, "ties the head.*model.transformer.ff_out.weight in the file differs"),
+        ({"weight_tying": LEFT_OUT}, "ties the head.*model.transformer.ff_out.weight in the file differs"),
+        ({"multi_query_attention": False}, "n_kv_heads=2, and multi_query_attention=False means 4"),
+        ({"multi_query_attention": True}, "n_kv_heads=2, and multi_query_attention=True means 1"),
     ],
 )
 def test_other_kinds_of_llada_are_refused_by_name(change, message, tmp_path):
+    """Keys that a config leaves out mean what they do in the authors' class, and not what the published files say."""
     llada_folder(tmp_path, **change)
     with pytest.raises(ModelError, match=message):
         load(tmp_path, device="cpu")
+
+
+# What the classes of the authors have where a config leaves a key out.
+AUTHORS = {
+    "llada2": {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-5,
+        "head_dim": 12,
+    },
+    "llada_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "expert_intermediate_size": 24,
+        "rope_theta": 5e4,
+        "rms_norm_eps": 1e-5,
+    },
+    "nemotron": {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+}
+STATED = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "expert_intermediate_size")  # no defaults
+
+
+@pytest.mark.parametrize("family", AUTHORS)
+def test_keys_that_a_config_leaves_out_have_the_values_of_the_authors_class(family):
+    shape = FAMILIES[family].decoder
+    plain = {**SMALL, "hidden_size": 96, "num_attention_heads": 8, "num_key_value_heads": 8}
+    plain = {key: value for key, value in plain.items() if key not in AUTHORS[family]}
+    whole = plain | AUTHORS[family]
+    for key in AUTHORS[family]:
+        less = {name: value for name, value in whole.items() if name != key}
+        if family == "llada_moe" and key == "rope_theta":
+            with pytest.raises(ModelError, match="rope_theta is missing"):
+                shape(less)
+        elif key not in STATED:
+            assert shape(less) == shape(whole), key
+    for key in whole.keys() - set(STATED) - set(SMALL):
+        other = {"num_key_value_heads": 4, "head_dim": 24, "n_group": 4, "topk_group": 2}.get(key, 0.25)
+        if (family, key) != ("llada_moe", "head_dim"):
+            assert shape(whole | {key: other}) != shape(whole), key
+
+
+def test_nemotron_of_another_paradigm_is_refused_by_name():
+    with pytest.raises(Unsupported, match="dlm_paradigm='autoregressive'"):
+        FAMILIES["nemotron"].decoder({**SMALL, "dlm_paradigm": "autoregressive"})
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])

@@ -26,7 +26,17 @@ from tests.models.traced import captured
 from tests.pardec.bench.test_clock import MAR
 
 Cli = Callable[..., tuple[int, str, str]]
-WIDE = {"model_type": "llada", "d_model": 8, "n_layers": 1, "n_heads": 1, "mlp_hidden_size": 8, "vocab_size": 60000}
+WIDE = {
+    "model_type": "llada",
+    "rope": True,
+    "layer_norm_type": "rms",
+    "weight_tying": False,
+    "d_model": 8,
+    "n_layers": 1,
+    "n_heads": 1,
+    "mlp_hidden_size": 8,
+    "vocab_size": 60000,
+}
 
 
 @pytest.fixture(scope="module")
