@@ -105,8 +105,9 @@ class _Matrix:
         """`numbers` [N, K] times the scale of each block."""
         sizes = [size if block is None else block for size, block in zip(numbers.shape, self.block, strict=True)]
         counts = [-(-size // block) for size, block in zip(numbers.shape, sizes, strict=True)]
-        if scale.numel() != counts[0] * counts[1]:
-            known = f"{list(scale.shape)} scales, and blocks of {sizes} need {counts}"
+        along = [[length for length in lengths if length != 1] for lengths in (scale.shape, counts)]
+        if along[0] != along[1] or not scale.is_floating_point():
+            known = f"scales of {scale.dtype} {list(scale.shape)}, and blocks of {sizes} need numbers {counts}"
             raise ModelError(f"{self.name}: {weight} {list(numbers.shape)} has {known}")
         grid = scale.float().view(counts)
         for axis, (size, block) in enumerate(zip(numbers.shape, sizes, strict=True)):

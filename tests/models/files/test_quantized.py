@@ -138,7 +138,7 @@ def test_fp8_blocks_are_made_whole_as_transformers_does() -> None:
         (settings("int4 groups", num_bits=3), "num_bits=3"),
         (settings("int4 groups", actorder="group"), "actorder='group'"),
         (settings("int4 groups") | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme={'num_bits': 8}"),
-        (settings("int4 groups", group_size=16), "scales, and blocks of"),
+        (settings("int4 groups", group_size=16), r"scales of .*, and blocks of \[1, 16\] need"),
         (settings("fp8 rows"), "is quantized, and lacks model.layers.0"),
     ],
 )
@@ -160,4 +160,16 @@ def test_missing_and_foreign_tensors_are_named(tmp_path: Path) -> None:
         load(stored, device="cpu")
     save_file(tensors | {name.replace("packed", "g_idx"): torch.zeros(4, dtype=torch.int32)}, file)
     with pytest.raises(ModelError, match="weight_g_idx"):
+        load(stored, device="cpu")
+
+
+@pytest.mark.parametrize("scheme", ["fp8 blocks", "fp8 compressed blocks", "int4 groups"])
+@pytest.mark.parametrize("change", [lambda scale: scale.T.contiguous(), lambda scale: scale.view(torch.int32)])
+def test_scales_of_another_shape_or_type_are_refused(scheme: str, change: Any, tmp_path: Path) -> None:
+    stored, _ = both(LLADA2, scheme, tmp_path)
+    file = stored / "model.safetensors"
+    tensors = load_file(file)
+    name = next(each for each, held in tensors.items() if "weight_scale" in each and held.shape[0] != held.shape[1] > 1)
+    save_file(tensors | {name: change(tensors[name])}, file)
+    with pytest.raises(ModelError, match=r"has scales of torch\.(float32|int32) .*, and blocks of"):
         load(stored, device="cpu")
