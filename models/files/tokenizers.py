@@ -80,23 +80,17 @@ def _from_json(folder: Path, settings: dict[str, Any]) -> Any | None:
         return None
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **_arguments(settings))
-    return _add_template(tokenizer, folder, settings)
+    return _read(PreTrainedTokenizerFast, folder, settings)
 
 
 def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> Any | None:
     """The tokenizer of vocab.json and merges.txt."""
     if not ((folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()):
         return None
-    from transformers import AddedToken, Qwen2Tokenizer
+    from transformers import Qwen2Tokenizer
 
-    vocabulary = parse((folder / "vocab.json").read_bytes())
-    lines = (folder / "merges.txt").read_text(encoding="utf-8").splitlines()
-    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+    tokenizer = _read(Qwen2Tokenizer, folder, settings)
     added = settings.get("added_tokens_decoder") or {}
-    keys = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
-    tokens = {int(number): AddedToken(**{key: entry[key] for key in keys}) for number, entry in added.items()}
-    tokenizer = Qwen2Tokenizer(vocab=vocabulary, merges=merges, added_tokens_decoder=tokens, **_arguments(settings))
     wrong = [
         entry["content"]
         for key, entry in added.items()
@@ -104,29 +98,22 @@ def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> Any | None:
     ]
     if wrong:
         raise ValueError(f"added tokens have other ids than published: {', '.join(wrong[:10])}")
-    return _add_template(tokenizer, folder, settings)
-
-
-def _add_template(tokenizer: Any, folder: Path, settings: dict[str, Any]) -> Any:
-    template = folder / "chat_template.jinja"
-    if template.is_file():
-        tokenizer.chat_template = template.read_text(encoding="utf-8")
-    elif settings.get("chat_template"):
-        tokenizer.chat_template = settings["chat_template"]
     return tokenizer
 
 
-def _arguments(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that tokenizer classes take."""
-    arguments = {}
-    for key in (*_SPECIAL, "additional_special_tokens"):
-        value = settings.get(key)
-        if value:
-            arguments[key] = value["content"] if isinstance(value, dict) else value
-    for key in ("model_max_length", "clean_up_tokenization_spaces", "padding_side"):
-        if settings.get(key) is not None:
-            arguments[key] = settings[key]
-    return arguments
+def _read(kind: Any, folder: Path, settings: dict[str, Any]) -> Any:
+    """The folder's tokenizer as this class of transformers reads it, whatever class the folder names.
+
+    Special tokens may be published as objects without a type, which the class does not take.
+    """
+    bare = {key: value for key in _SPECIAL if isinstance(value := settings.get(key), dict) and "__type" not in value}
+    with silence():
+        return kind.from_pretrained(
+            folder,
+            trust_remote_code=False,
+            local_files_only=True,
+            **{key: value["content"] for key, value in bare.items()},
+        )
 
 
 def _settings(folder: Path) -> dict[str, Any]:

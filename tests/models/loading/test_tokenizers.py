@@ -68,6 +68,51 @@ def test_remote_code_is_not_run_but_its_files_are_used(tmp_path):
     assert tokenizer.chat_template == TEMPLATE
 
 
+FILES = {
+    "added_tokens_decoder": ("tokenizer_config.json", {"9": {"content": "<new>", "lstrip": True, "special": False}}),
+    "extra_special_tokens": ("tokenizer_config.json", {"image_token": "<new>"}),
+    "chat_template": (
+        "tokenizer_config.json",
+        [{"name": "default", "template": TEMPLATE}, {"name": "x", "template": ""}],
+    ),
+    "unk_token": ("special_tokens_map.json", "b"),
+    "cls_token": ("special_tokens_map.json", "<new>"),
+    "<new>": ("added_tokens.json", 9),
+    "template": ("chat_template.jinja", TEMPLATE),
+    "x": ("additional_chat_templates/x.jinja", TEMPLATE),
+}
+
+
+@pytest.mark.parametrize("key", FILES)
+@pytest.mark.parametrize("kind", ["json", "bpe"])
+def test_all_files_beside_remote_code_are_read_as_they_are_without_it(tmp_path, kind, key):
+    name, value = FILES[key]
+    file, main = tmp_path / name, tmp_path / "tokenizer_config.json"
+    if kind == "json":
+        fast(tmp_path, tokenizer_class="PreTrainedTokenizerFast")
+    else:
+        byte_level(tmp_path, tokenizer_class="Qwen2Tokenizer")
+        if key == "added_tokens_decoder":  # with the ids after those of the vocabulary
+            value = {"260": value["9"]}
+        elif name in ("special_tokens_map.json", "added_tokens.json"):  # read where there is no added_tokens_decoder
+            main.write_text(json.dumps({"tokenizer_class": "Qwen2Tokenizer"}))
+    plain = known(load_tokenizer(tmp_path))
+    file.parent.mkdir(exist_ok=True)
+    held = json.loads(file.read_text()) if file.is_file() else {}
+    both = {**held.get(key, {}), **value} if key == "added_tokens_decoder" else value
+    file.write_text(value if file.suffix == ".jinja" else json.dumps({**held, key: both}))
+    expected = known(AutoTokenizer.from_pretrained(tmp_path, local_files_only=True))
+    assert expected != plain
+    main.write_text(json.dumps({**json.loads(main.read_text()), "auto_map": {"AutoTokenizer": ["remote.T", None]}}))
+    assert known(load_tokenizer(tmp_path)) == expected
+
+
+def known(tokenizer):
+    text = "a b <new> ab<|mask|>"
+    ids = tokenizer(text)["input_ids"]
+    return ids, tokenizer.decode(ids, skip_special_tokens=True), tokenizer.special_tokens_map, tokenizer.chat_template
+
+
 def test_added_tokens_must_get_their_published_ids(tmp_path):
     byte_level(tmp_path, auto_map={"AutoTokenizer": ["remote.Tokenizer", None]})
     settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
