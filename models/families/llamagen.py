@@ -18,6 +18,7 @@ from ..decoder_config import DecoderConfig
 from ..errors import ModelError
 from ..files.sources import read_json
 from .base import Config, ConfigKeys, FamilySpec, register
+from .config_files import BOOKKEEPING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +47,14 @@ KEYS = ConfigKeys(
             *("vocab_size", "dim", "n_layer", "n_head", "n_kv_head", "ffn_hidden", "ffn_dim_multiplier", "multiple_of"),
             *("norm_eps", "rope_base", "block_size"),
         )
-    )
+    ),
+    ignored=BOOKKEEPING
+    | {
+        *("cls_token_num", "num_classes", "class_num", "caption_dim"),  # compared with the tensors
+        *("gpt_type", "image_tokenizer", "text_encoder", "clean_captions"),
+        *("initializer_range", "token_dropout_p", "attn_dropout_p", "resid_dropout_p", "ffn_dropout_p"),
+        *("drop_path_rate", "class_dropout_prob", "max_batch_size", "max_seq_len"),
+    },
 )
 
 

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from .. import finite
 from ..errors import ModelError
+from ..families.config_files import agree, sampling
 from ..families.llamagen import CONDITION, side
 from ..files.catalog import EMBEDDED, embedded_names
-from ..files.sources import read_json
 from ..files.weights import read
 from .captions import TextEncoder
 from .conditioned import Prefix
@@ -39,7 +39,7 @@ class Classes(nn.Module):
 
     def __init__(self, count: int, width: int) -> None:
         super().__init__()
-        self.embedding_table = nn.Embedding(count + 1, width)
+        self.count, self.embedding_table = count, nn.Embedding(count + 1, width)
 
     def forward(self, labels: Tensor) -> Tensor:
         """Labels [...] to states [..., E]."""
@@ -208,19 +208,30 @@ def build(parts: ImagingParts) -> LlamaGenImaging:
     own: dict[str, Tensor] = {}
     read({name: entry for name, entry in parts.published.items() if name.startswith(CONDITION)}, own.__setitem__)
     module = embedder({name: tensor.clone() for name, tensor in own.items()}).to(parts.device, parts.dtype)
+    agree(parts.source.folder, parts.config, _read_off(module))
     name = parts.source.name
+    if isinstance(module, Classes) and parts.config.get("class_dropout_prob") == 0:
+        raise ModelError(f"class_dropout_prob is 0 in the config of {name}: it has no row for guidance without a class")
     vq_file = tokenizer_file(parts)
     imaging = LlamaGenImaging(
         module,
         side(parts.config),
         encode=_encoder(parts, module) if isinstance(module, Captions) else None,
         vq_file=vq_file,
-        defaults=read_json(parts.source.folder / "generation_config.json"),
+        defaults=sampling(parts.source.folder),
         name=name,
     )
     if vq_file is not None:
         imaging.vq.check_vocabulary(parts.vocab, name)
     return imaging
+
+
+def _read_off(module: Classes | Captions) -> dict[str, Any]:
+    """The arguments of a configuration that the tensors of the condition state."""
+    if isinstance(module, Classes):
+        return {"cls_token_num": 1, **dict.fromkeys(("num_classes", "class_num"), module.count)}
+    length, features = module.uncond_embedding.shape
+    return {"cls_token_num": length, "caption_dim": features}
 
 
 def _encoder(parts: ImagingParts, captions: Captions) -> TextEncoder | None:

@@ -229,3 +229,30 @@ def test_a_loaded_checkpoint_is_a_causal_model_of_one_shift(tmp_path: Path) -> N
     assert model.max_positions == 6 + CELLS
     assert not model.decoding_config.masked
     assert replace(model.decoder.config, vocab=VOCAB).grid == 3  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("c2i", {"norm_epsilon": 0.3}, r"unknown key norm_epsilon=0.3 \(did you mean 'norm_eps'"),
+        ("c2i", {"num_classes": 5}, "num_classes is 5 in the config, and 4 in the tensors"),
+        ("c2i", {"class_num": 5}, "class_num is 5 in the config, and 4 in the tensors"),
+        ("c2i", {"class_dropout_prob": 0.0}, "class_dropout_prob is 0"),
+        ("c2i", {"cls_token_num": 2}, "cls_token_num is 2 in the config, and 1 in the tensors"),
+        ("t2i", {"cls_token_num": 5}, "cls_token_num is 5 in the config, and 6 in the tensors"),
+        ("t2i", {"caption_dim": 8}, "caption_dim is 8 in the config, and 7 in the tensors"),
+    ],
+)
+def test_arguments_that_are_unknown_or_contradict_the_tensors_are_refused(
+    kind: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    file = write(tmp_path, tensors(kind), {**ARGUMENTS, **changes})
+    with pytest.raises(ModelError, match=message):
+        load(file, device="cpu")
+
+
+def test_sampling_defaults_that_are_unknown_are_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, tensors(), ARGUMENTS)
+    (tmp_path / "generation_config.json").write_text('{"cfg_scale": 2.0}')
+    with pytest.raises(ModelError, match=r"generation_config.json: unknown key cfg_scale=2.0"):
+        load(file, device="cpu")
