@@ -54,9 +54,9 @@ def agree(folder: Path, config: Config, read_off: Mapping[str, Any]) -> None:
             )
 
 
-def sampling(folder: Path) -> Config:
+def sampling(folder: Path, keys: ConfigKeys = SAMPLING) -> Config:
     """The sampling defaults in a folder's generation_config.json. Raises ModelError for an unknown key."""
-    return _read(folder / "generation_config.json", SAMPLING)
+    return _read(folder / "generation_config.json", keys)
 
 
 def _read(file: Path, keys: ConfigKeys) -> Config:

@@ -25,7 +25,7 @@ from ..continuous.diffusion_head import MARHead
 from ..continuous.flow_head import FlowHead
 from ..continuous.nextstep import Grid, NextStepReader, Projectors, Prompts, normalised
 from ..errors import ArgumentError, ModelError
-from ..files.sources import Source, read_json
+from ..files.sources import Source
 from ..files.tokenizers import load_tokenizer
 from ..files.weights import Published, count_parts, unwrapped
 from ..images.contracts import AnySize, Condition, ImageLayout
@@ -36,10 +36,14 @@ from ..loading.kinds import NEXTSTEP
 from ..loading.modules import fill_modules, named_tensors
 from ..loading.unread import say_left_out
 from .base import Config, FamilySpec, require
+from .config_files import SAMPLING, sampling
 from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, shape
 
 STEPS = 30  # steps of the flow in the newest published script; earlier scripts take 20 to 50
 DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "cfg": 7.5, "sampler": "sequential:guidance=constant,last=noise"}
+SETTINGS = SAMPLING.without("top_k", "top_p", "cfg_interval").also(
+    "num_sampling_steps", "timesteps_shift", "use_norm", "flow_noise"
+)
 AREA = "<|image_area|>"  # the token before an image's rows and columns
 _PIXELS = 8  # pixels of a latent along one side, without an autoencoder
 _HEAD = "image_head.net."
@@ -177,7 +181,7 @@ def load_nextstep(
     choice: str,
 ) -> ContinuousModel:
     """Builds the model. Raises ModelError for missing, surplus or misshapen tensors, and without a tokenizer."""
-    settings = read_json(source.folder / "generation_config.json")
+    settings = sampling(source.folder, SETTINGS)
     vae = _vae(source.folder, config, decoder, device)  # a missing one is reported before weights are read
     normalise = bool(settings.get("use_norm", False))
     own = {name: settings[name] for name in (*DEFAULTS,) if settings.get(name) is not None}

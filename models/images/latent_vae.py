@@ -17,12 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError, one_line
+from ..families.base import require
 from ..files.sources import read_json
 from .autoencoder_names import UNUSED, fill, latent_diffusion
 from .weight_files import read_tensors
 
 FILES = ("diffusion_pytorch_model.safetensors", "checkpoint.pt", "checkpoint.safetensors")
 _ENCODER = ("encoder.", "quant_conv.")
+_DIFFUSERS_SCALE = 0.18215  # of diffusers' class, for a config that leaves it out
+# Keys of diffusers' configs, with the values that are computed here.
+_REFUSED: dict[str, tuple[Any, ...]] = {"act_fn": ("silu", "swish"), "latents_mean": (None,), "latents_std": (None,)}
 
 
 @dataclass(eq=False)
@@ -42,7 +46,7 @@ class LatentVAE:
         self.file, self._plain = files[0], files[0].name != FILES[0]
         try:
             self._arguments = _plain(config) if self._plain else _diffusers(config)
-            self.scale = float(config.get("scaling_factor") or 1.0)
+            self.scale = float(config.get("scaling_factor", 1.0 if self._plain else _DIFFUSERS_SCALE))
             self.shift = float(config.get("shift_factor") or 0.0)
             self.channels = int(self._arguments["latent_channels"])
             self.downsample = int(2 ** (len(self._arguments["block_out_channels"]) - 1))
@@ -106,6 +110,9 @@ def _plain(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _diffusers(config: dict[str, Any]) -> dict[str, Any]:
+    require(config, _REFUSED)
+    for kind in set(config.get("up_block_types", ())):
+        require({"up_block_types": kind}, {"up_block_types": ("UpDecoderBlock2D",)})
     blocks = tuple(int(each) for each in config["block_out_channels"])
     return {
         "down_block_types": ("DownEncoderBlock2D",) * len(blocks),

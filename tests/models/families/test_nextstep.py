@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import AutoencoderKL
 from torch import Tensor
 
 import pardec
@@ -171,6 +172,44 @@ def test_autoencoders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     (tmp_path / "vae" / "config.json").write_text(json.dumps({**files.VAE, "scaling_factor": -1}))
     with pytest.raises(ModelError, match="scaling_factor must be above 0"):
         load_continuous(folder, decoder=tmp_path / "vae")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"act_fn": "gelu"}, "act_fn='gelu' is not supported"),
+        ({"latents_mean": [0.0] * 4}, "latents_mean=.* is not supported"),
+        ({"up_block_types": ["UpDecoderBlock2D", "AttnUpDecoderBlock2D"]}, "up_block_types='AttnUpDecoderBlock2D'"),
+    ],
+)
+def test_autoencoders_of_diffusers_that_compute_otherwise_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = files.write(tmp_path / "model", vae=False)
+    files.write_vae(tmp_path / "vae", plain=False)
+    file = tmp_path / "vae" / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    with pytest.raises(ModelError, match=message):
+        load_continuous(folder, decoder=tmp_path / "vae")
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_scale_that_an_autoencoders_config_leaves_out_is_that_of_its_class(plain: bool, tmp_path: Path) -> None:
+    folder = files.write(tmp_path / "model", vae=False)
+    files.write_vae(tmp_path / "vae", plain=plain)
+    file = tmp_path / "vae" / "config.json"
+    config = json.loads(file.read_text())
+    del config["scaling_factor"]
+    file.write_text(json.dumps(config))
+    pixels = load_continuous(folder, decoder=tmp_path / "vae").imaging.decode(_tokens())
+    file.write_text(json.dumps({**config, "scaling_factor": 1.0 if plain else AutoencoderKL().config.scaling_factor}))
+    assert torch.equal(pixels, load_continuous(folder, decoder=tmp_path / "vae").imaging.decode(_tokens()))
+
+
+def test_settings_that_are_not_known_are_refused(tmp_path: Path) -> None:
+    folder = files.write(tmp_path / "model", settings={"cfg_img": 2.0})
+    with pytest.raises(ModelError, match=r"generation_config.json: unknown key cfg_img=2.0"):
+        load_continuous(folder)
 
 
 def test_weights_are_not_replaced_in_place(tmp_path: Path) -> None:
