@@ -2,7 +2,8 @@
 
 Arguments of the call have priority. Settings of sampling and of length are left to the call, whose defaults are
 pardec's own: temperature 0 and 64 tokens. Other keys that would change tokens raise an error with their name. Without
-that file transformers takes the same keys from config.json. Masked and image models have no such rules.
+that file transformers takes the same keys from config.json. Masked models have no such rules; image models, for which
+transformers would apply them to the codes, are refused with them.
 """
 
 from __future__ import annotations
@@ -54,6 +55,13 @@ REFUSED: Mapping[str, tuple[Any, ...]] = {
     "constraints": (),
     "force_words_ids": (),
     "token_healing": (False,),
+}
+# Refused for the codes of images, unless they are one of these values (or null).
+IMAGES_REFUSED: Mapping[str, tuple[Any, ...]] = {
+    **{key: values for key, values in REFUSED.items() if key != "guidance_scale"},
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"), ([],)),
+    "repetition_penalty": (1,),
+    "no_repeat_ngram_size": (0,),
 }
 # Left to the call, or without an effect on which tokens are decoded.
 LEFT: tuple[str, ...] = (
@@ -179,24 +187,28 @@ class Rules:
 
 def rules_of(model: LanguageModel) -> Rules | None:
     """The rules of a checkpoint; None if it has none. Raises ModelError for unsupported or malformed rules."""
-    if model.decoding_config.masked or model.imaging is not None or not model.generation:
+    if model.decoding_config.masked or not model.generation:
         return None
     if "rules" not in model.prepared:
-        model.prepared["rules"] = _read(model)
+        _refuse(model, REFUSED if model.imaging is None else IMAGES_REFUSED)
+        model.prepared["rules"] = _read(model) if model.imaging is None else None
     rules: Rules | None = model.prepared["rules"]
     return rules
 
 
-def _read(model: LanguageModel) -> Rules | None:
-    values = {key: value for key, value in model.generation.items() if value is not None}
-    for key, plain in REFUSED.items():
-        value = values.get(key)
+def _refuse(model: LanguageModel, keys: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises ModelError, with the key, for one that changes tokens."""
+    for key, plain in keys.items():
+        value = model.generation.get(key)
         if value is not None and value not in plain:
             raise ModelError(
                 f"{model.name} sets {key} to {str(value)[:80]} in its {_FILE}: it changes tokens and is not supported",
                 f"take {key} out of {_FILE} in a copy of the checkpoint to decode without it",
             )
-    chosen = {key: values[key] for key in FOLLOWED if key in values}
+
+
+def _read(model: LanguageModel) -> Rules | None:
+    chosen = {key: value for key in FOLLOWED if (value := model.generation.get(key)) is not None}
     if not chosen:
         return None
     size = model.vocab_size

@@ -12,8 +12,9 @@ import torch
 
 import pardec
 from pardec.images import pngs
-from pardec.models.errors import ArgumentError, SpecError
+from pardec.models.errors import ArgumentError, ModelError, SpecError
 from pardec.models.images.emu3 import NEGATIVE, SUFFIX, Emu3Imaging
+from pardec.requests.generation_config import IMAGES_REFUSED
 from tests.models.emu3_files import CODES, write_library
 from tests.samplers.ar_toys import floor, g_test, spread, variation
 
@@ -303,3 +304,14 @@ def test_the_server_chooses_the_size(both: Both) -> None:
     reader = RequestParser(both.model, ("emu3",), {}, Limits())
     asked = reader.image(ImageBody.model_validate({"prompt": "it", "size": "24x16"}))  # width by height
     assert (asked.rows[0].request.size, asked.scale) == ((16, 24), 1)
+
+
+@pytest.mark.parametrize("key", IMAGES_REFUSED)
+def test_rules_for_tokens_are_refused_by_name(key: str, both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' generate, by which the loop of these tests draws, would apply them to the codes."""
+    network = both.model.language_model
+    values = {"suppress_tokens": [1], "begin_suppress_tokens": [1], "bad_words_ids": [[1]], "dola_layers": "low"}
+    monkeypatch.setattr(network, "prepared", {})
+    monkeypatch.setattr(network, "generation", {**network.generation, key: values.get(key, 2)})
+    with pytest.raises(ModelError, match=f"sets {key} to"):
+        both.model.generate(CAPTIONS[0], size=(16, 16))
