@@ -29,7 +29,13 @@ from .images.contracts import CodeImaging, ImagingParts
 from .kernels.cpu.memory import return_free_memory
 from .layers.quantize import Quantizer, in_blocks, quantizer
 from .loading import assemble
-from .loading.decoding_config import Overrides, build_decoding_config, check_autoregressive, check_tokenizer
+from .loading.decoding_config import (
+    Overrides,
+    build_decoding_config,
+    check_autoregressive,
+    check_class,
+    check_tokenizer,
+)
 from .loading.kinds import NEXTSTEP
 from .loading.native import describe_native
 from .loading.packing import Packing, choose_packing
@@ -175,6 +181,7 @@ def load_any(
                     f"leave {name} out",
                 )
         check_autoregressive(source.name, None, config, read_json(source.folder / "generation_config.json"))
+        check_class(source.name, None, config)
         check_floating(source.name, config, published)
         placement: Any = {"device": target, "reason": device_reason, "dtype": dtype, "device_map": device_map}
         placement |= {"quantize": quantize, "activations": activations}
@@ -201,6 +208,7 @@ def load_any(
         overrides=Overrides(mask_id, block, shift, attention),
     )
     if attention is None and source.folder.parent != EMBEDDED:
+        check_class(source.name, spec, config)
         check_tokenizer(source.name, spec, config, tokenizer, shape.vocab)
     quantization = None if quantize is None else quantizer(quantize, target, kind, activations)
     shares = tensor_parallel.shares(target, shape) if tp else None

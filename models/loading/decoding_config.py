@@ -189,6 +189,32 @@ def check_tokenizer(name: str, spec: FamilySpec, config: dict[str, Any], tokeniz
     )
 
 
+def check_class(name: str, spec: FamilySpec | None, config: dict[str, Any]) -> None:
+    """Warns of a model that is decoded token by token as a class of transformers, and names another one.
+
+    Args:
+        name: of the checkpoint.
+        spec: its family; None where transformers runs it.
+        config: its config.json.
+    """
+    if spec is not None and (spec.attention != "causal" or spec.imaging):
+        return
+    stated = config.get("auto_map")
+    remote = stated.get("AutoModelForCausalLM") if isinstance(stated, dict) else None
+    own, kind = remote.rpartition(".")[2] if isinstance(remote, str) else architecture(config), config.get("model_type")
+    stem = str(kind).replace("_", "")
+    if not own or own.lower() in (f"{stem}forcausallm", f"{stem}model"):
+        return
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
+
+    theirs, base = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind), MODEL_MAPPING_NAMES.get(kind)
+    if theirs is not None and own not in (theirs, *((base,) if isinstance(base, str) else base or ())):
+        warnings.warn(
+            f"config.json of {name} names the class {own}, whose code is not run: it is decoded as a {theirs}",
+            stacklevel=3,
+        )
+
+
 def _own_mask(tokenizer: Any) -> tuple[str, int | None]:
     """The mask token of a tokenizer and its id: the one that it declares, or a special token with such a name."""
     named, number = getattr(tokenizer, "mask_token", None), getattr(tokenizer, "mask_token_id", None)

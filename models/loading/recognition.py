@@ -17,7 +17,14 @@ from ..files.catalog import EMBEDDED
 from ..files.sources import MAR_FILE, Source, locate, read_json
 from ..files.tokenizers import load_tokenizer
 from ..files.weights import Published, files_of, inspect, weight_files
-from .decoding_config import build_decoding_config, check_autoregressive, check_tokenizer, describe_ends, end_ids
+from .decoding_config import (
+    build_decoding_config,
+    check_autoregressive,
+    check_class,
+    check_tokenizer,
+    describe_ends,
+    end_ids,
+)
 from .kinds import IMAGE_MODELS, NEXTSTEP, NO_LANGUAGE_MODELS
 from .unread import draft_patterns
 
@@ -115,6 +122,7 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
         return {**description, "family": family, "loads": "natively"}
     if spec is None:
         check_autoregressive(source.name, None, config, read_json(source.folder / "generation_config.json"))
+        check_class(source.name, None, config)
         ends = _ends_described(source, config)
         kind = {"family": str(config.get("model_type")), "loads": f"through transformers: {found.why}"}
         return {**description, **kind, **({"end tokens": ends} if ends else {})}
@@ -126,6 +134,7 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
         tokenizer = load_tokenizer(source.tokenizer)
         decoding = build_decoding_config(spec, config, generation, tokenizer, vocab=shape.vocab, name=source.name)
         if source.folder.parent != EMBEDDED:
+            check_class(source.name, spec, config)
             check_tokenizer(source.name, spec, config, tokenizer, shape.vocab)
         values = {"attention": decoding.attention, "shift": decoding.shift, "mask": decoding.mask_id}
         values["block"] = decoding.block

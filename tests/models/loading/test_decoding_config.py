@@ -3,8 +3,11 @@ from __future__ import annotations
 import pytest
 
 from pardec.models.errors import ModelError
-from pardec.models.families import FAMILIES
-from pardec.models.loading.decoding_config import Overrides, build_decoding_config
+from pardec.models.families import FAMILIES, match
+from pardec.models.load import load
+from pardec.models.loading.decoding_config import Overrides, build_decoding_config, check_class
+from pardec.models.loading.recognition import describe
+from tests.models.toys import llama_folder
 
 
 class Words:
@@ -135,3 +138,40 @@ def test_attention_can_be_overridden_and_a_causal_model_has_no_mask():
         decoding_config("dream", {}, shift=2)
     with pytest.raises(ModelError, match="mask_id=5 was given, but diffusion_gemma models are not masked"):
         decoding_config("diffusion_gemma", {}, mask_id=5)
+
+
+@pytest.mark.parametrize(
+    ("config", "own"),
+    [
+        ({}, ""),
+        (
+            {"architectures": ["LlamaForCausalLM"], "auto_map": {"AutoModelForCausalLM": "modeling.LlamaForCausalLM"}},
+            "",
+        ),
+        ({"architectures": ["LlamaModel"]}, ""),
+        ({"model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"]}, ""),
+        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, ""),
+        ({"model_type": "mimo", "architectures": ["MiMoForCausalLM"]}, ""),  # its code is not in transformers
+        ({"architectures": ["LlamaBiForCausalLM"]}, "LlamaBiForCausalLM"),
+        ({"architectures": ["LlamaForCausalLM"], "auto_map": {"AutoModelForCausalLM": "modeling.Own"}}, "Own"),
+        ({"model_type": "gpt2", "architectures": ["GPT2Own"]}, "GPT2Own"),
+        ({"model_type": "Dream", "architectures": ["Own"]}, ""),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_class_whose_code_is_not_run_is_named(config, own):
+    config = {"model_type": "llama", **config}
+    if not own:
+        check_class("x", match(config), config)
+        return
+    theirs = "GPT2LMHeadModel" if config["model_type"] == "gpt2" else "LlamaForCausalLM"
+    with pytest.warns(UserWarning, match=f"names the class {own}, whose code is not run: it is decoded as a {theirs}"):
+        check_class("x", match(config), config)
+
+
+def test_loading_names_such_a_class(tmp_path):
+    folder = llama_folder(tmp_path / "model", architectures=["Own"])
+    with pytest.warns(UserWarning, match="config.json of model names the class Own"):
+        load(folder, device="cpu")
+    with pytest.warns(UserWarning, match="config.json of model names the class Own"):
+        describe(folder)
