@@ -138,7 +138,7 @@ def load_any(
         exclusive("cuda_graphs", device_map=device_map)
     captured = use_graphs(cuda_graphs, target, source.name, tp=tp, device_map=device_map, quantize=quantize)
     image_decoder = None if decoder is None else os.fspath(decoder)
-    found = read_checkpoint(source, attention=attention)
+    found = read_checkpoint(source, attention=attention, adapted=lora is not None)
     config, published, why = found.config, found.published, found.why
     if (other := _OTHER.get(config.get("model_type"))) is not None:
         foreign = {

@@ -108,7 +108,7 @@ def outline(
     lora = None if adapter is None else read_adapter(adapter, offline=offline)
     source = locate(name_or_path)
     target, _ = choose_device(device)
-    found = read_checkpoint(source)
+    found = read_checkpoint(source, adapted=lora is not None)
     if found.spec is None or found.spec.imaging:
         why = f"runs through transformers ({found.why})" if found.why else "is no language model"
         raise ModelError(f"{source.name} {why}: its memory is known once it is loaded")

@@ -40,12 +40,18 @@ class Recognised:
     why: str = ""  # without one: why transformers must run it; "" for `NO_LANGUAGE_MODELS`
 
 
-def read_checkpoint(source: Source, *, attention: str | None = None) -> Recognised:
+def read_checkpoint(source: Source, *, attention: str | None = None, adapted: bool = False) -> Recognised:
     """Reads the configuration and the names of the tensors, and recognises the family.
 
     Args:
+        source: the checkpoint's files.
         attention: the caller's choice, which a config's `is_causal` does not contradict.
+        adapted: whether the caller names an adapter to merge.
+
+    Raises ModelError for a config that cannot be read, and for a folder with an adapter that nothing merges.
     """
+    if not adapted:
+        _refuse_adapter(source)
     with configs.reading(source.name):
         config, published = read_description(source)
     with suppress(ModelError):  # raised again by what needs the tensors
@@ -57,6 +63,20 @@ def read_checkpoint(source: Source, *, attention: str | None = None) -> Recognis
         return Recognised(source, config, published, None)
     with configs.reading(source.name):
         return Recognised(source, config, published, *recognise(config, published))
+
+
+def _refuse_adapter(source: Source) -> None:
+    """Raises ModelError for a folder that holds an adapter, with which transformers would load it (or its base)."""
+    if source.file is not None or source.gguf is not None or not (source.folder / "adapter_config.json").is_file():
+        return
+    merge = f'adapter="{source.folder}" (--adapter)'
+    if (source.folder / "config.json").is_file():
+        raise ModelError(
+            f"{source.name} holds a checkpoint and an adapter (adapter_config.json)",
+            f"{merge} merges the two; to load the checkpoint alone, move the files of the adapter out of the folder",
+        )
+    base = read_json(source.folder / "adapter_config.json").get("base_model_name_or_path") or "the base"
+    raise ModelError(f"{source.name} holds an adapter and no checkpoint", f"load {base} with {merge}")
 
 
 def read_description(source: Source) -> tuple[dict[str, Any], dict[str, Published]]:

@@ -21,6 +21,7 @@ from pardec.models.files.lora import _FOREIGN, _KNOWN, read_adapter
 from pardec.models.files.lora_targets import same_base
 from pardec.models.kernels.cpu import blocks
 from pardec.models.load import load, load_any, load_continuous
+from pardec.models.loading.recognition import describe
 from tests.models import llamagen_files
 from tests.models.adapters import CONFIG, naive, pairs, write_adapter
 from tests.models.families import test_experts
@@ -317,6 +318,34 @@ def test_folders_without_an_adapter_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "empty" / "adapter_config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(ModelError, match="the adapter empty has no weights"):
         load(base, adapter=tmp_path / "empty")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["Llama", "GPT2"])
+def test_an_adapter_in_the_folder_is_merged_or_refused(kind: str, tmp_path: Path) -> None:
+    """transformers, where PEFT is installed, loads such a folder with its adapter."""
+    settings = GPT2 if kind == "GPT2" else {"num_key_value_heads": 2}
+    targets = ["c_attn"] if kind == "GPT2" else ["q_proj"]
+    base, tuned, _ = trained(kind, settings, {"target_modules": targets, "fan_in_fan_out": kind == "GPT2"}, tmp_path)
+    both = Path(shutil.copytree(base, tmp_path / "both"))
+    for file in tuned.iterdir():
+        shutil.copy(file, both)
+    tokens = torch.arange(3, 23).view(2, 10)
+    with torch.no_grad():
+        expected = transformers.AutoModelForCausalLM.from_pretrained(both)(tokens).logits
+        assert (transformers.AutoModelForCausalLM.from_pretrained(base)(tokens).logits - expected).abs().max() > 1e-3
+    for ask in (load_any, describe):
+        with pytest.raises(
+            ModelError, match=r"both holds a checkpoint and an adapter \(adapter_config.json\)"
+        ) as error:
+            ask(both)
+        assert f'adapter="{both}"' in str(error.value.hint)
+    torch.testing.assert_close(
+        pardec.load(both, device="cpu", adapter=both).logits(tokens), expected, rtol=1e-4, atol=1e-4
+    )
+    with pytest.raises(ModelError, match="tuned holds an adapter and no checkpoint") as error:
+        load_any(tuned)
+    assert f'load {base} with adapter="{tuned}"' in str(error.value.hint)
 
 
 LAYERS = [f"model.layers.{layer}.self_attn.q_proj" for layer in range(2)]

@@ -21,6 +21,9 @@ def llada_folder(folder: Path) -> Path:
     config = {
         "architectures": ["LLaDAModelLM"],
         "model_type": "llada",
+        "rope": True,
+        "layer_norm_type": "rms",
+        "weight_tying": False,
         "d_model": 32,
         "n_heads": 4,
         "n_kv_heads": 2,
