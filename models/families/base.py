@@ -43,12 +43,6 @@ class ConfigKeys:
     def read(self, config: Config) -> Config:
         """The followed keys of a config. Raises Unsupported, with the key, for a refused value and an unknown key."""
         require(config, self.refused)
-        for key, value in self.defaults.items():
-            if key not in config and value not in self.refused.get(key, (value,)):
-                raise Unsupported(
-                    f"{key} is left out, which means {key}={value!r}, and that is not supported natively",
-                    f"write {key} into config.json: {' or '.join(map(repr, self.refused[key]))} is supported",
-                )
         config = {**self.defaults, **config}
         if self.ignored is not None:
             known = {*self.followed, *self.refused, *self.inside, *self.ignored}
@@ -109,6 +103,9 @@ class FamilySpec:
     lacks: tuple[str, ...] = ()
     block_in_name: str = ""  # block-causal: a pattern whose first group is the width, in a checkpoint's name
     own_head: bool = True  # a head in the file is used though the config ties it
+    # Keys without which the reference computes something else than the published files, with its words for that: for a
+    # config that leaves them out, files are read as the published ones, with a warning.
+    assumed: Mapping[str, str] = field(default_factory=dict)
     harmless: tuple[str, ...] = ()  # patterns of published tensors that the decoder does not read
     pictured: tuple[str, ...] = ()  # patterns of the harmless tensors that `imaging` reads
     twin: Callable[[str], str | None] = lambda name: None  # the other published name of a tensor that two modules share

@@ -32,7 +32,6 @@ LLADA_KEYS = ConfigKeys(
         "layer_norm_with_affine": (True,),
         "clip_qkv": (None,),
     },
-    defaults={"rope": False, "layer_norm_type": "default", "weight_tying": True},
 )
 
 
@@ -93,6 +92,11 @@ LLADA = register(
         turn_ends={126348: "<|eot_id|>"},
         start=(126080, "<|startoftext|>"),
         own_head=False,
+        assumed={
+            "rope": "positions that are not rotated",
+            "layer_norm_type": "LayerNorm instead of RMSNorm",
+            "weight_tying": "a head that is the embedding",
+        },
         harmless=(r".*rotary_emb\.inv_freq",),
         positions=lambda config: config.get("max_sequence_length"),
     )

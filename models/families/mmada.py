@@ -28,7 +28,8 @@ MMADA = register(
         summary="MMaDA (images of captions)",
         matches=is_mmada,
         decoder=lambda config: decoder(_shape(config)),
-        keys=replace(LLADA_KEYS.also("new_vocab_size"), defaults={}),  # its config class has none
+        keys=LLADA_KEYS.also("new_vocab_size"),
+        assumed={},  # its config class has no defaults
         imaging="pardec.models.images.mmada:build",
         text=True,
         draws="text",

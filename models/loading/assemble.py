@@ -95,7 +95,7 @@ def as_published(spec: FamilySpec, config: DecoderConfig, published: Mapping[str
     if own and not spec.own_head:
         raise ModelError(
             f"config.json ties the head to the embedding, and {head} in the file differs from it",
-            "the published code leaves such a head out: correct weight_tying, which is true where it is left out",
+            "the published code leaves such a head out: correct weight_tying",
         )
     return replace(config, tied=False) if own else config
 

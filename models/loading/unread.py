@@ -136,6 +136,17 @@ def say_left_out(name: str, spec: FamilySpec, published: Mapping[str, Published]
         )
 
 
+def say_assumed(name: str, spec: FamilySpec, config: Mapping[str, Any]) -> None:
+    """Warns in one line of keys that a config.json leaves out, where the authors' code would then compute otherwise."""
+    absent = {key: meaning for key, meaning in spec.assumed.items() if key not in config}
+    if absent:
+        warnings.warn(
+            f"config.json of {name} leaves out {', '.join(absent)}: it is read as the published files are, and to the "
+            f"authors' code it means {', '.join(absent.values())}",
+            stacklevel=3,
+        )
+
+
 def _are_frequencies(tensor: Tensor, own: tuple[float, ...]) -> bool:
     """Whether `tensor` holds the frequencies, scaled or not yet scaled."""
     scaled = torch.tensor(own, dtype=torch.float64)

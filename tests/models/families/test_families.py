@@ -321,19 +321,31 @@ def test_llada_is_a_llama_that_sees_everything(tmp_path):
         ({"alibi": True}, "alibi=True is not supported"),
         ({"block_type": "sequential"}, "block_type='sequential'"),
         ({"attention_layer_norm": True}, "attention_layer_norm=True"),
-        ({"rope": LEFT_OUT}, "rope is left out, which means rope=False"),
-        ({"layer_norm_type": LEFT_OUT}, "layer_norm_type is left out, which means layer_norm_type='default'"),
         ({"weight_tying": True}, "ties the head.*model.transformer.ff_out.weight in the file differs"),
-        ({"weight_tying": LEFT_OUT}, "ties the head.*model.transformer.ff_out.weight in the file differs"),
         ({"multi_query_attention": False}, "n_kv_heads=2, and multi_query_attention=False means 4"),
         ({"multi_query_attention": True}, "n_kv_heads=2, and multi_query_attention=True means 1"),
     ],
 )
 def test_other_kinds_of_llada_are_refused_by_name(change, message, tmp_path):
-    """Keys that a config leaves out mean what they do in the authors' class, and not what the published files say."""
     llada_folder(tmp_path, **change)
     with pytest.raises(ModelError, match=message):
         load(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("key", "meaning"),
+    [("rope", "positions that are not rotated"), ("layer_norm_type", "LayerNorm"), ("weight_tying", "the embedding")],
+)
+def test_what_llada_means_by_a_key_that_is_left_out_is_said(key, meaning, tmp_path):
+    """The class of its authors has other defaults than the published files."""
+    llada_folder(tmp_path / "whole")
+    llada_folder(tmp_path / "less", **{key: LEFT_OUT})
+    whole = load(tmp_path / "whole", device="cpu")
+    with pytest.warns(UserWarning, match=f"config.json of less leaves out {key}: .* means .*{meaning}"):
+        less = load(tmp_path / "less", device="cpu")
+    tokens = torch.arange(12)[None]
+    plan = Plan.full(tokens, whole.visible())
+    assert torch.equal(less.forward(plan).logits(), whole.forward(plan).logits())
 
 
 # What the classes of the authors have where a config leaves a key out.
