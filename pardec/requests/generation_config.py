@@ -271,6 +271,7 @@ _DIFFUSION: Mapping[str, float] = {
     "confidence_threshold": 0.005,
     "entropy_bound": 0.1,
 }
+_ENTROPY = {"_cls_name": "EntropyBoundSamplerConfig"}
 
 
 def with_published_sampler(model: LanguageModel, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -288,9 +289,20 @@ def with_published_sampler(model: LanguageModel, arguments: Mapping[str, Any]) -
     if config.attention == "bidirectional":
         spec, temperature = _uniform_noise(model)
         return {"temperature": temperature, **arguments, "sampler": spec}
-    stated = dict(model.generation)
-    inner = stated.get("sampler_config")
-    stated |= inner if isinstance(inner, dict) else {}
+    inner = model.generation.get("sampler_config")
+    inner = {} if inner is None else inner
+    if (
+        not isinstance(inner, dict)
+        or not inner.items() <= {**_ENTROPY, "entropy_bound": inner.get("entropy_bound")}.items()
+    ):
+        raise ModelError(
+            f"{model.name} sets sampler_config to {str(inner)[:80]} in its {_FILE}, and only an entropy_bound of"
+            f" {_ENTROPY['_cls_name']} is supported",
+            "name the sampler to decode without it: preset:diffusion-gemma",
+        )
+    if (stray := model.generation.get("entropy_bound")) is not None:
+        raise ModelError(f"{model.name} sets entropy_bound to {stray} in its {_FILE}, and its place is sampler_config")
+    stated = {**model.generation, "entropy_bound": inner.get("entropy_bound")}
     values = {key: plain if stated.get(key) is None else stated[key] for key, plain in _DIFFUSION.items()}
     for key, value in values.items():
         whole = key in ("max_denoising_steps", "stability_threshold")

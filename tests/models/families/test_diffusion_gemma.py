@@ -317,6 +317,13 @@ def test_the_default_sampler_is_the_published_rule(tmp_path: Path) -> None:
         ({"stability_threshold": 2}, "stability_threshold to 2 in its generation_config.json"),
         ({"t_max": "hot"}, "sets t_max to hot in its generation_config.json, and it has to be a number"),
         ({"max_denoising_steps": 0}, "max_denoising_steps to 0"),
+        ({"sampler_config": {"_cls_name": "Other", "entropy_bound": 0.1}}, "only an entropy_bound of EntropyBound"),
+        (
+            {"sampler_config": {"entropy_bound": 0.1, "t_max": 0.9}},
+            "only an entropy_bound of EntropyBoundSamplerConfig",
+        ),
+        ({"entropy_bound": 50.0}, "sets entropy_bound to 50.0 .* and its place is sampler_config"),
+        ({"sampler_config": 0.1}, "sets sampler_config to 0.1"),
     ],
 )
 def test_a_published_rule_that_is_not_built_is_refused(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
