@@ -801,6 +801,11 @@ Milliseconds are all time over the forwards made, sampling included, the median 
 llama-diffusion-cli comes from `{source}`.
 
 """
+LLAMA_CPP_BUILD = """
+The wheel of llama.cpp says that it was built with {features}; one built for the processor itself was not measured.
+llama.cpp has repacked layouts of Q4_0 and Q8_0 matrices and none of Q4_1: with the weights of this file as Q4_0 it read a prompt of
+600 tokens 1.9 times as fast, and as Q8_0 1.6 times.
+"""
 MEMORY = """
 ## Memory
 
@@ -826,6 +831,9 @@ def page(document: Row) -> str:
         values |= {"model": own["model"], "megabytes": own["model_bytes"] / 1e6}
         text += TEXT.format(**values, conditions=said(own)) + text_tables(own)
         text += f"\nVersions: {versions(own['versions'])}.\n"
+        if features := own["versions"].get("llama.cpp, the file: features"):
+            names = ", ".join(part.split()[0] for part in features.partition(":")[2].split("|") if "= 1" in part)
+            text += LLAMA_CPP_BUILD.format(features=names)
     sizes = {"prompt": PROMPT, "new": NEW, "block": BLOCK}
     if own := document.get("masked"):
         shape = "12 layers of width 768, 10,240 tokens"
