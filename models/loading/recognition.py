@@ -106,7 +106,7 @@ def recognise(config: dict[str, Any], tensors: Container[str]) -> tuple[FamilySp
             spec.decoder(config)
             return spec, ""
         except Unsupported as error:
-            if not _known_to_transformers(model_type):
+            if spec.attention != "causal" or not _known_to_transformers(model_type):  # it would run as another model
                 raise
             return None, str(error)
     if _known_to_transformers(model_type):

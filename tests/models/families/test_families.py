@@ -246,6 +246,23 @@ def test_diffusion_families_are_their_base_under_another_mask(kind, model_type, 
     agree(model.forward(Plan.full(tokens, model.visible())).logits(), expected)
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [("Llama", {"architectures": ["StableDiffcoderForCausalLM"]}), ("Qwen2", {"text_mask_token_id": 60})],
+    ids=["stable_diffcoder", "sdlm"],
+)
+@pytest.mark.parametrize("attention", [None, "causal"])
+def test_a_diffusion_model_that_is_not_supported_does_not_run_as_the_model_it_is_published_as(
+    kind, changes, attention, tmp_path
+):
+    published(kind, tmp_path, num_key_value_heads=2)
+    rewrite(tmp_path, hidden_act="relu", **changes)
+    with pytest.raises(ModelError, match="hidden_act='relu' is not supported natively"):
+        load(tmp_path, device="cpu", attention=attention)
+    rewrite(tmp_path, hidden_act="silu")
+    assert load(tmp_path, device="cpu").decoding_config.masked
+
+
 def llada_folder(folder: Path, **changes: Any) -> Any:
     """A Llama model saved under LLaDA's names and keys."""
     reference = published("Llama", folder, num_key_value_heads=2)
