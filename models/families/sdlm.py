@@ -29,7 +29,7 @@ SDLM = register(
         names=NAMES,
         attention="causal-prefix",
         shift=1,
-        keys=both_ways(QWEN2_KEYS).also("causal_attn"),
+        keys=both_ways(QWEN2_KEYS).also("causal_attn", use_sliding_window=(False, None)),
         mask=(151665, "<text_mask>"),
         turn_ends={151645: "<|im_end|>"},
         block=4,

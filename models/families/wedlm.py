@@ -19,7 +19,7 @@ WEDLM = register(
         names=NAMES,
         attention="windowed-causal",
         shift=0,
-        keys=both_ways(QWEN3_KEYS).also("qk_norm"),
+        keys=both_ways(QWEN3_KEYS).also("qk_norm", use_sliding_window=(False, None)),
         mask=(151665, "<|mask|>"),
         turn_ends={151645: "<|im_end|>"},
         harmless=HARMLESS,

@@ -409,6 +409,15 @@ def test_keys_that_a_config_leaves_out_have_the_values_of_the_authors_class(fami
             assert shape(whole | {key: other}) != shape(whole), key
 
 
+@pytest.mark.parametrize("family", ["sdlm", "wedlm"])
+def test_windows_beside_masks_after_causal_text_are_refused_by_name(family):
+    """Which positions masks see then is not known: the published files have no windows."""
+    slides = {**SMALL, "num_key_value_heads": 4, "head_dim": 12, "sliding_window": 4, "max_window_layers": 0}
+    FAMILIES[family].decoder({**slides, "use_sliding_window": False})
+    with pytest.raises(Unsupported, match="use_sliding_window=True"):
+        FAMILIES[family].decoder({**slides, "use_sliding_window": True})
+
+
 def test_nemotron_of_another_paradigm_is_refused_by_name():
     with pytest.raises(Unsupported, match="dlm_paradigm='autoregressive'"):
         FAMILIES["nemotron"].decoder({**SMALL, "dlm_paradigm": "autoregressive"})
