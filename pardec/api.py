@@ -30,7 +30,7 @@ from .requests.other_names import known_arguments
 from .requests.prompts import check_length
 from .requests.settings import AnyNames, documented, ignored_filters, own_names
 from .result import Result
-from .rollouts import Reward, Rollouts, rewarded
+from .rollouts import REWARD, Reward, Rollouts, rewarded
 from .serving.batch import Serving
 from .serving.queue import Prompts
 from .serving.rows import QueuedRow
@@ -281,6 +281,8 @@ class Model(Engine):
         named = own_names(arguments)
         if "num_return_sequences" in named:
             raise SpecError("num_return_sequences is n here", hint="leave it out, and pass n=")
+        if reward is not None and not callable(reward):
+            raise SpecError(f"reward cannot be called, got {type(reward).__name__}", hint=REWARD)
         settings: dict[str, Any] = {"temperature": 1.0, "logprobs": 0, **named, "num_return_sequences": n}
         if settings["logprobs"] is None:
             raise SpecError("rollouts have log-probabilities", hint="leave logprobs out")

@@ -19,6 +19,7 @@ from pardec.models.errors import SpecError
 from .result import Result
 
 Reward = Callable[[str, str], float]  # of a prompt and an answer, as texts
+REWARD = "reward(prompt, text) returns a finite number"
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +131,7 @@ def rewarded(result: Result, n: int, reward: Reward | None) -> Rollouts:
         except (TypeError, ValueError):
             finite = False
         if not finite:
-            raise SpecError(f"reward of row {row} is {value!r}", hint="reward(prompt, text) returns a finite number")
+            raise SpecError(f"reward of row {row} is {value!r}", hint=REWARD)
         values.append(float(value))
     return Rollouts(result, n, np.array(values))
 

@@ -66,6 +66,8 @@ def local(name_or_path: str | os.PathLike[str]) -> Source | None:
 
     Raises UnknownModelError for a name that neither can be.
     """
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise UnknownModelError(f"a model is named by a text or a path, got {name_or_path!r}", _usage())
     name = os.fspath(name_or_path)
     if not name:
         raise UnknownModelError("the model's name is empty", _usage())

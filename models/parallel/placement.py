@@ -32,7 +32,7 @@ def choose_device(requested: str | torch.device) -> tuple[torch.device, str]:
         return torch.device("cpu"), "no GPU found"
     try:
         device = torch.device(requested)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise arguments.unknown_device(requested) from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ArgumentError(f"device {device} was requested, but torch finds no CUDA GPU", 'use device="cpu" or "auto"')
@@ -61,8 +61,8 @@ def choose_dtype(requested: str | torch.dtype, device: torch.device, stored: tor
             )
         return requested, "as asked"
     if requested != "auto":
-        arguments.check(dtype=requested)
-        return DTYPES[requested], "as asked"
+        arguments.check(dtype=str(requested))
+        return DTYPES[str(requested)], "as asked"
     if device.type == "cpu":
         return torch.float32, "default on a CPU" + ("" if stored == torch.float32 else f"; stored as {short(stored)}")
     if stored == torch.bfloat16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():

@@ -24,6 +24,7 @@ from pardec.samplers.spec import Policy, Spec
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from ..api import Model, load
+from ..requests.argument import is_number
 from ..requests.call import Call
 from ..requests.images import enlarged, size_and_scale, with_defaults
 from ..result import Result
@@ -204,7 +205,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         request |= {"cfg": guidance_scale, "cfg_interval": cfg_interval, "negative_prompt": negative_prompt}
         request |= {"label": class_labels, "prompt_embeds": prompt_embeds, "num_images": num_images_per_prompt}
         arguments = with_defaults(self.imaging, {name: value for name, value in request.items() if value is not None})
-        if arguments.get("cfg") is not None and arguments["cfg"] <= self.model.driver.least_cfg:
+        if is_number(arguments.get("cfg")) and arguments["cfg"] <= self.model.driver.least_cfg:
             arguments["cfg"] = None
         scale = 1
         if output_type != "latent" or self.imaging.sizes is not None:

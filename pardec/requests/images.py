@@ -15,7 +15,7 @@ from pardec.models.images.contracts import Condition
 from pardec.models.images.vq import to_images
 from pardec.samplers.presets import preset
 
-from .argument import Takes
+from .argument import Takes, is_whole
 from .prompts import Row, open_id
 from .settings import MAX_NEW_TOKENS, SHAPING, Settings, repeat_each
 
@@ -202,7 +202,7 @@ def labels(name: str, classes: int, prompt: Any, settings: Settings, *, least: i
     if not labels:
         raise SpecError("the list of classes is empty", hint="give at least one label")
     for label in labels:
-        if not isinstance(label, int) or isinstance(label, bool) or not least <= label < classes:
+        if not is_whole(label) or not least <= label < classes:
             none = ", and -1 is none" if least < 0 else ""
             raise SpecError(f"label {label!r} is not a class of {name}", hint=f"classes are 0..{classes - 1}{none}")
     return labels

@@ -6,17 +6,19 @@ Text is encoded by the tokenizer, messages by its chat template; ids are used un
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pardec.models.errors import SpecError, one_line
 
-from .argument import check_count
+from .argument import check_count, is_whole
 from .tools import conversation
 
 if TYPE_CHECKING:
@@ -152,17 +154,17 @@ def encode_plain(model: LanguageModel, texts: str | Sequence[str]) -> list[list[
 def _encode(model: LanguageModel, prompt: Any, *, special: bool = True, tools: Any = None) -> list[list[int]]:
     if isinstance(prompt, str):
         return _encode(model, [prompt], special=special, tools=tools)
-    if isinstance(prompt, Tensor) or not isinstance(prompt, Sequence):
+    if isinstance(prompt, Tensor | bytes) or not isinstance(prompt, Sequence):
         raise SpecError(
             f"a prompt is text, a list of texts or chat messages, got {type(prompt).__name__}",
-            hint="token ids go to input_ids=",
+            hint="token ids go to input_ids=, and an iterator or an array of texts into list(...)",
         )
     if not prompt:
         raise SpecError("the list of prompts is empty", hint="give at least one prompt")
     check_count("prompt", prompt)
     if all(isinstance(item, Mapping) for item in prompt):
         prompt = [prompt]
-    elif all(_is_whole(item) for item in prompt):
+    elif all(is_whole(item) for item in prompt):
         raise SpecError("the prompt is a list of whole numbers", hint="token ids go to input_ids=, as [[1, 2, 3]]")
     tokenizer = _tokenizer(model)
     return [_encode_one(model, tokenizer, i, item, special=special, tools=tools) for i, item in enumerate(prompt)]
@@ -184,11 +186,32 @@ def _encode_one(model: LanguageModel, tokenizer: Any, row: int, item: Any, *, sp
         )
     if not tokenizer.chat_template:
         raise SpecError(f"{model.name} has no chat template", hint="pass the prompt as plain text")
+    item = [_with_text(row, message, str(tokenizer.chat_template)) for message in item]
     messages, shown = conversation(model, item, tools)
     options: Any = {"tools": shown, "add_generation_prompt": True, "tokenize": True, "return_dict": True}
-    message = f"the chat template of {model.name} does not take prompt {row}"
+    template = f"the chat template of {model.name}"
     hint = "it may want no system message, or messages of user and assistant in alternation"
-    return _read(message, item, lambda: tokenizer.apply_chat_template(messages, **options), hint)
+    apply = partial(tokenizer.apply_chat_template, messages, **options)
+    ids = _read(f"{template} does not take prompt {row}", item, apply, hint)
+    if not tokenizer.decode(ids, skip_special_tokens=True).strip():
+        raise SpecError(f"{template} shows no text of prompt {row}", hint="give a message of the user with some text")
+    return ids
+
+
+def _with_text(row: int, message: Mapping[str, Any], template: str) -> dict[str, Any]:
+    """A message with its content as one text, and of a role that templates know. Raises SpecError for other content."""
+    content = message.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
+        content = "".join(texts) if all(isinstance(text, str) for text in texts) else content
+    if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+        raise SpecError(
+            f"a message of prompt {row} has content that is not text, got {reprlib.repr(content)}",
+            hint='content is text, or a list of parts such as {"type": "text", "text": "..."}',
+        )
+    role = message["role"]
+    role = "system" if role == "developer" and role not in template else role  # OpenAI's newer name
+    return {**message, "role": role, "content": content}
 
 
 def _read(message: str, item: Any, tokenize: Callable[[], Any], hint: str) -> list[int]:
@@ -209,15 +232,17 @@ def _begins_twice(tokenizer: Any, text: str, ids: Sequence[int]) -> bool:
 
 
 def _is_message(value: object) -> bool:
-    return isinstance(value, Mapping) and isinstance(value.get("role"), str) and "content" in value
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return (
+        isinstance(value, Mapping)
+        and isinstance(value.get("role"), str)
+        and not value.keys().isdisjoint({"content", "tool_calls"})
+    )
 
 
 def _id_rows(ids: Any, name: str) -> list[list[int]]:
-    """Rows of ids from [B, P], or from a list of 1-D tensors or lists."""
+    """Rows of ids from [B, P], or from a list of 1-D tensors, arrays or lists."""
+    if isinstance(ids, np.ndarray) and ids.dtype.kind in "iu":
+        ids = torch.from_numpy(ids.astype(np.int64))
     if isinstance(ids, Tensor):
         if not len(ids.shape) or not len(ids):
             raise SpecError(f"{name} has no rows, got {list(ids.shape)}", hint=f"{name}=[[5, 6, 7]] holds one row")
@@ -227,8 +252,9 @@ def _id_rows(ids: Any, name: str) -> list[list[int]]:
                 hint="one row of ids is ids[None]; rows of different length go in a list",
             )
         return ids.tolist()
-    lists = [row.tolist() if isinstance(row, Tensor) else row for row in ids] if isinstance(ids, Sequence) else []
-    if not lists or not all(isinstance(row, Sequence) and all(_is_whole(i) for i in row) for row in lists):
+    listed = isinstance(ids, Sequence)
+    lists = [row.tolist() if isinstance(row, Tensor | np.ndarray) else row for row in ids] if listed else []
+    if not lists or not all(isinstance(row, Sequence) and all(is_whole(i) for i in row) for row in lists):
         raise SpecError(
             f"{name} is neither a LongTensor [B, P] nor a list of rows of whole numbers",
             hint=f"{name}=[[5, 6, 7], [8, 9]] holds two rows",
@@ -244,7 +270,7 @@ def _templates(model: LanguageModel, template: Any, mask: int) -> list[Tensor]:
     if isinstance(template, Tensor):
         template = template.tolist()
     if isinstance(template, str) or (
-        isinstance(template, Sequence) and template and all(i is None or _is_whole(i) for i in template)
+        isinstance(template, Sequence) and template and all(i is None or is_whole(i) for i in template)
     ):
         template = [template]
     if not isinstance(template, Sequence) or not template or not all(isinstance(i, _FORMS) for i in template):

@@ -435,6 +435,8 @@ class Settings:
         for name in arguments:
             if name not in ARGUMENTS:
                 raise _unknown(name)
+        if hasattr(arguments.get("seed"), "tolist"):  # an array or a tensor
+            arguments = {**arguments, "seed": arguments["seed"].tolist()}
         settings = cls(**{**(defaults or {}), **arguments})
         if isinstance(settings.sampler, str) and settings.sampler.startswith("preset:"):
             from pardec.samplers.presets import preset

@@ -15,8 +15,9 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pardec.models.errors import PardecError, SpecError
+from pardec.models.errors import PardecError
 
+from ..requests.argument import check_whole
 from ..result import Result
 from .rows import QueuedRow
 from .running import Cost, Ended, RunningBatch
@@ -86,8 +87,7 @@ class Serving(Iterator[Served]):
         batch_size: int,
         guard: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-            raise SpecError(f"batch_size is a whole number of at least 1, got {batch_size!r}", hint="batch_size=8")
+        check_whole("batch_size", batch_size, 1, hint="batch_size=8")
         self.model, self.batch_size, self._queue, self._guard = model, batch_size, queue, guard
         self.waits: str | None = None
         self.batch = Cost(0)

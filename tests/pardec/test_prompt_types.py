@@ -1,0 +1,107 @@
+"""Messages, ids and seeds in the types that other libraries give, and those that are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pardec
+
+QUESTION = "Tom has 8 cups. He loses 3. How many cups does Tom have now?"
+PART = {"type": "text", "text": QUESTION}
+
+
+@pytest.fixture(scope="module")
+def llama() -> pardec.Model:
+    return pardec.load("tiny-llama", device="cpu")
+
+
+@pytest.mark.parametrize("content", [[PART], [{"type": "text", "text": QUESTION[:9]}, {"text": QUESTION[9:]}]])
+def test_message_of_text_parts_is_their_text(llama: pardec.Model, content: Any) -> None:
+    assert llama.generate([{"role": "user", "content": content}]).text == llama.generate(QUESTION).text
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"role": "user", "content": [PART, {"type": "image_url", "image_url": {"url": "a"}}]}, "not text, got [{"),
+        ({"role": "user", "content": None}, "not text, got None"),
+        ({"role": "user", "content": 5}, "not text, got 5"),
+        ({"role": "user", "content": ""}, "shows no text of prompt 0"),
+        ({"role": "system", "content": "Be brief."}, "shows no text of prompt 0"),
+        ({"role": "alien", "content": QUESTION}, "shows no text of prompt 0"),
+    ],
+)
+def test_message_that_the_model_would_not_read_is_refused(llama: pardec.Model, message: Any, said: str) -> None:
+    with pytest.raises(pardec.SpecError) as caught:
+        llama.generate([message])
+    assert said in str(caught.value)
+
+
+def test_developer_message_is_a_system_message(llama: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{% for message in messages %}{{ message['role'] + message['content'] }}{% endfor %}"
+    for own, written in (("", "system"), ("{# developer #}", "developer")):
+        monkeypatch.setattr(llama.tokenizer, "chat_template", own + template)
+        call = llama.prepare([{"role": "developer", "content": " Tom has 8"}], max_new_tokens=1)
+        text = llama.tokenizer.decode(call.request.canvases[0][: call.prompts[0]])
+        assert text.replace(" ", "").endswith(f"{written}Tomhas8")
+
+
+def test_ids_and_seeds_may_be_arrays(llama: pardec.Model) -> None:
+    ids = llama.tokenizer(QUESTION)["input_ids"]
+    plain = llama.generate(input_ids=[ids, ids], temperature=2.0, seed=[3, 4]).tokens
+    for rows in (np.array([ids, ids]), np.array([ids, ids], dtype=np.uint16), [np.array(ids), torch.tensor(ids)]):
+        for seed in (np.array([3, 4]), torch.tensor([3, 4]), (np.int64(3), 4)):
+            assert llama.generate(input_ids=rows, temperature=2.0, seed=seed).tokens == plain
+    [row] = llama.serve_batch([QUESTION], batch_size=np.int64(1))  # type: ignore[arg-type]
+    assert row.text == llama.generate(QUESTION).text[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"prompt": (text for text in [QUESTION])}, "got generator"),
+        ({"prompt": np.array([QUESTION])}, "got ndarray"),
+        ({"prompt": b"Tom"}, "got bytes"),
+        ({"input_ids": np.array([[0.5]])}, "neither a LongTensor"),
+        ({"input_ids": np.array(5)}, "input_ids has no rows"),
+        ({"prompt": QUESTION, "seed": np.array([0.5])}, "seed is a whole number, got 0.5"),
+    ],
+)
+def test_other_types_are_refused(llama: pardec.Model, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(pardec.SpecError) as caught:
+        llama.generate(**arguments)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [None, 5, ["tiny-llama"], b"tiny-llama"])
+def test_a_model_is_named_by_text_or_a_path(name: Any) -> None:
+    with pytest.raises(pardec.ModelError) as caught:
+        pardec.load(name)
+    assert "a model is named by a text or a path" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"), [("dtype", None), ("dtype", np.int8), ("device", None), ("device", [0])]
+)
+def test_a_device_or_dtype_of_another_type_is_refused(argument: str, value: Any) -> None:
+    with pytest.raises(pardec.ModelError) as caught:
+        pardec.load("tiny-llama", **{argument: value})
+    assert f"unknown {argument} " in str(caught.value)
+
+
+def test_a_reward_that_cannot_be_called_is_refused_before_a_forward(
+    llama: pardec.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pardec.Model, "generate", lambda *_, **__: pytest.fail("a forward was made"))
+    with pytest.raises(pardec.SpecError) as caught:
+        llama.rollouts(QUESTION, n=2, reward=5)  # type: ignore[arg-type]
+    assert str(caught.value) == "reward cannot be called, got int"
+
+
+def test_a_class_may_be_a_number_of_numpy() -> None:
+    mar = pardec.load("tiny-mar", device="cpu")
+    assert mar.generate(label=np.int64(1)).images == mar.generate(label=1).images
