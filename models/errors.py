@@ -57,7 +57,7 @@ class UnknownNameError(SpecError, LookupError):
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """` (did you mean 'x'?)` for the nearest known names, or an empty string."""
     folded = {entry.lower(): entry for entry in known}
-    near = [folded[match] for match in get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
+    near = [folded[match] for match in get_close_matches(name.lower(), folded, n=3, cutoff=0.6)]
     return f" (did you mean {' or '.join(repr(entry) for entry in near)}?)" if near else ""
 
 

@@ -70,12 +70,14 @@ def refusal(error: SpecError, body: Body) -> RequestError:
 
 def invalid(error: ValidationError, document: Any) -> RequestError:
     """The error for the first wrong field of a body, in one line."""
-    faults = error.errors(include_url=False, include_context=False, include_input=False)[:_FAULTS]
+    faults = error.errors(include_url=False, include_input=False)[:_FAULTS]
     paths = [_path(each["loc"], document) for each in faults]
     path = max((each for each in paths if each[:1] == paths[0][:1]), key=len)
     value, known = _at(document, path)
     if faults[0]["type"] == "missing" or not known:
         text = "is missing"
+    elif faults[0]["type"] == "extra_forbidden":
+        text = "is not supported: leave it out"
     elif value is None:
         text = "is null: leave it out, or give a value"
         if path[-1:] in (["content"], ["prompt"], ["messages"]):
@@ -86,7 +88,8 @@ def invalid(error: ValidationError, document: Any) -> RequestError:
         text = ": " + "; or: ".join(each)
     name = ".".join(map(str, path))
     opening = name + ("" if text.startswith(":") else " ") if name else ""
-    return RequestError(HTTPStatus.BAD_REQUEST, (opening + text).removeprefix(": "), param=name or None)
+    param = name or faults[0].get("ctx", {}).get("field")
+    return RequestError(HTTPStatus.BAD_REQUEST, (opening + text).removeprefix(": "), param=param)
 
 
 def _path(location: tuple[int | str, ...], document: Any) -> list[int | str]:

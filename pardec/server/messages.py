@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, field_validator
 
 from ..requests.argument import Takes
 from ..result import Result
@@ -35,6 +35,13 @@ class MessagesBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
     stop_sequences: Annotated[list[Stop], Field(max_length=16)] | None = None
     stream: StrictBool | None = None
     n: Literal[1] | None = None
+
+    @field_validator("messages")
+    @classmethod
+    def _end_with_user(cls, turns: list[Turn]) -> list[Turn]:
+        if turns[-1].role == "assistant":
+            raise ValueError("the last one is the assistant's, which an answer does not continue: end with the user's")
+        return turns
 
     def as_text(self) -> ChatBody:
         messages = [{"role": turn.role, "content": joined(turn.content)} for turn in self.messages]

@@ -59,8 +59,7 @@ class ResponseBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
     def as_text(self) -> ChatBody:
         messages = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         for item in [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input:
-            role = "system" if item.role == "developer" else item.role
-            messages.append({"role": role, "content": joined(item.content)})
+            messages.append({"role": item.role, "content": joined(item.content)})
         own = {"input", "instructions", "max_output_tokens", "text", "store"}
         shared = {name: value for name, value in self.model_dump(exclude_none=True).items() if name not in own}
         form = None if self.text is None else self.text.format

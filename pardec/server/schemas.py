@@ -23,6 +23,8 @@ from pydantic import (
     model_validator,
 )
 
+from pydantic_core import PydanticCustomError
+
 from pardec.models.errors import did_you_mean
 
 from ..requests.argument import Takes
@@ -56,7 +58,21 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "moderation": ("auto", "low"),
     "partial_images": (0,),
     "do_sample": (True, False),  # the temperature decides
+    "verbosity": ("medium",),
+    "reasoning_effort": ("none",),
+    "previous_response_id": (),
+    "conversation": (),
+    "thinking": ({"type": "disabled"},),
+    "chat_template_kwargs": ({},),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "use_beam_search": (False,),
+    "length_penalty": (1.0,),
 }
+_INSTEAD = dict.fromkeys(("previous_response_id", "conversation"), "nothing is stored, send the whole conversation")
 
 
 class Body(BaseModel):
@@ -81,10 +97,14 @@ class Body(BaseModel):
         }
         for name in own:
             if name in NEUTRAL and name not in cls.model_fields:
-                raise ValueError(f"{name} is not supported: leave it out")
+                raise _unsupported(name, f"{name} is not supported: {_INSTEAD.get(name, 'leave it out')}")
             if name not in cls.model_fields:
-                raise ValueError(f"there is no field {name!r}{did_you_mean(name, cls.model_fields)}")
+                raise _unsupported(name, f"there is no field {name!r}{did_you_mean(name, cls.model_fields)}")
         return own
+
+
+def _unsupported(field: str, text: str) -> PydanticCustomError:
+    return PydanticCustomError("unsupported", "{text}", {"text": text, "field": field})
 
 
 # The arguments that are numbers, by field, without those that are read by rules of their own.
@@ -158,6 +178,13 @@ class Part(BaseModel):
 
     type: Literal["text"]
     text: StrictStr
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_neutral(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if name != "cache_control" and value is not None}
 
 
 class _HasText(Protocol):

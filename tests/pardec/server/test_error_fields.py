@@ -12,6 +12,7 @@ import pardec
 from pardec.server.app import create_app
 
 LONG = "a " * 600
+MESSAGES = [{"role": "user", "content": "Tom has 8."}]
 COMPLETIONS: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"prompt": LONG}, "prompt", "context_length_exceeded"),
     ({"prompt": [5] * 600}, "prompt", "context_length_exceeded"),
@@ -77,3 +78,51 @@ def test_error_of_message_fields(client: TestClient) -> None:
 def test_error_of_lengths_that_differ(client: TestClient) -> None:
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3, "max_completion_tokens": 4}
     assert client.post("/v1/chat/completions", json=body).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "param", "said"),
+    [
+        ("chat/completions", {"best_off": 1}, "best_off", "there is no field 'best_off'"),
+        ("chat/completions", {"functions": [{"name": "a"}]}, "functions", "functions is not supported: leave it out"),
+        ("chat/completions", {"skip_special_tokens": False}, "skip_special_tokens", "is not supported: leave it out"),
+        ("responses", {"previous_response_id": "a"}, "previous_response_id", "nothing is stored, send the whole"),
+        ("completions", {"suffix": "a"}, "suffix", "suffix is not supported: leave it out"),
+    ],
+)
+def test_error_field_of_unsupported_fields(
+    client: TestClient, path: str, change: dict[str, Any], param: str, said: str
+) -> None:
+    body: dict[str, Any] = {"messages": MESSAGES} if path == "chat/completions" else {"prompt": "a"}
+    body = {"input": "a"} if path == "responses" else body
+    error = client.post(f"/v1/{path}", json={**body, **change}).json()["error"]
+    assert error["param"] == param
+    assert said in error["message"]
+
+
+def test_fields_that_request_nothing_are_ignored(client: TestClient) -> None:
+    nothing = {
+        "skip_special_tokens": True,
+        "use_beam_search": False,
+        "previous_response_id": None,
+        "conversation": None,
+    }
+    part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "citations": None}
+    for path, more in (("chat/completions", nothing), ("messages", {"thinking": {"type": "disabled"}})):
+        body = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 2, **more}
+        assert client.post(f"/v1/{path}", json=body).status_code == 200
+
+
+def test_messages_end_with_the_user(client: TestClient) -> None:
+    """The form's answers continue a last message of the assistant, which templates would close."""
+    turns = [*MESSAGES, {"role": "assistant", "content": "8 -"}]
+    answer = client.post("/v1/messages", json={"messages": turns, "max_tokens": 2})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith("messages: the last one is the assistant's")
+
+
+def test_a_conversation_without_text_is_refused(client: TestClient) -> None:
+    for message in ({"role": "system", "content": "Be brief."}, {"role": "user", "content": " "}):
+        error = client.post("/v1/chat/completions", json={"messages": [message]}).json()["error"]
+        assert error["param"] == "messages"
+        assert "shows no text of messages 0" in error["message"]

@@ -83,8 +83,8 @@ def test_fields_of_responses_are_named_as_they_were_sent(llama: Running) -> None
         ({"input": []}, "input"),
         ({"input": "a " * 900}, "input"),
         ({"input": "a", "max_output_tokens": 10**6}, None),
-        ({"input": "a", "previous_response_id": "resp_1"}, None),
-        ({"input": "a", "tools": [{"type": "web_search"}]}, None),
+        ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"input": "a", "tools": [{"type": "web_search"}]}, "tools"),
     ):
         answer = llama.post("/v1/responses", body, headers=key)
         assert answer.status_code == 400, answer.text
@@ -216,7 +216,7 @@ def test_choices_are_those_of_the_model_and_errors_name_the_field(name: str) -> 
             ({"messages": MESSAGES}, None),
             ({"prompt": [QUESTION] * 9}, "n"),
             ({"prompt": "cup " * 10000}, "prompt"),
-            ({"label": 3}, None),
+            ({"label": 3}, "label"),
             ({"model": "another"}, "model"),
         ):
             refused = running.post("/v1/choose", body | change)
