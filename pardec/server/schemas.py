@@ -22,7 +22,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-
 from pydantic_core import PydanticCustomError
 
 from pardec.models.errors import did_you_mean
