@@ -9,6 +9,7 @@ with a scorer the sum of scores, without one the tokens of plain decoding.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from pardec.models.errors import SpecError
 from ..api import Model, load
 from ..cards import list_drafters
 from ..requests.chat_template import applies, as_message
+from ..requests.slow_drafts import SlowDrafts
 from ..tasks import Problem, Task
 from . import sources
 
@@ -182,7 +184,9 @@ def _decode(
         if row.error is not None:
             continue
         try:
-            result = model.generate(prompt, sampler=row.spec, **{**settings, **(problem.settings or {})})
+            with warnings.catch_warnings():  # the table says which candidates are slower
+                warnings.simplefilter("ignore", SlowDrafts)
+                result = model.generate(prompt, sampler=row.spec, **{**settings, **(problem.settings or {})})
         except (SpecError, ValueError) as error:  # a candidate that does not go with this model or these arguments
             if row.spec == PLAIN:
                 raise
