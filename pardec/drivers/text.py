@@ -171,6 +171,7 @@ class TextDriver(Driver, Loops):
                 settings.max_new_tokens,
                 beyond=beyond,
                 tools=shown(prompt, settings.tools, settings.tool_choice),
+                variables=settings.chat_template_kwargs,
             )
             rows = repeat_each(prompts, settings.num_return_sequences)
             samples = tuple(range(settings.num_return_sequences)) * len(prompts)

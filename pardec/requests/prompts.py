@@ -5,7 +5,9 @@ Text is encoded by the tokenizer, messages by its chat template; ids are used un
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +56,7 @@ def encode(
     *,
     beyond: bool = False,
     tools: Any = None,
+    variables: Mapping[str, Any] | None = None,
 ) -> list[Row]:
     """The rows that `generate` decodes.
 
@@ -65,6 +68,7 @@ def encode(
             may be left out.
         beyond: rows may be longer than the checkpoint was made for.
         tools: that a conversation shows, in OpenAI's form.
+        variables: of the chat template.
 
     Raises:
         SpecError: naming the row and the value that cannot work.
@@ -82,7 +86,10 @@ def encode(
         )
     templates = None if template is None else _templates(model, template, mask)
     if prompt is not None:
-        prompts = [_ids_tensor(model, ids, f"prompt {i}") for i, ids in enumerate(_encode(model, prompt, tools=tools))]
+        encoded = enumerate(_encode(model, prompt, tools=tools, variables=variables))
+        prompts = [_ids_tensor(model, ids, f"prompt {i}") for i, ids in encoded]
+    elif variables:
+        raise SpecError("chat_template_kwargs are for messages, and no prompt is given", hint=_NO_VARIABLES)
     elif input_ids is not None:
         id_rows = enumerate(_id_rows(input_ids, "input_ids"))
         prompts = [_ids_tensor(model, ids, f"input_ids row {i}") for i, ids in id_rows]
@@ -151,9 +158,16 @@ def encode_plain(model: LanguageModel, texts: str | Sequence[str]) -> list[list[
     return _encode(model, texts, special=False)
 
 
-def _encode(model: LanguageModel, prompt: Any, *, special: bool = True, tools: Any = None) -> list[list[int]]:
+def _encode(
+    model: LanguageModel,
+    prompt: Any,
+    *,
+    special: bool = True,
+    tools: Any = None,
+    variables: Mapping[str, Any] | None = None,
+) -> list[list[int]]:
     if isinstance(prompt, str):
-        return _encode(model, [prompt], special=special, tools=tools)
+        prompt = [prompt]
     if isinstance(prompt, Tensor | bytes) or not isinstance(prompt, Sequence):
         raise SpecError(
             f"a prompt is text, a list of texts or chat messages, got {type(prompt).__name__}",
@@ -167,11 +181,26 @@ def _encode(model: LanguageModel, prompt: Any, *, special: bool = True, tools: A
     elif all(is_whole(item) for item in prompt):
         raise SpecError("the prompt is a list of whole numbers", hint="token ids go to input_ids=, as [[1, 2, 3]]")
     tokenizer = _tokenizer(model)
-    return [_encode_one(model, tokenizer, i, item, special=special, tools=tools) for i, item in enumerate(prompt)]
+    one = partial(_encode_one, model, tokenizer, special=special, tools=tools, variables=variables or {})
+    return [one(row, item) for row, item in enumerate(prompt)]
 
 
-def _encode_one(model: LanguageModel, tokenizer: Any, row: int, item: Any, *, special: bool, tools: Any) -> list[int]:
+_NO_VARIABLES = "leave chat_template_kwargs out, or pass messages"
+
+
+def _encode_one(
+    model: LanguageModel,
+    tokenizer: Any,
+    row: int,
+    item: Any,
+    *,
+    special: bool,
+    tools: Any,
+    variables: Mapping[str, Any],
+) -> list[int]:
     if isinstance(item, str):
+        if variables:
+            raise SpecError(f"chat_template_kwargs are for messages, and prompt {row} is text", hint=_NO_VARIABLES)
         if tools:
             raise SpecError(f"tools belong to a conversation, and prompt {row} is text", hint="pass messages")
         if not item.strip():
@@ -190,8 +219,12 @@ def _encode_one(model: LanguageModel, tokenizer: Any, row: int, item: Any, *, sp
     messages, shown = conversation(model, item, tools)
     options: Any = {"tools": shown, "add_generation_prompt": True, "tokenize": True, "return_dict": True}
     template = f"the chat template of {model.name}"
+    taken = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters}
+    for name in variables:
+        if name in taken or not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
+            raise SpecError(f"chat_template_kwargs has {name!r}, which {template} does not use", hint="leave it out")
     hint = "it may want no system message, or messages of user and assistant in alternation"
-    apply = partial(tokenizer.apply_chat_template, messages, **options)
+    apply = partial(tokenizer.apply_chat_template, messages, **variables, **options)
     ids = _read(f"{template} does not take prompt {row}", item, apply, hint)
     if not tokenizer.decode(ids, skip_special_tokens=True).strip():
         raise SpecError(f"{template} shows no text of prompt {row}", hint="give a message of the user with some text")

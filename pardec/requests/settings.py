@@ -69,6 +69,7 @@ class Arguments(TypedDict, total=False):
     tools: Sequence[Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any] | None
     parallel_tool_calls: bool | None
+    chat_template_kwargs: Mapping[str, Any] | None
     stop: str | Sequence[str] | None
     stop_ids: int | Sequence[int] | None
     block_align: Literal["prompt", "absolute"]
@@ -119,6 +120,11 @@ def _check_seed(name: str, value: Any, example: str) -> None:
     check_count(name, value)
     for seed in value if isinstance(value, Sequence) else [value]:
         Whole()(name, seed, example)
+
+
+def _check_variables(name: str, value: Any, example: str) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise SpecError(f"{name} is a dict of names and values, got {value!r}", hint=example)
 
 
 def _check_source(name: str, value: Any, example: str) -> None:
@@ -341,6 +347,11 @@ class Settings:
     parallel_tool_calls: bool | None = argument(
         doc="False for one call at most; by default as many as the chat template can write.", check=_check_flag,
         example="parallel_tool_calls=False allows one call", takes=Takes.TEXT,
+    )
+    chat_template_kwargs: Any = argument(
+        doc='variables of the chat template, such as {"enable_thinking": False}, for prompts that are messages.',
+        check=_check_variables, example='chat_template_kwargs={"enable_thinking": False}', takes=Takes.TEXT,
+        off=(None, {}), related=("enable_thinking", "chat_template_args"),
     )
     stop: Any = argument(
         doc="a text, or texts, that end a row: the row's text is cut before the one that is complete first, its tokens "

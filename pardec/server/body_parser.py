@@ -173,9 +173,8 @@ def _ids(config: Any, body: TextBody) -> list[list[int]]:
         most = body.max_completion_tokens or most
         prompt: Any = [message.document for message in body.messages]
         settings = Settings.of(tool_arguments(body))
-        rows = encode(
-            config, prompt, None, None, most, tools=settings.tools if settings.tool_choice != "none" else None
-        )
+        tools = settings.tools if settings.tool_choice != "none" else None
+        rows = encode(config, prompt, None, None, most, tools=tools, variables=body.chat_template_kwargs)
     else:
         assert isinstance(body, CompletionBody), "the other form"
         prompt = body.prompt

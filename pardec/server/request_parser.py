@@ -127,7 +127,8 @@ class RequestParser:
         if parsed.ids is not None:
             return {"input_ids": parsed.ids}
         if isinstance(body, ChatBody):
-            return {"prompt": [message.document for message in body.messages]}
+            messages = [message.document for message in body.messages]
+            return {"prompt": messages, "chat_template_kwargs": body.chat_template_kwargs}
         assert isinstance(body, CompletionBody), "the other form"
         prompt: Any = body.prompt
         if isinstance(prompt, str) or isinstance(prompt[0], str):
@@ -158,11 +159,12 @@ class RequestParser:
         model, bound = self.model.language_model, int(self.defaults.get("max_new_tokens", DEFAULT_ANSWER))
         prompt, ids = arguments.get("prompt"), arguments.get("input_ids")
         tools = shown(prompt, arguments.get("tools"), arguments.get("tool_choice"))
-        rows = encode(model, prompt, ids, None, 1, tools=tools)
+        rows = encode(model, prompt, ids, None, 1, tools=tools, variables=arguments.get("chat_template_kwargs"))
         longest = max(len(row.prompt) for row in rows)
         context = min(filter(None, (model.max_positions, model.limit, self.limits.length)), default=longest + bound)
         new = max(1, min(bound, context - longest))
-        return {"prompt": None, "input_ids": [row.prompt for row in rows], "max_new_tokens": new}
+        as_ids = {"prompt": None, "chat_template_kwargs": None, "input_ids": [row.prompt for row in rows]}
+        return {**as_ids, "max_new_tokens": new}
 
     def _check_echo(self, body: CompletionBody) -> None:
         if body.stream:

@@ -62,7 +62,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "previous_response_id": (),
     "conversation": (),
     "thinking": ({"type": "disabled"},),
-    "chat_template_kwargs": ({},),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
     "skip_special_tokens": (True,),
@@ -265,6 +264,7 @@ class ChatBody(TextBody):
     tools: Annotated[list[dict[str, Any]], Field(max_length=128)] | None = None
     tool_choice: StrictStr | dict[str, Any] | None = None
     parallel_tool_calls: StrictBool | None = None
+    chat_template_kwargs: Annotated[dict[StrictStr, Any], Field(max_length=64)] | None = None
 
 
 class ChooseBody(Body):

@@ -50,6 +50,28 @@ def test_developer_message_is_a_system_message(llama: pardec.Model, monkeypatch:
         assert text.replace(" ", "").endswith(f"{written}Tomhas8")
 
 
+THINKING = "{% for message in messages %}{{ message['content'] }}{% endfor %}{% if not thinking %} 1{% endif %}"
+
+
+def test_template_variables_reach_the_template(llama: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama.tokenizer, "chat_template", THINKING)
+    chat = [{"role": "user", "content": "Tom has 8"}]
+    plain = llama.generate(chat, max_new_tokens=1)
+    with_variable = llama.generate(chat, max_new_tokens=1, chat_template_kwargs={"thinking": True})
+    assert with_variable.prompts[0] == plain.prompts[0] - 1
+    refused: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({"prompt": chat}, {"think": True}, "has 'think', which the chat template of tiny-llama does not use"),
+        ({"prompt": chat}, {"messages": []}, "has 'messages', which"),
+        ({"prompt": "Tom has 8"}, {"thinking": True}, "are for messages, and prompt 0 is text"),
+        ({"input_ids": [[5]]}, {"thinking": True}, "are for messages, and no prompt is given"),
+        ({"prompt": chat}, {5: True}, "is a dict of names and values"),  # type: ignore[dict-item]
+    ]
+    for arguments, variables, said in refused:
+        with pytest.raises(pardec.SpecError) as caught:
+            llama.generate(**arguments, chat_template_kwargs=variables)
+        assert said in str(caught.value)
+
+
 def test_ids_and_seeds_may_be_arrays(llama: pardec.Model) -> None:
     ids = llama.tokenizer(QUESTION)["input_ids"]
     plain = llama.generate(input_ids=[ids, ids], temperature=2.0, seed=[3, 4]).tokens

@@ -126,3 +126,20 @@ def test_a_conversation_without_text_is_refused(client: TestClient) -> None:
         error = client.post("/v1/chat/completions", json={"messages": [message]}).json()["error"]
         assert error["param"] == "messages"
         assert "shows no text of messages 0" in error["message"]
+
+
+def test_template_variables_of_a_request_reach_the_template(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = "{{ messages[0]['content'] }}{% if not thinking %} 1{% endif %}"
+    tokenizer = client.app.state.server.model.tokenizer  # type: ignore[attr-defined]
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    counts = []
+    for more in ({}, {"max_tokens": 4}):
+        for variables in ({"thinking": True}, {}):
+            body = {"messages": MESSAGES, "chat_template_kwargs": variables, **more}
+            counts.append(client.post("/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"])
+    assert counts[0] == counts[2] == counts[1] - 1 == counts[3] - 1
+    body = {"messages": MESSAGES, "chat_template_kwargs": {"enable_thinking": False}}
+    error = client.post("/v1/chat/completions", json=body).json()["error"]
+    assert (error["param"], "'enable_thinking'" in error["message"]) == ("chat_template_kwargs", True)
