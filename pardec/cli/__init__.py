@@ -53,7 +53,8 @@ def run(arguments: Sequence[str]) -> int:
             traceback.print_exc()
         if isinstance(error, usage_error):
             context = getattr(error, "ctx", None)
-            command = context.command_path if context is not None else "pardec"
+            named = [word for word in arguments[:1] if word in command_line().commands]
+            command = context.command_path if context is not None else " ".join(["pardec", *named])
             message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")  # from pydantic
             option = str(getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
             suggestion = f"; in Python: {OTHER_NAMES[option]}" if option in OTHER_NAMES else ""

@@ -116,7 +116,9 @@ TurnSeed = Annotated[int, _option(SHAPE, "Random seed; turn i uses a seed derive
 
 Captions = Annotated[list[str] | None, _option(IO, "A caption; may be repeated.", "--prompt", "-p")]
 CaptionFile = Annotated[Path | None, _option(IO, "Captions, one per line, .jsonl or text; - is stdin.", "--prompts")]
-Classes = Annotated[list[int] | None, _option(IO, "A class; may be repeated; -1 is none (MAR only).", "--class", "-c")]
+Classes = Annotated[
+    list[int] | None, _option(IO, "A class; may be repeated; -1 is none (MAR only).", "--class", "-c", "--label")
+]
 NumImages = Annotated[int | None, _option(IO, "Images per caption or class, by default as many as fill --grid.", min=1)]
 OutputImage = Annotated[
     Path | None, _option(IO, "FILE.png, .jpg or .webp for all images, side by side.", "--output", "-o")

@@ -36,9 +36,8 @@ class Origins:
         elif origin is None and headers.get(b"sec-fetch-site") in ("cross-site", "same-site"):
             raise _refused("a page of another site")
         elif name not in self._hosts and not _is_own(name) and _is_own(str((scope.get("server") or ("",))[0])):
-            raise _refused(
-                f"the host {name!r:.200}, at a local address"
-            )  # a foreign name that was pointed to this address (DNS rebinding)
+            # a foreign name that was pointed to this address (DNS rebinding)
+            raise _refused(f"the host {name!r:.200} at a local address")
 
 
 def _name(url: str) -> str:

@@ -256,6 +256,7 @@ def test_more_prompts_than_a_batch_go_to_a_rows_file(cli: Cli, folder: Path, pro
         (("generate", "tiny-dreem", "-p", "a", "--offline"), 2, "tiny-dreem"),
         (("generate",), 2, "MODEL"),
         (("decode",), 2, "No such command"),
+        (("compare", "MODEL", "--latex"), 2, 'run "pardec compare --help"'),
         (("list", "sampler"), 2, "samplers"),
         (("list", "samplers", "--stage", "selekt"), 2, "did you mean 'select'"),
         (("list", "models", "--stage", "select"), 2, "--stage, --family and --markdown are for samplers"),

@@ -103,7 +103,7 @@ def test_a_file_says_how_to_make_its_pictures_again(cli: Cli, classes: Path, tmp
         given = alone["pictures"][0]
         if at in (1, 2):
             code, _, err = cli(
-                "image", classes, "--class", given["class"], "--seeds", given["seed"], "-s", alone["spec"],
+                "image", classes, "--label", given["class"], "--seeds", given["seed"], "-s", alone["spec"],
                 "-o", tmp_path / "one.png", "--quiet",
             )  # fmt: skip
             assert (code, err) == (0, "")
