@@ -235,8 +235,9 @@ def _with_text(row: int, message: Mapping[str, Any], template: str) -> dict[str,
     """A message with its content as one text, and of a role that templates know. Raises SpecError for other content."""
     content = message.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):
-        texts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
-        content = "".join(texts) if all(isinstance(text, str) for text in texts) else content
+        parts = (part for part in content if isinstance(part, Mapping))
+        texts = [part["text"] for part in parts if isinstance(part.get("text"), str)]
+        content = "".join(texts) if len(texts) == len(content) else content
     if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
         raise SpecError(
             f"a message of prompt {row} has content that is not text, got {reprlib.repr(content)}",
