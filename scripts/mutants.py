@@ -47,6 +47,10 @@ KINDS = (
     "tie rule",
     "order",
     "wrong layer or slot",
+    "bound dropped or swapped",
+    "reset forgotten",
+    "rows of a batch",
+    "default changed",
 )
 NAMED_SHARE = 0.8  # of a paper's mutants that its named test must notice
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")

@@ -7,9 +7,10 @@ import pytest
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
-from tests.samplers.eight_tokens import steps_of
+from tests.samplers import eight_tokens
+from tests.samplers.eight_tokens import LAWS, steps_of
 from tests.samplers.revise_checks import LENGTHS, NEW, agree
-from tests.samplers.toys import MASK, fill, prompts, toy
+from tests.samplers.toys import MASK, fill, prompts, request, run, table, toy
 
 
 def test_eight_tokens_by_hand() -> None:
@@ -21,6 +22,9 @@ def test_eight_tokens_by_hand() -> None:
     assert steps_of("above_mean:least=3") == [0, 1, 0, 2, 0, 1, 1, 2]
     # .95 .91 and then .60 .30: mean .69; of the second block .99 .85 .901 are above it; then .45 alone.
     assert steps_of("above_mean", block_length=4) == [0, 1, 0, 1, 2, 2, 2, 3]
+    # Equal scores are not above their mean: the two of the lowest position go.
+    got = run(table(LAWS[:1].repeat(8, 1)), "above_mean", request([[eight_tokens.MASK] * 8], [0], block_length=8))
+    assert got.trace.commit_step[0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])

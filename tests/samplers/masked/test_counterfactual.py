@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -15,6 +16,7 @@ from pardec.models.plan import Plan, Visible
 from pardec.samplers import registry
 from pardec.samplers.masked.contracts import Proposal
 from pardec.samplers.masked.select.counterfactual import Counterfactual
+from tests.samplers.eight_tokens import proposal
 from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import EOS, MASK, fill, prompts, same, toy
 
@@ -98,15 +100,21 @@ def test_it_is_the_naive_rule(family: str) -> None:
             return select(rule, proposal, *more)
 
         (prompt,) = prompts((3 * seed,), seed=seed)
+        draft = 0.1 if seed % 2 else 0.3
         with patch.object(Counterfactual, "select", recording):
-            got = fill(model, "counterfactual:tau=0.4,draft=0.1@none", [prompt], 14, block_length=7)
-        tokens, when, refused, second = naive(model, prompt, 14, 7, 0.4, 0.1)
+            got = fill(model, f"counterfactual:tau=0.4,draft={draft}@none", [prompt], 14, block_length=7)
+        tokens, when, refused, second = naive(model, prompt, 14, 7, 0.4, draft)
         assert got.tokens[0].tolist() == tokens
         assert got.trace.commit_step[0].tolist() == when
         for each, own in zip(seen, second, strict=True):
             assert each == pytest.approx(own, abs=1e-5)
         held += refused
     assert held, "no candidate was ever held back: the test shows nothing"
+    assert Counterfactual() == Counterfactual(tau=0.7, draft=0.2)
+    found = proposal("confidence")
+    evidence = replace(found.evidence, leave_one_out=found.evidence.distribution)
+    just = Counterfactual(tau=float(found.score[0, 5])).select(replace(found, evidence=evidence), None, None)  # type: ignore[arg-type]
+    assert just[0].nonzero()[:, 0].tolist() == [0, 2, 4, 5, 6]  # .85 is enough where .85 is asked for
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])

@@ -141,6 +141,25 @@ def a_new_block_starts_without_credit() -> None:
     assert second[1].expm1()[0].item() == pytest.approx(0.85, abs=1e-5)
 
 
+def a_row_that_enters_a_block_leaves_the_share_of_another_row() -> None:
+    """Each row of `free` counts from its own block: one enters its second block where the other has 3 of 4 left."""
+    rows = (torch.tensor([0, 0, 0, MASK, *[MASK] * 4]), torch.full((8,), MASK))
+    canvas = Canvas(rows, (0, 0), mask_id=MASK, pad_id=4, block_length=4)
+    asked, stage = request([row.tolist() for row in rows], [0, 0], block_length=4), Credit(free=True)
+    state = stage.start(canvas)
+    shares = []
+    for column in (3, 1):
+        evidence = Evidence(DenseDistribution(LAWS[:4].log().repeat(2, 1, 1)), canvas.window, canvas.eligible, asked)
+        stage.prepare(canvas, state)
+        stage.logits(evidence, canvas, state)
+        shares.append(state.share.tolist())
+        which = torch.zeros_like(canvas.eligible)
+        which[:, column] = True
+        canvas.commit(Update(which, torch.zeros_like(canvas.window), which.float()))
+    assert canvas.block_start.tolist() == [4, 0]
+    assert shares == [[0, 0], [0, 0.25]]
+
+
 def test_nothing_is_forgotten_when_every_step_prefers_another_token() -> None:
     """More distinct tokens than the initial room."""
     alone, count = Alone(Credit(alpha=1.0, beta=1.0, gamma=1.0)), 6
@@ -208,6 +227,9 @@ def test_no_weight_changes_no_bit_and_credit_answers_as_well_in_fewer_steps() ->
     the_published_variant_without_parameters_by_hand()
     credit_gathers_for_each_token_a_position_ever_preferred()
     a_new_block_starts_without_credit()
+    a_row_that_enters_a_block_leaves_the_share_of_another_row()
+    test_the_credit_of_a_committed_position_is_gone_when_it_is_taken_back()
+    test_nothing_is_forgotten_when_every_step_prefers_another_token()
     model, given = toy("dream", sharp=1.2), prompts((4, 7, 2))
     base, off = (
         fill(model, spec, given, (9, 5, 11)) for spec in ("threshold:tau=0.4", "credit:alpha=0+threshold:tau=0.4")

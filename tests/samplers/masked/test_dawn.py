@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from pardec.samplers.masked.build import fit
+from pardec.samplers.masked.canvas import Canvas
+from pardec.samplers.masked.contracts import Update
+from pardec.samplers.masked.select.dawn import Dawn
 from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
 from tests.samplers.dependence_parity import MODELS, compare, steps_with
 from tests.samplers.heldout_answers import answered
 from tests.samplers.spec_checks import refused_specs
-from tests.samplers.toys import fill, prompts, toy
+from tests.samplers.toys import MASK, fill, prompts, toy
 
 DAWN = "dawn:low=0.5,induce=0.4,high=0.9,edge=0.3,sink=0.2,layers=1"
 HAND: dict[str, tuple[dict[tuple[int, int], float], list[int | None] | None, list[int]]] = {
@@ -66,6 +72,26 @@ def test_a_token_outside_of_a_forward_is_an_anchor_by_its_commit() -> None:
     assert whole.nfe == cached.nfe
 
 
+def _none(at: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(at, dtype=torch.bool)
+
+
+def anchors_are_sure_and_before_the_end_of_the_block() -> None:
+    """Tokens outside of a forward: one of the prompt counts with 1, a committed one with its score."""
+    rule = Dawn(low=0.5, induce=0.4, high=0.9, edge=0.1, sink=1)
+    canvas = Canvas((torch.tensor([1, *[MASK] * 6, 1]),), (1,), mask_id=MASK, pad_id=4, block_length=4)
+    which = torch.zeros_like(canvas.eligible)
+    which[0, :2] = True
+    canvas.commit(Update(which, torch.zeros_like(canvas.window), torch.tensor([[0.95, 0.85, 0, 0]])))
+    evidence = SimpleNamespace(
+        predictions=SimpleNamespace(has=_none, at=lambda at: SimpleNamespace(greedy=(at, at.float())))
+    )
+    depends = torch.ones(1, canvas.window.shape[1], 9, dtype=torch.bool)
+    found = rule._anchors(depends, SimpleNamespace(evidence=evidence), canvas)  # type: ignore[arg-type]
+    # The prompt's token, and .95 of the two that were committed; the given token at 7 is after the block.
+    assert found[0].nonzero()[:, 0].tolist() == [0, 1]
+
+
 test_what_is_refused = refused_specs(
     [
         ("dawn:low=1.5", r"low must lie in \[0, 1\], got 1.5"),
@@ -80,6 +106,9 @@ def test_keeping_apart_what_depends_is_right_more_often_in_as_many_forwards() ->
     """Latin squares, whose cells depend on each other; `edge` is for rows of 60 to 70 tokens."""
     for case, (edges, row, steps) in HAND.items():
         assert steps_with(DAWN, edges, row) == steps, case  # type: ignore[arg-type]
+    test_open_parameters_are_the_published_ones()
+    anchors_are_sure_and_before_the_end_of_the_block()
+    test_it_is_the_naive_rule("llada")
     apart, careful = answered("tiny-llada", "grids", "dawn:low=0.5,induce=0.9,sink=0.1,edge=0.015", 40)
     loose, plain = answered("tiny-llada", "grids", "threshold:tau=0.8", 40)
     assert sum(careful.nfe) <= sum(plain.nfe)

@@ -12,6 +12,7 @@ from pardec.samplers.registry import resolve
 from tests.reference import naive_selects as naive
 from tests.samplers.eight_tokens import LAWS, MASK, steps_of
 from tests.samplers.heldout_answers import answered
+from tests.samplers.masked import test_spacing
 from tests.samplers.parity import FAMILIES, agree, agree_recorded, block_lengths
 from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
@@ -89,6 +90,9 @@ def test_the_number_of_forwards_is_known_and_answers_stay_right() -> None:
         assert steps_of(spec) == steps, spec
     rounds_of_any_width()
     given_tokens_and_short_blocks_leave_rounds_out()
+    test_it_is_the_naive_rule("llada", 2, 0.5)  # rows of a batch have blocks of several lengths
+    for spec, steps in test_spacing.STEPS.items():
+        assert steps_of(spec) == steps, spec
     for block, forwards in ((32, 5), (16, 8), (8, 12)):
         right, result = answered("tiny-dream", "records", "dus", 6, block_length=block)
         assert set(result.nfe) == {forwards}

@@ -11,9 +11,12 @@ import pytest
 import pardec
 from pardec.samplers.masked.select.leap import Leap
 from tests.reference.naive_selects import Distributions
+from tests.samplers.eight_tokens import LAWS
+from tests.samplers.eight_tokens import MASK as LAST
 from tests.samplers.parity import FAMILIES, agree
 from tests.samplers.spec_checks import commits_at, refused_specs
-from tests.samplers.toys import fill, prompts, same, toy
+from tests.samplers.toys import fill, prompts, request, same, table, toy
+from tests.samplers.toys import run as decode
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45 and tokens 2 0 1 3 3 0 2 1; half of the eight positions are a window.
 # Margins ln(3 p / (1 - p)), the other three tokens being alike: 4.04 1.50 3.41 .25 5.69 2.83 3.31 .90
@@ -31,6 +34,11 @@ STEPS = {
 
 
 test_eight_tokens_by_hand = commits_at(STEPS)
+
+
+def test_the_window_of_an_odd_number_is_the_larger_half_and_each_row_has_its_own() -> None:
+    got = decode(table(LAWS), "leap:tau=0", request([[LAST] * 7, [LAST] * 4], [0, 0], block_length=8))
+    assert got.trace.commit_step[:, :7].tolist() == [[0] * 4 + [1] * 3, [0, 0, 1, 1, -1, -1, -1]]
 
 
 def run(tau: float, window: int) -> Callable[[Distributions], list[int]]:

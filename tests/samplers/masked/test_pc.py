@@ -18,7 +18,7 @@ from pardec.samplers.masked.build import fit
 from pardec.samplers.ops.frequencies import TABLES, table_names, token_frequencies
 from tests.reference import naive_selects as naive
 from tests.samplers import toys
-from tests.samplers.eight_tokens import LAWS, MASK, SURE, TOKENS
+from tests.samplers.eight_tokens import LAWS, MASK, SURE, TOKENS, proposal
 from tests.samplers.heldout_answers import answered
 from tests.samplers.parity import FAMILIES, agree, agree_recorded, recorded
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
@@ -147,6 +147,11 @@ def test_frequent_tokens_which_confidence_commits_early_come_late(tmp_path: Path
     """The correlation of a token's frequency with the forward that commits it changes its sign."""
     for decay, cap in ((0.25, 10.0), (0.0, 10.0), (1.0, 1.0)):
         eight_tokens_by_hand(decay, cap, tmp_path)
+    drawn = proposal("pc", temperature=2.0)
+    own = LAWS.gather(1, drawn.tokens[0, :, None])[:7, 0]
+    assert (own < LAWS[:7].amax(1)).any()  # a drawn token counts with its own probability
+    decayed = own * math.log(LAWS.shape[1]) * (-0.25 * torch.arange(7)).exp()
+    assert drawn.score[0, :7].tolist() == pytest.approx(decayed.tolist(), rel=1e-5)
     frequency = token_frequencies("tasks", load("tiny-dream", device="cpu")).log().numpy()
     for task in ("arithmetic", "records"):
         mean = {}

@@ -13,9 +13,13 @@ from torch import Tensor
 
 import pardec
 from pardec.models.plan import Plan
+from pardec.samplers.masked.canvas import Canvas
+from pardec.samplers.masked.contracts import Evidence, Update
 from pardec.samplers.masked.inputs.provisional import Drafts, Provisional
+from pardec.samplers.ops.distribution import DenseDistribution
+from tests.samplers.masked import test_leap
 from tests.samplers.spec_checks import refused_specs
-from tests.samplers.toys import BLOCK, MASK, fill, prompts, same, toy
+from tests.samplers.toys import BLOCK, MASK, fill, prompts, request, same, toy
 
 LENGTHS, NEW = (3, 6, 1), (10, 12, 7)
 
@@ -81,6 +85,28 @@ def test_an_end_token_is_never_provisional(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("alternate", ["false", "true"])
+def as_likely_as_tau_is_enough_and_a_new_block_begins_without() -> None:
+    """Of four positions the likeliest tokens have 1/2, 1/2 and it ends the text, 1/3 and 1/2."""
+    distributions = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 0, 1], [0, 1, 1, 0]], dtype=torch.float32)
+    canvas = Canvas((torch.full((8,), 4),), (0,), mask_id=4, pad_id=4, block_length=4)
+    asked = request([[4] * 8], [0], block_length=4, stop_ids=(2,))
+    rule = Provisional(tau=0.5)
+    state = rule.start(canvas)
+    evidence = Evidence(
+        DenseDistribution(torch.nn.functional.pad(distributions, (0, 1)).log()[None]),
+        canvas.window,
+        canvas.eligible,
+        asked,
+    )
+    rule.observe(evidence, lambda share: share, canvas, state)
+    assert state.ids[0, :4].tolist() == [0, -1, -1, 1]
+    everything = torch.ones_like(canvas.eligible)
+    canvas.commit(Update(everything, torch.zeros_like(canvas.window), everything.float()))
+    assert canvas.block_start[0] == 4
+    rule.soft(canvas, state)
+    assert not state.fed.any()
+
+
 def test_a_provisional_token_can_change_and_fall_back(alternate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, given = toy("dream", sharp=1.2), prompts(LENGTHS)
     spec = f"sequential+provisional:tau=0.25,alternate={alternate}"
@@ -109,8 +135,12 @@ def shown(monkeypatch: pytest.MonkeyPatch, decode: Any) -> Iterator[Tensor]:
 
 
 @pytest.mark.seeds("arXiv:2607.20467")
-def test_fewer_steps_than_the_run_alone_on_grids() -> None:
+def test_fewer_steps_than_the_run_alone_on_grids(monkeypatch: pytest.MonkeyPatch) -> None:
     """49 steps become 41 for 16 of them, on chains they become more. This model copies the tokens that it is fed."""
+    as_likely_as_tau_is_enough_and_a_new_block_begins_without()
+    test_an_end_token_is_never_provisional(monkeypatch)
+    test_it_feeds_what_it_says("dream", True)
+    test_leap.test_the_window_of_an_odd_number_is_the_larger_half_and_each_row_has_its_own()
     model, task = pardec.load("tiny-llada", device="cpu"), pardec.task("grids")
     problems = task.problems(split="heldout", n=24, seed=5)
     steps, scores = [], list[float]()

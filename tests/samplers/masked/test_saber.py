@@ -10,6 +10,7 @@ from tests.reference import naive_revise as naive
 from tests.samplers import toys
 from tests.samplers.eight_tokens import LAWS, MASK
 from tests.samplers.heldout_answers import answered
+from tests.samplers.masked import test_above_mean
 from tests.samplers.parity import recorded
 from tests.samplers.revise_checks import LENGTHS, NEW, agree
 from tests.samplers.toys import fill, prompts, request, run, table, toy
@@ -66,7 +67,8 @@ def test_it_is_resolved_with_its_select_and_refuses_what_cannot_be() -> None:
 def test_steps_commit_more_than_one_token_and_answers_stay_right() -> None:
     """Probabilities near 1 leave little above their mean, so such a model gains few forwards."""
     what_is_taken_back_by_hand()
-    for family, least, size in (("llada", 2, 4), ("dream", 3, 16)):
+    test_above_mean.test_eight_tokens_by_hand()
+    for family, least, size in (("llada", 2, 4), ("dream", 3, 16), ("llada", 1, 8)):
         test_it_follows_its_paper(family, least, size, False)
     for task in ("arithmetic", "records"):
         right, result = answered("tiny-dream", task, "saber", 6)
