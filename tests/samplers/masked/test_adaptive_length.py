@@ -134,6 +134,7 @@ def test_it_is_its_naive_version_step_by_step(name: str) -> None:
     for case in SIXTEEN:
         sixteen_tokens_by_hand(*case)
     a_later_block_shortens_the_row_further()
+    test_tokens_that_were_given_behind_it_keep_the_row_long()
     model, new, size, cut = golden(name), 30, 6, 0
     vocab = model.language_model.vocab_size
     ends = set(range(0, vocab, 3)) - {model.language_model.decoding_config.mask_id}

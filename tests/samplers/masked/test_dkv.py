@@ -27,6 +27,7 @@ from tests.samplers.cache_checks import (
     queried,
     stale,
 )
+from tests.samplers.masked import test_dkv_greedy
 from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, same, toy
 
@@ -149,6 +150,9 @@ def test_refreshing_always_is_no_cache_and_delay_flips_fewer_tokens_than_none() 
     a_token_is_queried_once_more_after_its_commit()
     how_many_full_steps_a_block_begins_with_is_the_families()
     a_shifted_family_queries_the_rows_that_predict_and_the_token_itself()
+    test_it_is_its_plain_version("dream", "dkv:refresh=3,full=1,settle=next,prompt=keep")
+    test_dkv_greedy.test_the_window_takes_the_nearest_masks_in_the_order_of_commits()
+    test_dkv_greedy.test_it_is_its_plain_version("llada", 3, 1)
     model, given, flips = toy("llada", sharp=1.2), prompts((5, 7, 3, 9) * 6, seed=2), []
     plain = fill(model, "sequential", given, 16, block_length=16)
     refreshed = fill(model, "sequential@dkv:refresh=1", given, 16, block_length=16)

@@ -14,9 +14,11 @@ import pardec
 from pardec.models.caches.skip_cache import EarlySkip, SkipCache
 from pardec.models.errors import ModelError, SpecError
 from pardec.samplers import registry
+from pardec.samplers.masked.cache.es import EarlySkipping
+from pardec.samplers.masked.canvas import Canvas
 from tests.reference import naive_es as naive
 from tests.samplers.spec_checks import refused_specs
-from tests.samplers.toys import EOS, fill, prompts, request, run, same, toy
+from tests.samplers.toys import EOS, MASK, fill, prompts, request, run, same, toy
 
 LENGTHS, NEW = (3, 6, 1, 5), (17, 6, 23, 2)
 DEEP = "depth1=0,depth2=0"  # in a model of two layers
@@ -69,6 +71,22 @@ def test_it_is_its_naive_version_layer_by_layer(
     assert got.tokens[0].tolist() == tokens
     assert got.trace.commit_step[0].tolist() == when
     assert any(len(step[0]) > len(step[1]) > len(step[3]) for step in computed)
+    the_importance_is_that_of_the_position_which_an_output_predicts(model.decoding_config.shift)
+    test_layers_at_one_depth_have_the_smaller_share()
+
+
+def the_importance_is_that_of_the_position_which_an_output_predicts(shift: int) -> None:
+    """A prompt of 2 and a block of 4: .9 and .6 are the surest, 2 is the first open position, 5 was just committed."""
+    canvas = Canvas((torch.tensor([1, 1, *[MASK] * 4]),), (2,), mask_id=MASK, pad_id=4, block_length=4, shift=shift)
+    rule = EarlySkipping(alpha=0.5)
+    state = rule.start(canvas)
+    state.confidence[0, 2:6] = torch.tensor([0.2, 0.9, 0.4, 0.6])
+    changed = np.arange(6)[None] == 5
+    ranking = rule._ranking(canvas, state, changed)
+    predicted = [0.1 + 5, 0.45 + 2, 0.2, 0.3 + 2]
+    expected = [0, *predicted, 3] if shift else [0, 0, *predicted[:3], 0.3 + 2 + 3]
+    assert ranking.values[0, :6].tolist() == pytest.approx(expected)
+    assert ranking.least.tolist() == [3]
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])

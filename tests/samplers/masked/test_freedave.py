@@ -19,8 +19,10 @@ from pardec.samplers import registry
 from pardec.samplers.events import Finished
 from pardec.samplers.masked.branch.draft_graphs import StepCounts, draft_graph
 from pardec.samplers.masked.branch.draft_sets import follows, graph_of, read_nodes, text_of, tree_tokens
-from pardec.samplers.masked.branch.freedave import FreeDave
+from pardec.samplers.masked.branch.freedave import FreeDave, of_ranks
+from pardec.samplers.masked.contracts import Choice
 from pardec.samplers.masked.loop import decode
+from tests.samplers.eight_tokens import proposal
 from tests.samplers.parity import recorded
 from tests.samplers.toys import EOS, MASK, events, fill, prompts, request, run, toy
 
@@ -249,6 +251,15 @@ def a_state_is_reached_over_either_order() -> None:
     assert (graph_of("0-2-0.2").depths, graph_of("0-2-0.2").needs) == ((0, 1, 1, 2), (0, 1, 3, 3))
 
 
+def a_draft_without_one_of_its_positions_is_none() -> None:
+    """Ranks 0 and 6 of the seven open positions are 4 and 3; there is no rank 7."""
+    found = proposal("confidence")
+    choice = Choice(torch.zeros_like(found.eligible), found.tokens)
+    for ranks, expected in (([0, 6], [3, 4]), ([0, 7], []), ([0, -1], [4])):
+        commits = np.array([[[rank, 0] for rank in ranks]])
+        assert of_ranks(commits, choice, found).which[0].nonzero()[:, 0].tolist() == expected
+
+
 def test_a_graph_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "graph"
     file.write_text("0-1-\n0.1\n")
@@ -311,6 +322,9 @@ def test_observing_changes_no_token_and_counts_what_follows() -> None:
 def test_a_counted_graph_takes_fewer_forwards_than_nested_drafts_of_as_many_rows() -> None:
     the_graph_that_counts_choose_by_hand()
     a_state_is_reached_over_either_order()
+    a_draft_without_one_of_its_positions_is_none()
+    test_every_set_of_drafts_keeps_every_token("sdar", "none")
+    test_drafts_are_their_naive_version_step_by_step("dream", "graph=0-1-0.1-0b")
     model, task = pardec.load("tiny-llada", device="cpu", dtype="float32"), pardec.task("arithmetic")
     given = [problem.prompt for problem in task.problems(n=12)]
     counter, more = StepCounts(), {"max_new_tokens": 24}

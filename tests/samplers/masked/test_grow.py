@@ -12,7 +12,13 @@ from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import EOS, MASK, fill, prompts, request, run, same, toy
 
 RULE = {"start": 6, "step": 4, "spare": 5, "enough": 0.02, "sure": 0.5, "unsure": 0.25}
-SPEC = "threshold:tau=0.4+grow:" + ",".join(f"{name}={value}" for name, value in RULE.items())
+
+
+def spec_of(rule: dict[str, float]) -> str:
+    return "threshold:tau=0.4+grow:" + ",".join(f"{name}={value}" for name, value in rule.items()) + "@none"
+
+
+SPEC = spec_of(RULE)
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -23,8 +29,9 @@ def test_it_is_the_naive_rule(family: str, most: int) -> None:
     model, replaced, waited = toy(family, sharp=1.2), 0, 0
     for seed in range(4):
         (prompt,) = prompts((5,), seed=seed)
-        got = fill(model, f"{SPEC}@none", [prompt], most, block_length=8, stop_ids=(EOS,))
-        tokens, when, moves = naive.decode(model, prompt, most, size=8, tau=0.4, ends=(EOS,), **RULE)
+        rule = RULE if seed % 2 else RULE | {"enough": 0}  # long enough at once, and not yet sure of its end
+        got = fill(model, spec_of(rule), [prompt], most, block_length=8, stop_ids=(EOS,))
+        tokens, when, moves = naive.decode(model, prompt, most, size=8, tau=0.4, ends=(EOS,), **rule)
         assert got.tokens[0, : len(tokens)].tolist() == tokens
         assert got.trace.commit_step[0, : len(tokens)].tolist() == when
         assert (got.trace.commit_step[0, len(tokens) :] < -1).all()
@@ -34,16 +41,15 @@ def test_it_is_the_naive_rule(family: str, most: int) -> None:
 
 def test_rows_of_a_batch_grow_for_themselves() -> None:
     model, rows, new = toy(sharp=1.2), prompts((3, 6, 1)), (17, 40, 23)
-    together = fill(model, f"{SPEC}@none", rows, new, block_length=8, stop_ids=(EOS,))
+    together = fill(model, SPEC, rows, new, block_length=8, stop_ids=(EOS,))
     for row, prompt in enumerate(rows):
-        assert same(together, row, fill(model, f"{SPEC}@none", [prompt], new[row], block_length=8, stop_ids=(EOS,)), 0)
+        assert same(together, row, fill(model, SPEC, [prompt], new[row], block_length=8, stop_ids=(EOS,)), 0)
 
 
 def test_a_row_with_given_tokens_in_it_does_not_grow() -> None:
     row = [4, 5, *[MASK] * 20, 7, MASK]
     grown, plain = (
-        run(toy(sharp=1.2), spec, request([row], [2], stop_ids=(EOS,)))
-        for spec in (f"{SPEC}@none", "threshold:tau=0.4@none")
+        run(toy(sharp=1.2), spec, request([row], [2], stop_ids=(EOS,))) for spec in (SPEC, "threshold:tau=0.4@none")
     )
     assert grown.tokens.tolist() == plain.tokens.tolist()
 

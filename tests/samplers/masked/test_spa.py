@@ -100,6 +100,7 @@ def test_it_is_its_naive_version_layer_by_layer(
     assert [step[1:] for step in watched.steps] == [step[1:] for step in computed]
     assert [list(positions) for positions in got.trace.fed[0]] == [step[0] for step in computed]
     test_the_first_layer_computes_the_answer_and_others_their_share(monkeypatch)
+    test_the_published_shares_of_both_models()
 
 
 def test_the_first_layer_computes_the_answer_and_others_their_share(monkeypatch: pytest.MonkeyPatch) -> None:

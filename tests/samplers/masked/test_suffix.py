@@ -30,6 +30,11 @@ def test_a_window_and_the_last_position_by_hand() -> None:
     assert queried(got)[:3] == [first, (5, 6, 7, 8, 9, 10, 16), (5, 6, 7, 8, 9, 10, 16)]
 
 
+def test_the_last_position_is_that_of_each_row() -> None:
+    got = fill(toy(), "suffix:window=0+sequential", prompts((5, 2)), (12, 7))
+    assert [queried(got, row)[0] for row in range(2)] == [(*range(9), 16), (*range(6), 8)]
+
+
 def test_tokens_that_were_given_behind_the_block_stay() -> None:
     row = [1, 2, *[MASK] * 8, 3, MASK, MASK, MASK]
     got = run(toy(), "suffix:window=0,tail=0+sequential", request([row], [2]))

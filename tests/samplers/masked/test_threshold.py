@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pardec.samplers import registry
 from tests.reference import naive_masked, naive_selects
 from tests.samplers import loop_parity
 from tests.samplers.eight_tokens import MASK, steps_of
 from tests.samplers.heldout_answers import answered
+from tests.samplers.masked import test_suffix
 from tests.samplers.parity import FAMILIES, agree, agree_recorded
 from tests.samplers.query_parity import queried
 from tests.samplers.spec_checks import commits_at, refused_specs
@@ -101,6 +103,8 @@ def test_a_threshold_that_falls_as_the_block_fills_takes_fewer_forwards_and_answ
         if "relax" in spec:
             assert steps_of(spec) == STEPS[spec], spec
     the_share_that_is_open_is_that_of_the_block()
+    test_suffix.test_the_last_position_is_that_of_each_row()
+    assert str(registry.resolve("suffix+sequential").spec).startswith("suffix:window=96,tail=1")
     suffix = fill(
         toy(), "suffix:window=2+sequential", prompts((5,)), 12
     )  # two masks after each block, and the last position
