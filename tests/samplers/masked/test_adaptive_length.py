@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,9 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.events import Step
+from pardec.samplers.masked.canvas import Canvas
+from pardec.samplers.masked.contracts import Update
+from pardec.samplers.masked.finish.adaptive_length import AdaptiveLength
 from pardec.samplers.trace import UNCOMMITTED
 from tests.samplers.toys import EOS, MASK, PAD, events, fill, fill_alone, prompts, request, run, table, toy
 
@@ -64,6 +69,21 @@ def a_later_block_shortens_the_row_further() -> None:
     assert [len(positions) for positions in got.trace.fed[0]][:3] == [24, 24, 24]
     got = run(table(distributions({17: 0.95, 13: 0.7}, 24)), SPEC.format(12), row)
     assert len(got.trace.fed[0][-1]) == 16
+
+
+def a_row_is_shortened_only_when_it_enters_a_block() -> None:
+    """Every position of eight predicts an end token; nothing is shortened after a commit within the block."""
+    canvas = Canvas((torch.full((8,), 6),), (0,), mask_id=6, pad_id=4, block_length=4)
+    asked = request([[6] * 8], [0], block_length=4, stop_ids=(5,))
+    greedy = SimpleNamespace(greedy=(torch.full((1, 8), 5), torch.full((1, 8), 0.95)))
+    predictions: Any = SimpleNamespace(has=lambda at: at < 8, at=lambda at: greedy)
+    rule = AdaptiveLength(beyond=0)
+    assert rule.cut(predictions, canvas, asked).tolist() == [4]
+    which = torch.zeros_like(canvas.eligible)
+    which[0, 1] = True
+    canvas.commit(Update(which, torch.zeros_like(canvas.window), which.float()))
+    greedy.greedy = tuple(each[:, :7] for each in greedy.greedy)
+    assert rule.cut(predictions, canvas, asked).tolist() == [8]
 
 
 def test_end_tokens_of_the_request_alone_count() -> None:
@@ -134,6 +154,7 @@ def test_it_is_its_naive_version_step_by_step(name: str) -> None:
     for case in SIXTEEN:
         sixteen_tokens_by_hand(*case)
     a_later_block_shortens_the_row_further()
+    a_row_is_shortened_only_when_it_enters_a_block()
     test_tokens_that_were_given_behind_it_keep_the_row_long()
     model, new, size, cut = golden(name), 30, 6, 0
     vocab = model.language_model.vocab_size

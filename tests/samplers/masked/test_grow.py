@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from tests.reference import naive_grow as naive
 from tests.samplers.spec_checks import refused_specs
-from tests.samplers.toys import EOS, MASK, fill, prompts, request, run, same, toy
+from tests.samplers.toys import EOS, MASK, fill, prompts, request, run, same, table, toy
 
 RULE = {"start": 6, "step": 4, "spare": 5, "enough": 0.02, "sure": 0.5, "unsure": 0.25}
 
@@ -36,7 +37,18 @@ def test_it_is_the_naive_rule(family: str, most: int) -> None:
         assert got.trace.commit_step[0, : len(tokens)].tolist() == when
         assert (got.trace.commit_step[0, len(tokens) :] < -1).all()
         replaced, waited = replaced + moves, waited + (0 not in when)
+    an_end_that_is_predicted_within_the_prompt_does_not_count()
     assert most < 50 or (replaced and waited), "no row grew in one of the two ways: the test shows nothing"
+
+
+def an_end_that_is_predicted_within_the_prompt_does_not_count() -> None:
+    """It would make e = .9 / 32, enough to begin with two masks; without it the row grows to its bound."""
+    distributions = torch.zeros(7, 5)
+    distributions[:, 0], distributions[:, 1] = 0.6, 0.4
+    distributions[0] = torch.tensor([0.1, 0, 0, 0.9, 0])
+    spec = "sequential+grow:start=2,step=2,spare=0,enough=0.02,unsure=0@none"
+    got = run(table(distributions), spec, request([[0, *[4] * 6]], [1], block_length=8, stop_ids=(3,)))
+    assert (got.trace.commit_step[0, 1:] >= 2).all()
 
 
 def test_rows_of_a_batch_grow_for_themselves() -> None:

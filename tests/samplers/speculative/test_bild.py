@@ -23,11 +23,19 @@ P = torch.tensor([[[0.5, 0.1, 0.4], [0.1, 0.3, 0.6], [0.5, 0.3, 0.2], [0.5, 0.3,
 def the_first_token_too_unlikely_and_all_behind_it_fall(rollback: float, count: int) -> None:
     """-log .5 = .693, -log .3 = 1.204, -log .2 = 1.609."""
     draft = tree(torch.tensor([[0, 0, 1, 2]]), None)
-    made = BigLittle(rollback).accept(draft, distributions(P), Given(torch.zeros(1, 4)), None)
+    given = Given(torch.zeros(1, 4))
+    made = BigLittle(rollback).accept(draft, distributions(P), given, None)
     assert int(made.count) == count
+    assert given.left[0].tolist() == pytest.approx(P[0, count].tolist())  # the next token is drawn from the large model
     assert int(made.next) == (0, 2, 0, 0)[count]
     assert made.deviation is not None
     assert float(made.deviation) == pytest.approx(sum((0.5, 0.7, 0.8)[:count]))
+
+
+def a_token_at_the_bound_is_kept() -> None:
+    even = torch.full((1, 2, 2), 0.5, dtype=torch.float64)
+    made = BigLittle(math.log(2)).accept(tree(torch.tensor([[0, 1]]), None), distributions(even), Given(even[0]), None)
+    assert int(made.count) == 1
 
 
 def the_first_sibling_within_the_bound_is_kept() -> None:
@@ -79,6 +87,7 @@ def test_the_strictest_thresholds_are_the_large_model_and_looser_ones_are_cheape
     for rollback, count in ((0.69, 0), (0.70, 1), (1.20, 1), (1.21, 2), (1.61, 3)):
         the_first_token_too_unlikely_and_all_behind_it_fall(rollback, count)
     the_first_sibling_within_the_bound_is_kept()
+    a_token_at_the_bound_is_kept()
     fallback.test_it_stops_below_the_bound_only()
     fallback.test_its_drafts_are_one_level_shorter_than_those_that_keep_the_unsure_token(Chain(), 0.0)
     large, given = toy_ar(2, 9), [[at % 9, at // 3, at % 4] for at in range(24)]

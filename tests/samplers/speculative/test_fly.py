@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -87,6 +88,11 @@ def test_a_synonym_stands_and_an_error_does_not() -> None:
         assert (int(made.count), int(made.next)) == (count, following)
         assert made.deviation is not None
         assert int(made.deviation) == (tokens[1] == 1 and count == 3)
+    p[0, 0] = torch.tensor([0.5, 0.5, 0.0])  # as unsure as asked for
+    made = Fly(math.log(2), window=2, top=2).accept(
+        tree(torch.tensor([[9, 1, 0, 0]]), None), distributions(p.double(), greedy=True), Given(torch.zeros(1, 4)), None
+    )
+    assert int(made.count) == 3
     p[0, 0] = torch.tensor([0.98, 0.02, 0.0])
     sure = distributions(p, greedy=True)
     made = rule.accept(tree(torch.tensor([[9, 1, 0, 0]]), None), sure, Given(torch.zeros(1, 4)), None)
@@ -120,6 +126,8 @@ def test_a_short_chain_is_verified_as_usual() -> None:
 def test_more_is_accepted_and_the_answers_of_sums_stay() -> None:
     """On chains the target is often unsure: 3.6 tokens per forward become 3.8. On sums it hardly ever is."""
     test_a_synonym_stands_and_an_error_does_not()  # the rule by hand
+    for greedy in (True, False):
+        test_it_decides_as_the_naive_rule(greedy, points=False)
     model = pardec.load("tiny-llama", device="cpu")
     for name, gain in (("chains", 0.1), ("arithmetic", 0.0)):
         task = pardec.task(name)

@@ -27,7 +27,7 @@ from pardec.samplers.speculative.forward import VerifyForward
 from tests.reference.naive_acceptance import Node, children, normal
 from tests.samplers.ar_toys import prompts, request, rows, run, speculation, toy_ar
 from tests.samplers.fake_draft_model import apart, path
-from tests.samplers.handmade_drafts import Given, distributions
+from tests.samplers.handmade_drafts import Given, distributions, tree
 from tests.samplers.module_files import random_judge, random_modules
 from tests.samplers.speculative.test_rrs import random_tree
 from tests.samplers.two_spellings_model import Careless, counting, guess, right
@@ -85,6 +85,7 @@ def examples(count: int, seed: int) -> tuple[Tensor, Tensor]:
 def test_a_linear_head_accepts_what_is_as_good_and_rejects_injected_errors(tmp_path: Path) -> None:
     """AUC on held-out states and on injected wrong digits; thr=0 is lossless; a higher threshold accepts no less."""
     test_random_trees_follow_the_plain_rule(False)
+    the_least_important_of_the_rejected_stands_if_it_is_below_the_threshold()
     head = fit(*examples(400, 0), penalty=1e-4)
     states, important = examples(200, 1)
     assert auc(head(states), important) > 0.9
@@ -148,6 +149,18 @@ def naive(
             off += 1 - law[here][nodes[chosen].token]
         path.append(chosen)
         here = chosen
+
+
+def the_least_important_of_the_rejected_stands_if_it_is_below_the_threshold() -> None:
+    """Tokens 1, 2 and 3 are rejected, and matter by .5, .25 and .75: at a threshold of .25 none stands."""
+    p = torch.tensor([1.0, 0, 0, 0]).expand(1, 4, 4)
+    draft = tree(torch.tensor([[0, 1, 2, 3]]), [-1, 0, 0, 0])
+    important = torch.tensor([[0.0, 0.5, 0.25, 0.75]])
+    for thr, expected in ((0.25, []), (0.26, [2]), (0.6, [2])):
+        given = TargetDistributions(p.log(), p.log(), True, important)
+        head: Any = lambda states: states  # noqa: E731
+        verdict = Judge("x", thr).accept(draft, given, Given(torch.zeros(1, 4)), JudgeState(head, thr))
+        assert verdict.path[0, 1 : int(verdict.count) + 1].tolist() == expected
 
 
 @pytest.mark.parametrize("greedy", [True, False])
