@@ -91,6 +91,7 @@ def test_it_has_to_be_named() -> None:
 @pytest.mark.seeds("arXiv:2401.10774")
 def test_trained_heads_keep_greedy_text_and_typical_acceptance_takes_the_likeliest_and_more_under_entropy() -> None:
     typical.test_the_bar_by_hand()
+    typical.test_a_token_at_the_bar_is_not_accepted()
     typical.test_the_longest_path_stands_and_ties_go_to_the_likelier()
     typical.test_random_trees_follow_the_naive_rule(False)
     _, plain = answered("tiny-llama", "arithmetic", "sequential", 8)

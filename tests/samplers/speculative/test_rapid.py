@@ -98,7 +98,9 @@ def test_the_chunk_with_the_fact_drafts_better_than_any_other() -> None:
     scores_are_those_of_the_plain_version()
     the_best_chunks_are_kept_in_their_order_between_beginning_and_query()
     chunks_of_equal_scores_are_taken_from_the_beginning()
-    enrich.test_the_shifted_distribution_and_the_residual_are_those_of_the_formula(5.0, 0.1)
+    for eta, alpha in ((5.0, 0.1), (40.0, 1.0)):
+        enrich.test_the_shifted_distribution_and_the_residual_are_those_of_the_formula(eta, alpha)
+    enrich.test_a_strong_step_accepts_what_the_drafter_is_sure_of_and_none_is_exact()
     model, drawn, texts = induction(), np.random.RandomState(2), []
     for place in (36, 130, 201):  # within a chunk each
         text = drawn.permutation(model.vocab_size)[:300].tolist()

@@ -117,6 +117,7 @@ def test_a_second_opinion_of_the_same_pass_lets_more_of_a_draft_stand() -> None:
     """alpha=0 equals the base rule bit for bit; second predictions equal two passes'; alpha raises acceptance."""
     which_node_predicts_which_drafted_token_again_by_hand()
     test_every_verdict_is_that_of_the_naive_rule("logits", 0.8)
+    test_every_verdict_is_that_of_the_naive_rule("probs", 0.8)
     with named(near=copying(None)):
         for temperature, base in ((0.0, "greedy"), (1.0, "speculative")):
             exact, zero = (
@@ -183,7 +184,7 @@ def naive(each: Pass, row: int, alpha: float, mix: str, temperature: float) -> i
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.covers(1)
 def test_every_verdict_is_that_of_the_naive_rule(mix: str, temperature: float) -> None:
-    alpha, outcomes = 0.5, set()
+    alpha, outcomes = 0.3, set()
     spec = f"{CHAIN}+reflective:probe=again,alpha={alpha},mix={mix}"
     for each in recorded(spec, GIVEN, 24, temperature=temperature):
         for row in range(len(each.draft.sizes)):

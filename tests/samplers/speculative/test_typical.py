@@ -38,6 +38,16 @@ def test_the_longest_path_stands_and_ties_go_to_the_likelier() -> None:
     assert only.path[0, : int(only.count) + 1].tolist() == [0, 1]
 
 
+def test_a_token_at_the_bar_is_not_accepted() -> None:
+    target = distributions(torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64).expand(1, 2, 3))
+    quarter = float(target.probs[0, 0, 1])
+    for epsilon, count in ((quarter, 0), (quarter - 1e-9, 1)):
+        rule = Typical(epsilon=epsilon, delta=9.0)
+        assert (
+            int(rule.accept(tree(torch.tensor([[0, 1]]), None), target, Given(torch.zeros(1, 2)), None).count) == count
+        )
+
+
 @pytest.mark.parametrize("reference", [False, True])
 def test_random_trees_follow_the_naive_rule(reference: bool) -> None:
     drawn = np.random.RandomState(2)
