@@ -94,6 +94,7 @@ def test_distilling_the_target_s_distribution_raises_acceptance_over_its_tokens_
     for published in ("linear", "square", "exponential"):
         lenience.test_the_published_rule_by_a_naive_sum(published, 0.3)
     lenience.test_a_point_mass_is_mixed_by_hand()
+    lenience.test_with_a_budget_the_distribution_is_that_far_and_acceptance_is_as_much_higher(0.3)
     few, heldout = written(12, 1), written(100, 2)
     found = {name: acceptance(trained(name, few), heldout) for name in ("ce", "fkl", "tvd")}
     assert found["fkl"] > found["ce"] + 0.02

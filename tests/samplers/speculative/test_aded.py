@@ -27,7 +27,7 @@ def roll_outs_visit_the_nodes_of_a_plain_version() -> None:
         table = Trigrams()
         table.learn(text)
         draws = random.rand(5, 12)
-        for explore, most in ((0.0, 60), (2.0, 7)):
+        for explore, most in ((0.0, 60), (2.0, 7), (2.0, 60)):
             nodes = roll_out(table, last_pair(np.array(text)), draws, explore, most)
             paths: list[tuple[int, ...]] = [()]
             for token, parent, depth in nodes:
@@ -116,6 +116,7 @@ def test_a_stream_of_one_topic_is_accepted_ever_longer_and_longer_than_by_a_stat
     """Arithmetic problems in batches of six; the static table is made of the target's texts on other problems."""
     roll_outs_visit_the_nodes_of_a_plain_version()
     what_was_rarely_visited_is_tried_sooner_with_the_bonus()
+    test_weights_fade_when_their_pair_occurs_again()
     the_target_teaches_its_likeliest_tokens_behind_every_node()
     model, task = pardec.load("tiny-llama", device="cpu"), pardec.task("arithmetic")
     train = [problem.prompt for problem in task.problems(split="train", n=16, seed=3)]

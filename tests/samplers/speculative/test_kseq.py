@@ -45,6 +45,15 @@ def the_division_factor_by_hand() -> None:
     assert float(kseq.division(p, q, torch.tensor([1]))) == 1
 
 
+def siblings_after_the_accepted_one_are_not_tested() -> None:
+    p = torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64).expand(1, 3, 3)
+    draft = tree(torch.tensor([[0, 0, 1]]), [-1, 0, 0], p)
+    made = KSeq().accept(draft, distributions(p), Given(torch.zeros(1, 3)), None)
+    assert int(made.count) == 1
+    assert made.tested is not None
+    assert made.tested.tolist() == [[False, True, False]]
+
+
 def test_any_larger_factor_is_exact_too(monkeypatch: pytest.MonkeyPatch) -> None:
     found = kseq.division
     monkeypatch.setattr(kseq, "division", lambda p, q, k: (found(p, q, k) * 1.3).clamp(max=float(k.max())))
@@ -104,6 +113,7 @@ def test_shapes_that_count_siblings_by_their_tokens_are_refused() -> None:
 @pytest.mark.seeds("arXiv:2310.15141")
 def test_samples_have_the_target_s_distribution_and_more_drafts_are_accepted_up_to_the_optimum() -> None:
     the_division_factor_by_hand()
+    siblings_after_the_accepted_one_are_not_tested()
     test_what_comes_out_has_the_target_s_law_and_more_is_accepted_than_by_recursion(3)
     for p, q in pairs(12):
         accepted = [emitted(KSeq(), p, q, k, replacement=True)[1] for k in (1, 2, 3)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import permutations
 
 import numpy as np
@@ -167,6 +168,16 @@ def equal_greedy_tokens_by_hand() -> None:
             assert int(made.count) == (accepted if delta == 0.3 else 0)
 
 
+def a_greedy_token_borrows_within_its_ratio_and_delta() -> None:
+    """Token 0 has .25 and needs the .25 of its neighbour: twice its own, which a delta below that does not allow."""
+    logits = torch.tensor([0.0, math.log(2), 0.0]).expand(1, 2, 3)
+    near = CodeFeatures(torch.tensor([[2, 1], [0, 2], [0, 1]], dtype=torch.int32))
+    draft, target = tree(torch.tensor([[1, 0]]), None), TargetDistributions(logits, logits, True)
+    for delta, ratio, accepted in ((0.3, 2.0, 1), (0.3, 1.9, 0), (0.2, 9.0, 0)):
+        made = Lantern(1, delta, ratio).accept(draft, target, Given(torch.zeros(1, 2)), near)
+        assert int(made.count) == accepted
+
+
 @pytest.mark.parametrize("points", [0, 1, 2])
 def test_a_tree_is_judged_by_the_moved_laws(points: int) -> None:
     """Node by node against the naive transport and recursion; of mixed siblings, point masses before any draw count."""
@@ -327,6 +338,11 @@ def test_nothing_borrowed_is_exact_no_more_moves_than_delta_and_more_neighbours_
     the_transport_by_hand()
     the_published_rejection_by_hand()
     equal_greedy_tokens_by_hand()
+    a_greedy_token_borrows_within_its_ratio_and_delta()
+    for points in (0, 1):
+        import_module("tests.samplers.speculative.test_lantern_published").test_the_published_rule_on_trees_and_chains(
+            points
+        )
     test_what_comes_out_of_draws_has_the_moved_law_within_delta(1, False)
     model, given = toy_ar(2, 20, 0.9), [[1, 2, 1, 2]] * 20
     exact, *same = (

@@ -77,6 +77,10 @@ def test_a_point_mass_is_mixed_by_hand() -> None:
     mixed, off = mix_drafted(tree(torch.tensor([[0, 2, 2]]), None), p, 0.2)
     np.testing.assert_allclose(mixed[0].numpy(), [[0.4, 0.24, 0.36], [0.4, 0.24, 0.36], [0.5, 0.3, 0.2]])
     np.testing.assert_allclose(off[0].numpy(), [0.16, 0.16, 0.0], atol=1e-12)
+    q = torch.tensor([0.1, 0.1, 0.8], dtype=torch.float64).expand(1, 3, 3)
+    point = torch.tensor([[False, False, True]])  # the first drafted token was drawn from q, the second not
+    mixed, _ = mix_drafted(tree(torch.tensor([[0, 2, 2]]), None, q, is_point_mass=point), p, 0.5)
+    np.testing.assert_allclose(mixed[0].numpy(), [[0.3, 0.2, 0.5], [0.25, 0.15, 0.6], [0.5, 0.3, 0.2]])
     verdict = Lenience(0.2).accept(
         tree(torch.tensor([[0, 2, 2]]), None), distributions(p), Given(torch.tensor([[0, 0.35, 0.37]])), None
     )

@@ -155,6 +155,7 @@ def test_fewer_forwards_than_lookup_where_edited_texts_are_repeated_and_on_a_sec
     test_a_worked_example()  # the rule by hand
     test_a_longer_match_is_followed_further()
     test_of_equal_scores_the_longer_match_is_taken()
+    test_drafts_are_those_of_a_naive_search()
     model, given = induction(), [edited(seed, seed) for seed in range(6)]
     lookup, same = forwards(model, "lookup", given, 140)
     ours, tokens = forwards(model, "suffix", given, 140)
