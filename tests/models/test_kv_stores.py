@@ -18,6 +18,7 @@ from pardec.models.kv_stores.kivi import PerChannel, PerToken
 from pardec.models.kv_stores.mustafar import Pruned
 from pardec.models.kv_stores.packing import BITS, pack, packed_size, unpack
 from pardec.models.kv_stores.rotatekv import Rotated, hadamard, rotate
+from pardec.samplers.speculative.cache.rotatekv import RotateKV
 from tests.reference import naive_stores as naive
 from tests.samplers.speculative import test_kivi as kivi
 
@@ -155,6 +156,11 @@ def test_rotation_spreads_outliers_and_order_gathers_what_is_left() -> None:
     ordered = error(Rotated(2, 64, heads=4, reorder=True), x)
     assert ordered < rotated < 0.8 * plain
     assert error(Rotated(16, 64, heads=4, reorder=True), x) < 1e-10
+    for bits, clip in ((2, 0.8), (4, 1.0)):  # as published: .8 at 2 bits, and the first token exact
+        store = RotateKV(bits).store
+        assert store.keys == Rotated(bits, 64, heads=4, clip=clip, reorder=True)
+        assert store.values == Rotated(bits, 64, clip=clip)
+        assert store.sinks == 1
 
 
 @pytest.mark.seeds("arXiv:2403.05527")

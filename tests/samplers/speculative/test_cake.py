@@ -78,6 +78,7 @@ def a_layers_preference_and_the_indicator_are_those_of_the_formulas() -> None:
     for tau1, tau2 in ((1.0, 1.0), (1.6, 0.4)):
         expected = [naive_preference(row, tau1, tau2) for row in a]
         assert preference(a, tau1, tau2).tolist() == pytest.approx(expected, rel=1e-5)
+        assert Cake(tau1=tau1, tau2=tau2)._preference(a).tolist() == pytest.approx(expected, rel=1e-5)
     score = indicator(a, 2, 50.0)
     alone = indicator(a[1:2, ..., :7], 2, 50.0)
     assert torch.allclose(score[1, :7], alone[0])
@@ -101,6 +102,7 @@ def budgets_are_the_published_ones_and_never_above_what_there_is() -> None:
             assert np.abs(budgets - other).max() <= 1, "the parts of a part that is left over fall elsewhere"
     assert same > 150
     assert layer_budgets(np.zeros(3), 5, 9).tolist() == [5, 5, 5]
+    assert layer_budgets(np.array([8.0, 1, 1]), 10, 20).tolist() == [20, 5, 5]  # shares of 24, 3 and 3
 
 
 def the_best_are_kept_in_order_and_candidates_grow_by_what_is_new() -> None:

@@ -38,6 +38,8 @@ def test_retrieval_chooses_the_chunks_of_the_plain_version() -> None:
             k[row, length:] = torch.nan  # after the text
     choice = Retrieval(budget=9, chunk=3).choose(CommittedSlots(cache, np.arange(4), lengths, queries))
     assert choice.first.tolist() == [21, 6, 0, 12]
+    assert choice.counts is not None
+    assert choice.counts.tolist() == [[9, 6, 0, 9]] * 2
     for layer, slots in enumerate(choice.chosen):
         for row, length in enumerate(lengths // 3 * 3):
             wanted = naive_chunks(

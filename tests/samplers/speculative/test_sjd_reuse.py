@@ -26,6 +26,7 @@ def what_stays_by_hand() -> None:
     assert torch.allclose(label[:3], torch.tensor([0.35, 0.1, 0.55]))
     assert torch.allclose(rest[:3], torch.tensor([0.0, 1.0, 0.0]))
     assert torch.equal(label[3], p[3])  # a point mass that does not stay is replaced by a sample of p
+    assert not reuse(p, old, q, point, torch.tensor([True] * 5), 0.5)[0].any()  # nor at the bound itself
     none = reuse(p, old, q, point, torch.tensor([False] * 5), 0.25)
     assert not none[0].any()
     assert torch.equal(none[2], p)

@@ -30,6 +30,8 @@ def test_a_query_reads_the_first_tokens_and_its_window_in_memory_of_constant_siz
     choice = Streaming(sink=2, window=3).choose(slots)
     assert choice.first.tolist() == [4, 2, 1]  # the last three, or all after the first two
     assert choice.chosen[0][..., 0].tolist() == [[0, 1], [0, 1], [0, -1]]
+    assert choice.counts is not None
+    assert choice.counts.tolist() == [[2, 2, 1]]
     network = pardec.load("tiny-llama", device="cpu").language_model
     stage = registry.resolve("sequential@streaming:sink=4,window=20", "ar").cache
     assert stage is not None
