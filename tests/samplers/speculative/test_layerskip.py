@@ -148,6 +148,11 @@ def a_good_match_or_many_vain_tries_end_it() -> None:
         search.record(skip, 0.5)
         tries += 1
     assert tries == 301
+    search, tries = Search(40, 0.5), 0
+    while (skip := search.next((0,))) is not None:
+        search.record(skip, 0.6 if tries == 150 else 0.5)
+        tries += 1
+    assert tries == 151 + 300  # counted from the last gain
 
 
 def the_match_is_the_share_that_the_skipping_stack_would_have_said() -> None:
@@ -367,6 +372,7 @@ def test_unified_layer_skipping_runs_as_few_layers_as_the_target_speed_up_says()
     """For a speed-up of 2, 6 of 12 layers run, evenly spread; as a drafter it is lossless."""
     for layers, ratio, count in ((4, 0.45, 1), (32, 0.45, 27), (6, 1.0, 8), (6, 0.0, 0)):
         test_a_share_of_the_inner_sub_blocks_is_skipped(layers, ratio, count)
+    assert uniform(4, 0.45) == {(2, "attn")}  # of an odd number the last is the attention of a layer
     model, prompt = uneven(), [1, 2, 3]
     with counted_blocks() as count:
         done = run(model, "layerskip:ratio=0.6,k=3", [prompt], 24)

@@ -16,7 +16,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft import rasd
-from pardec.samplers.speculative.draft.rasd import Retrieval, Store, fused, retrieved_tree
+from pardec.samplers.speculative.draft.rasd import FirstDistribution, Retrieval, Store, fused, retrieved_tree
 from pardec.samplers.speculative.forward import VerifyForward
 from tests.samplers.ar_toys import rows, run
 from tests.samplers.draft_model_checks import keeps_greedy
@@ -158,14 +158,20 @@ def branches_that_the_model_rules_out_are_pruned() -> None:
         return verify(self, draft)
 
     widths = []
-    for least in (0.0, 1.0):
+    for least in (0.0, 1.0, 0.3, 0.31):
         drafts.clear()
-        with named(near=near()), patch.object(VerifyForward, "verify", watched):
+        probs = FirstDistribution.probs if least in (0, 1) else lambda _, at, tokens: [0.3] * len(tokens)
+        with (
+            named(near=near()),
+            patch.object(VerifyForward, "verify", watched),
+            patch.object(FirstDistribution, "probs", probs),
+        ):
             done = run(target(), f'rasd:model="model:name=near,k=1",least={least}', [RAGGED[3]], 20)
             plain = run(target(), "sequential", [RAGGED[3]], 20)
         assert rows(done) == rows(plain)
         widths.append(sum(draft.width - 1 for draft, _ in drafts if draft.levels != 0) / len(drafts))
     assert widths[1] <= 1 < widths[0]  # nothing is certain: the model's own token alone is left
+    assert widths[2:] == widths[:2]  # .3 is enough where .3 is asked for
 
 
 # --- a decode ---
