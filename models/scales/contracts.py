@@ -8,15 +8,17 @@ Letters: R rows, S scales, n_s codes of scale s, L codes of all scales, V codes 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import ModelError
-from ..images.contracts import ImageModel
+from ..images.contracts import Condition, ImageModel
 
 if TYPE_CHECKING:
     from ..caches.kv_cache import KVCache
@@ -77,7 +79,12 @@ class MultiScaleQuantizer(Protocol):
 
     @property
     def vocab(self) -> int:
-        """Codes of the codebook, V."""
+        """Codes of the codebook, V; where a code has several digits, the values of a digit."""
+        ...
+
+    @property
+    def digits(self) -> int:
+        """Digits of a code, drawn independently, the highest first: 1, or the bits of a code that is a number."""
         ...
 
     def start(self, rows: int) -> Tensor:
@@ -151,7 +158,8 @@ class ScaleTransformer(Protocol):
             reduction: which tokens of scale `last` each layer computes; None: all.
 
         Returns:
-            [R', n_last, V] float32: logits of scale `last`, of the rows that `logits` marks.
+            [R', n_last, V] float32: logits of scale `last`, of the rows that `logits` marks; of codes with several
+            digits the V logits of each digit, one after the other.
         """
         ...
 
@@ -161,6 +169,7 @@ class ScaleModel(ImageModel):
     """A model of token maps; its imaging decodes the codes of all scales, [B, L]."""
 
     transformer: ScaleTransformer
+    guidance: Literal["growing", "constant"] = "growing"  # (1 + t) l_c - t l_u, t = cfg s / (S - 1), or cfg - 1 always
 
     @property
     def scales(self) -> Scales:
@@ -173,12 +182,40 @@ class ScaleModel(ImageModel):
         quantizer: MultiScaleQuantizer = self.imaging.quantizer  # type: ignore[attr-defined]
         return quantizer
 
+    def of_size(self, size: tuple[int, int] | None) -> ScaleModel:
+        """This model for images of a height and width in pixels, with the same weights; None is its own size.
+
+        Raises ArgumentError for a size that it does not have.
+        """
+        imaging = self.imaging if size is None else self.imaging.resized(*size)
+        if imaging is self.imaging:
+            return self
+        other = copy(self)
+        other.imaging = imaging
+        other.transformer = self.transformer.of_scales(imaging.layout.scales)  # type: ignore[attr-defined]
+        return other
+
+    def reading(self, conditions: Sequence[Condition], guided: Sequence[int]) -> ScaleTransformer:
+        """The transformer for these captions, then for the `guided` ones of them without a caption.
+
+        Its label i is the i-th of all these. Raises ModelError for a condition that it cannot read.
+        """
+        texts = self.imaging.texts(conditions, guided)  # type: ignore[attr-defined]
+        transformer: ScaleTransformer = self.transformer.reading(texts)  # type: ignore[attr-defined]
+        return transformer
+
+
+def values(quantizer: MultiScaleQuantizer) -> str:
+    """What a draw chooses among, in words for errors."""
+    return f"{quantizer.vocab} codes" if quantizer.digits == 1 else f"{quantizer.vocab} values of each bit"
+
 
 def check_pair(refiner: ScaleModel, target: ScaleModel) -> None:
     """Raises ModelError unless the two have the same token maps, codes, vectors of codes and classes."""
     for what, ours, theirs in (
         ("sides of the token maps", target.scales.sides, refiner.scales.sides),
         ("codes", target.quantizer.vocab, refiner.quantizer.vocab),
+        ("digits of a code", target.quantizer.digits, refiner.quantizer.digits),
         ("dimensions of a code's vector", target.quantizer.channels, refiner.quantizer.channels),
         ("classes", target.transformer.classes, refiner.transformer.classes),
     ):

@@ -78,6 +78,10 @@ class MultiScaleVQ(nn.Module):
     def vocab(self) -> int:
         return self.shape.vocab_size
 
+    @property
+    def digits(self) -> int:
+        return 1
+
     def start(self, rows: int) -> Tensor:
         side = self.scales.sides[-1]
         return self.codebook.weight.new_zeros(rows, self.channels, side, side)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pardec.models.errors import SpecError
 
 from ..requests.argument import Takes
-from ..requests.images import imaging_for, labels, refuse_negative
+from ..requests.images import captions, imaging_for, labels, refuse_negative
 from ..requests.settings import CLASS_IMAGES, MAX_NEW_TOKENS, Settings, repeat_each
 from ..serving.running import WholeBatch
 from .base import Driver
 
 if TYPE_CHECKING:
-    from pardec.models.images.contracts import ImageModel, Imaging
+    from pardec.models.images.contracts import Condition, ImageModel, Imaging
     from pardec.samplers.events import Event
 
     from ..serving.rows import QueuedRow
@@ -53,6 +53,12 @@ class ImageDriver(Driver):
                 hint=f"leave {wrong} out",
             )
         return imaging
+
+    def conditions(self, prompt: Any, settings: Settings) -> tuple[tuple[int, ...], tuple[Condition, ...]]:
+        """The classes, or the captions, of all rows. Raises SpecError for what the model cannot draw."""
+        if self.network.imaging.kind == "class":
+            return self.classes(prompt, settings), ()
+        return (), tuple(repeat_each(captions(self.network, prompt, settings), settings.num_images))
 
     def classes(self, prompt: Any, settings: Settings) -> tuple[int, ...]:
         """The class of each row. Raises SpecError for a caption, and for a class that the model does not have."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
-from pardec.models.scales.contracts import ScaleModel
+from pardec.models.scales.contracts import ScaleModel, values
 from pardec.samplers import registry
 from pardec.samplers.rng import Keyed
 from pardec.samplers.scales import loop
@@ -17,6 +17,7 @@ from pardec.samplers.spec import Part, Spec
 from ..requests import draft_models
 from ..requests.argument import Takes
 from ..requests.call import Call
+from ..requests.images import size_of
 from ..requests.settings import Settings
 from .base import seeds_of
 from .images import ImageDriver
@@ -34,46 +35,62 @@ class MapCall(Call):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {name: getattr(self.request, name) for name in ("temperature", "top_k", "top_p", "cfg")}
+        own = {name: getattr(self.request, name) for name in ("temperature", "top_k", "top_p", "cfg")}
+        return own if self.request.size is None else {**own, "size": list(self.request.size)}
+
+    def batch_key(self, request: Any) -> tuple[Any, ...]:
+        return request.temperature, request.top_k, request.top_p, request.cfg, request.size
+
+    @property
+    def shown(self) -> list[str | int | None]:
+        """The class of each row, or its caption."""
+        return list(self.request.labels) or [condition.text for condition in self.request.conditions]
 
 
 class MapDriver(ImageDriver):
-    """Samples token maps for classes with the scale loop."""
+    """Samples token maps for classes or captions with the scale loop."""
 
     family = "scales"
     drawn = "token maps"
     of_tokens = "of token maps"
-    least_cfg = 0.0
     takes = Takes.MAPS
     compared = "-s sequential -s code:refiner=NAME"
     network: ScaleModel
     network_class = ScaleModel
     loop = staticmethod(loop.decode)
 
+    @property
+    def least_cfg(self) -> float:  # type: ignore[override]
+        return 0.0 if self.network.guidance == "growing" else 1.0
+
     def prepare(self, prompt: Any, arguments: Mapping[str, Any]) -> MapCall:
-        model, settings = self.network, Settings.of(arguments, self.defaults)
+        settings = Settings.of(arguments, self.defaults)
         sampler = registry.resolve(settings.sampler, "scales")
         imaging = self.imaging(settings)
-        rows, vocab = self.classes(prompt, settings), model.quantizer.vocab
-        if settings.top_k is not None and settings.top_k > vocab:
+        model = self.network.of_size(size := size_of(settings))
+        classes, conditions = self.conditions(prompt, settings)
+        if settings.top_k is not None and settings.top_k > model.quantizer.vocab:
             raise SpecError(
-                f"top_k={settings.top_k}, and {model.name} has {vocab} codes", hint="leave top_k out to keep all"
+                f"top_k={settings.top_k}, and {model.name} has {values(model.quantizer)}",
+                hint="leave top_k out to keep all",
             )
         sampler.method.check_model(model)
-        seeds = seeds_of(settings, len(rows))
+        seeds = seeds_of(settings, len(classes or conditions))
         request = ScaleRequest(
-            labels=rows,
+            labels=classes,
+            conditions=conditions,
             source=settings.source or Keyed(seeds),
             temperature=float(settings.temperature),
             top_k=None if settings.top_k is None else int(settings.top_k),
             top_p=None if settings.top_p in (None, 1) else float(settings.top_p),
-            cfg=float(settings.cfg) if settings.cfg else None,  # 0 is no guidance
+            cfg=None if settings.cfg in (None, self.least_cfg) else float(settings.cfg),
+            size=size,
             refiner=draft_models.for_scales(sampler, model),
         )
         return MapCall(sampler, request, seeds, settings.callback, model.weights_version, imaging)
 
     def result(self, call: Any, end: Finished, tokens: list[list[int]], *, draw: bool) -> dict[str, Any]:
-        return {**super().result(call, end, tokens, draw=draw), "sides": self.network.scales.sides}
+        return {**super().result(call, end, tokens, draw=draw), "sides": call.imaging.layout.scales.sides}
 
     @classmethod
     def judged_against(cls, spec: Spec) -> list[Spec]:

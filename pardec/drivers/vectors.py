@@ -19,13 +19,12 @@ from pardec.samplers.spec import Part, Spec
 from ..requests import draft_models
 from ..requests.argument import Takes
 from ..requests.call import Call
-from ..requests.images import captions, size_of
-from ..requests.settings import Settings, repeat_each
+from ..requests.images import size_of
+from ..requests.settings import Settings
 from .base import seeds_of
 from .images import ImageDriver
 
 if TYPE_CHECKING:
-    from pardec.models.images.contracts import Condition
     from pardec.samplers.events import Finished
 
 
@@ -75,7 +74,9 @@ class VectorDriver(ImageDriver):
         imaging = self.imaging(settings)
         sampler.method.check_model(model)
         model.head.respaced(sampler.method.head_steps or model.head.steps)
-        classes, conditions = self._conditions(prompt, settings)
+        if model.imaging.kind == "text" and settings.prompt_embeds is not None:
+            raise SpecError(f"{model.name} reads captions itself", hint="pass a prompt in place of prompt_embeds")
+        classes, conditions = self.conditions(prompt, settings)
         seeds = seeds_of(settings, len(classes or conditions))
         request = ImageRequest(
             labels=classes,
@@ -106,12 +107,3 @@ class VectorDriver(ImageDriver):
         """`mar`, with the same steps."""
         steps = tuple(pair for part in spec.parts for pair in part.params if pair[0] == "steps")
         return [Spec((Part("mar", steps),))]
-
-    def _conditions(self, prompt: Any, settings: Settings) -> tuple[tuple[int, ...], tuple[Condition, ...]]:
-        """The classes, or the captions, of all rows."""
-        model = self.network
-        if model.imaging.kind == "class":
-            return self.classes(prompt, settings), ()
-        if settings.prompt_embeds is not None:
-            raise SpecError(f"{model.name} reads captions itself", hint="pass a prompt in place of prompt_embeds")
-        return (), tuple(repeat_each(captions(model, prompt, settings), settings.num_images))

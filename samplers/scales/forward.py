@@ -14,19 +14,26 @@ from .contracts import ScaleContext
 class ScaleForward:
     """A transformer and its K/V; the unconditional copies of guided rows come after all rows.
 
-    At scale 0 guidance is 0. The halves are fed there all the same, without logits: a token each, in the call that is
+    Where guidance grows, it is 0 at scale 0. The halves are fed there all the same, without logits: a token each, in the call that is
     made anyway, while feeding them with scale 1 would take a second call there.
     """
 
     def __init__(self, context: ScaleContext, model: ScaleModel, name: str = "transformer") -> None:
-        self.maps, self.model, self.name, self.watch = context.maps, model, name, context.watch
+        self.maps, self.name, self.watch = context.maps, name, context.watch
         request, null = context.request, model.transformer.classes
-        self.pairs = [row for row in range(len(request.labels)) if request.guided(row)] if len(model.scales) > 1 else []
-        labels = [null if label < 0 else label for label in request.labels] + [null] * len(self.pairs)
-        self.cfg = request.cfg or 0.0
+        self.cfg, self.grows = request.cfg or 0.0, model.guidance == "growing"
+        self.pairs = [row for row in range(request.rows) if request.guided(row)]
+        if self.grows and len(model.scales) == 1:
+            self.pairs = []
+        if request.conditions:
+            self.transformer = model.reading(request.conditions, self.pairs)
+            labels = list(range(request.rows + len(self.pairs)))
+        else:
+            self.transformer = model.transformer
+            labels = [null if label < 0 else label for label in request.labels] + [null] * len(self.pairs)
         self.labels = upload(torch.tensor(labels), model.device)
         self.halves = upload(torch.tensor(self.pairs, dtype=torch.int64), model.device)
-        self.cache = model.transformer.new_cache(len(labels))
+        self.cache = self.transformer.new_cache(len(labels))
         self.fed = 0  # scales whose keys and values are stored
         context.maps.models[model.name] = model
 
@@ -37,12 +44,14 @@ class ScaleForward:
         """
         maps, rows = self.maps, len(self.maps)
         first, last = self.fed, maps.scale
-        strength = self.cfg * last / (len(maps.scales) - 1) if self.pairs else 0.0
+        strength = 0.0
+        if self.pairs:
+            strength = self.cfg * last / (len(maps.scales) - 1) if self.grows else self.cfg - 1
         inputs = maps.read(first)
         wanted = torch.ones(len(self.labels), dtype=torch.bool)
         wanted[rows:] = strength != 0
         with self.watch(self.name):
-            logits = self.model.transformer(
+            logits = self.transformer(
                 self.labels,
                 torch.cat((inputs, inputs[self.halves])) if self.pairs else inputs,
                 self.cache,

@@ -40,7 +40,7 @@ class ScaleLoop:
     """The scale loop of one request."""
 
     def __init__(self, model: ScaleModel, sampler: ScaleSampler, request: ScaleRequest) -> None:
-        self.sampler, self.request = sampler, request
+        self.sampler, self.request, model = sampler, request, model.of_size(request.size)
         sampler.method.check_model(model)
         self.watch = Stopwatch(model.device)
         with torch.inference_mode():

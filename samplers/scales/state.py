@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,31 +18,41 @@ from ..host_transfer import to_host, upload
 from ..rng import Source
 from ..trace import UNCOMMITTED
 
+if TYPE_CHECKING:
+    from pardec.models.images.contracts import Condition
+
 
 @dataclass(frozen=True)
 class ScaleRequest(RowRequest):
     """The arguments of one call of the loop, checked by the caller."""
 
-    per_row = ("labels",)
+    per_row = ("labels", "conditions")
 
-    labels: tuple[int, ...]  # the class of each row; -1: no class
+    labels: tuple[int, ...]  # the class of each row, -1: no class; () with `conditions`
     source: Source
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
-    cfg: float | None = None  # t at the last scale: (1 + t) l_c - t l_u with t = cfg s / (S - 1); None is off
+    cfg: float | None = None  # the strength of guidance, see `ScaleModel.guidance`; None is off
+    size: tuple[int, int] | None = None  # height and width in pixels; None: the model's default
     refiner: ScaleModel | None = None  # the model that samples some of the scales, where the method needs one
+    conditions: tuple[Condition, ...] = ()  # the caption of each row, for models of captions
+
+    @property
+    def rows(self) -> int:
+        """Number of images."""
+        return len(self.labels or self.conditions)
 
     def guided(self, row: int) -> bool:
         """Whether `row` has an unconditional copy; for a row without a class that would be the row itself."""
-        return self.cfg is not None and self.labels[row] >= 0
+        return self.cfg is not None and (not self.labels or self.labels[row] >= 0)
 
 
 class MapState:
     """The images of a request. Only `commit` writes their codes."""
 
     def __init__(self, model: ScaleModel, request: ScaleRequest) -> None:
-        rows, device = len(request.labels), model.device
+        rows, device = request.rows, model.device
         self.source, self.device = request.source, device
         self.scales, self.quantizer = model.scales, model.quantizer
         self.models = {model.name: model}  # all models whose logits were computed
@@ -73,8 +84,10 @@ class MapState:
         return torch.cat(inputs, 1)
 
     def uniforms(self) -> Tensor:
-        """[n, n_s] uniforms in (0, 1), float64: one for each code of the next scale, keyed by row and position."""
-        index = upload(torch.tensor(self.positions(self.scale, self.scale)), self.device).expand(len(self), -1)
+        """[n, n_s * digits] uniforms in (0, 1), float64: one per digit of the next scale's codes, keyed by row and place."""
+        at, digits = self.positions(self.scale, self.scale), self.quantizer.digits
+        index = torch.tensor(range(at.start * digits, at.stop * digits))
+        index = upload(index, self.device).expand(len(self), -1)
         return self.source.uniform(self.rows, np.zeros_like(self.rows), index, "token")
 
     def commit(self, codes: Tensor, score: Tensor, highest: Tensor) -> None:

@@ -23,6 +23,8 @@ from pardec.samplers.scales.loop import decode
 class Quantizer:
     """Adds the vectors of codes, resized to the last scale."""
 
+    digits = 1
+
     def __init__(self, scales: Scales, vocab: int, channels: int, seed: int = 0) -> None:
         self.scales, self.vocab, self.channels = scales, vocab, channels
         self.codebook = torch.randn(vocab, channels, generator=torch.Generator().manual_seed(seed))

@@ -76,6 +76,7 @@ class CoDe(MapMethod):
         refiner = context.request.refiner
         if refiner is None:
             raise ModelError("code: the request has no refiner", "load it and pass it as refiner of the request")
+        refiner = refiner.of_size(context.request.size)
         check_pair(refiner, context.model)
         count = len(context.model.scales)
         steps = count * 4 // 5 if self.steps is None else self.steps

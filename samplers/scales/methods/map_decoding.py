@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor
 
 from pardec.models import finite
 from pardec.models.errors import SpecError
-from pardec.models.scales.contracts import ScaleModel
+from pardec.models.scales.contracts import ScaleModel, values
 
 from ...ops.confidence import argmax
 from ...ops.distribution import filter_logits
@@ -44,8 +45,8 @@ class MapMethod(Policy):
         most = max(self._each("top_ks", int, "", lambda value: True), default=0)
         if most > model.quantizer.vocab:
             raise SpecError(
-                f"{self.registered[0]}: top_ks has {most}, and {model.name} has {model.quantizer.vocab} codes",
-                hint="0 keeps all codes",
+                f"{self.registered[0]}: top_ks has {most}, and {model.name} has {values(model.quantizer)}",
+                hint="0 keeps all",
             )
 
     def start(self, context: ScaleContext) -> Any:
@@ -59,10 +60,15 @@ class MapMethod(Policy):
     def draw(self, context: ScaleContext, logits: Tensor) -> None:
         """Draws and commits the codes of the next scale from its logits [n, n_s, V], each independently of the others.
 
-        A code is the first whose cumulative probability, in index order, exceeds the uniform of its position.
+        A code is the first whose cumulative probability, in index order, exceeds the uniform of its position; where
+        codes have several digits, each digit is drawn so.
         """
         maps, request = context.maps, context.request
+        digits, vocab = maps.quantizer.digits, maps.quantizer.vocab
         with context.watch("draw"):
+            highest = finite.highest(logits)
+            if digits > 1:
+                logits = logits.unflatten(-1, (digits, vocab)).flatten(1, 2)
             temperature = request.temperature * self._at("temperatures", float, maps.scale, 1.0)
             top_k = self._at("top_ks", int, maps.scale, request.top_k or 0) or None
             first = temperature if self.order == "temperature" else 0
@@ -72,7 +78,11 @@ class MapMethod(Policy):
             probs = probs.softmax(-1)
             codes = argmax(probs) if temperature == 0 else sample(probs, maps.uniforms())
             score = probs.gather(-1, codes[..., None])[..., 0]
-        maps.commit(codes, score, finite.highest(logits))
+            if digits > 1:
+                place = vocab ** torch.arange(digits - 1, -1, -1, device=codes.device)
+                codes = (codes.unflatten(1, (-1, digits)) * place).sum(-1)
+                score = score.unflatten(1, (-1, digits)).prod(-1)
+        maps.commit(codes, score, highest)
 
     def _at(self, name: str, kind: Callable[[str], _N], scale: int, default: _N) -> _N:
         """The value of a list at a scale; the last one applies to all further scales."""
