@@ -16,7 +16,7 @@ from .cuda_graphs.runner import GraphRunner
 from .decoder import Decoder
 from .decoder_config import DecoderConfig
 from .errors import ArgumentError, ModelError
-from .families import FamilySpec, mar, match, nextstep, var
+from .families import FamilySpec, infinity, mar, match, nextstep, var
 from .files import configs
 from .files.arguments import check, exclusive
 from .files.catalog import EMBEDDED, embedded_names
@@ -58,6 +58,7 @@ AnyModel = TypeVar("AnyModel", bound=LanguageModel | ContinuousModel | ScaleMode
 _OTHER: dict[object, Callable[..., ContinuousModel | ScaleModel]] = {
     "mar": mar.load_mar,
     "var": var.load_var,
+    "infinity": infinity.load_infinity,
     **dict.fromkeys(NEXTSTEP, nextstep.load_nextstep),
 }
 
@@ -151,6 +152,10 @@ def load_any(
         }
         foreign |= {"quantize": quantize, "tp": tp or None}
         foreign |= {"packed": packed, "activations": activations}
+        more: dict[str, Any] = {}
+        if config["model_type"] == "infinity":  # it reads captions, which are other tensors at every request
+            foreign |= {"text_encoder": None, "cuda_graphs": graphs_wanted}
+            more, captured = {"text_encoder": text_encoder, "offline": offline}, False
         for name, value in foreign.items():
             if value is not None:
                 raise ArgumentError(
@@ -161,7 +166,7 @@ def load_any(
         if lora is not None:
             published = lora.merge(published, base=source.name)
         make = partial(
-            other, source, config, published, device=target, dtype=kind, decoder=image_decoder, choice=choice
+            other, source, config, published, device=target, dtype=kind, decoder=image_decoder, choice=choice, **more
         )
         with configs.reading(source.name):
             other_model = _described(guarded(source.name, make, published, kind), lora)

@@ -78,7 +78,7 @@ def local(name_or_path: str | os.PathLike[str]) -> Source | None:
     path = Path(os.path.expanduser(name))  # Path.expanduser raises where there is no such home
     try:
         if path.is_dir():
-            return Source(plain(path.resolve().name), path, path)
+            return Source(plain(path.resolve().name), path, path, _infinity(path))
         if path.is_file():
             return _single_file(path, plain(path.stem))
     except (OSError, RuntimeError) as error:  # too long a name, links in a circle
@@ -174,6 +174,15 @@ def _single_file(file: Path, name: str) -> Source:
     if file.suffix not in (".pt", ".pth", ".safetensors") or (file.parent / "config.json").is_file():
         raise ArgumentError(f"{file} is a file", "name the folder that holds config.json and the weights")
     return Source(name, file.parent, file.parent, file)
+
+
+def _infinity(folder: Path) -> Path | None:
+    """The transformer's file in a folder of Infinity's published files, which have no config.json."""
+    if (folder / "config.json").is_file():
+        return None
+    files = [file for file in folder.glob("infinity_*") if file.suffix in (".pth", ".pt", ".safetensors")]
+    own = [file for file in files if not file.name.startswith("infinity_vae")]
+    return own[0] if len(own) == 1 else None
 
 
 def _nearby(path: Path) -> str:

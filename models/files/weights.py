@@ -20,7 +20,7 @@ from .gguf.tensors import FileTensor, file_tensors
 from .json_text import parse
 
 # Keys that may hold the tensors in a pickle, averaged ones first; without one the pickle is the tensors.
-CONTAINERS = ("model_ema", "model", "module", "state_dict")
+CONTAINERS = ("model_ema", "model", "module", "state_dict", "vae")
 # Prefixes that DistributedDataParallel, torch.compile and PEFT add to every name of a state dict.
 _WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
 AGAIN = "download or copy the file again"
@@ -220,8 +220,10 @@ def unpickled(file: Path, *, mmap: bool = True) -> dict[str, Tensor]:
                 state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch each raise their own
         raise ModelError(f"{file} cannot be read as a dictionary of tensors: {one_line(error)}", AGAIN) from error
-    if isinstance(state, dict) and isinstance(state.get("trainer"), dict):  # from VAR's training
-        state = state["trainer"].get("var_wo_ddp", state)
+    if isinstance(state, dict) and isinstance(
+        trainer := state.get("trainer"), dict
+    ):  # from VAR's and Infinity's training
+        state = next((trainer[name] for name in ("var_wo_ddp", "gpt_fsdp") if name in trainer), state)
     if isinstance(state, dict):
         state = next((state[name] for name in CONTAINERS if isinstance(state.get(name), dict)), state)
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):

@@ -6,16 +6,34 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ModelError, install, one_line
+from ..files.catalog import EMBEDDED, embedded_names
 from ..hf.hf_logging import silence
 from .words import unknown
 
 _CACHED = 32  # captions whose features are cached; one of FLAN-T5-XL takes up to a megabyte in float32
+
+
+FLAN_T5_XL = ("google/flan-t5-xl", 2048)  # the text encoder of published models of captions, and its width
+
+
+def encoder_name(folder: Path, named: str | None, features: int) -> str | None:
+    """The text encoder to load: the one that is named, the one beside the weights, or for features of its width FLAN-T5-XL.
+
+    None where there is none.
+    """
+    beside = [folder / name for name in ("text_encoder", "flan-t5-xl") if (folder / name).is_dir()]
+    if named is None and beside:
+        return str(beside[0])
+    if named in embedded_names():
+        return str(EMBEDDED / str(named) / "text_encoder")
+    return FLAN_T5_XL[0] if named is None and features == FLAN_T5_XL[1] else named
 
 
 class TextEncoder:

@@ -23,15 +23,12 @@ from .. import finite
 from ..errors import ModelError
 from ..families.config_files import agree, sampling
 from ..families.llamagen import CONDITION, side
-from ..files.catalog import EMBEDDED, embedded_names
 from ..files.weights import read
-from .captions import TextEncoder
+from .captions import FLAN_T5_XL, TextEncoder, encoder_name
 from .conditioned import Prefix
 from .contracts import Condition, ImageLayout, ImagingParts, OneSize
 from .vq import PATTERNS, VQ, find_vq, load_vq
 from .weight_files import only_file
-
-_T5 = ("google/flan-t5-xl", 2048)  # the text encoder of the published checkpoints, and its width
 
 
 class Classes(nn.Module):
@@ -237,19 +234,12 @@ def _read_off(module: Classes | Captions) -> dict[str, Any]:
 def _encoder(parts: ImagingParts, captions: Captions) -> TextEncoder | None:
     """The text encoder. Captions are cleaned if the config's `clean_captions` says so, else for published encoders."""
     length, features = captions.uncond_embedding.shape
-    beside = parts.source.folder / "text_encoder"
-    name = parts.text_encoder or parts.config.get("text_encoder")
-    if name is None and beside.is_dir():
-        name = str(beside)
-    if name is None and features == _T5[1]:
-        name = _T5[0]
+    name = encoder_name(parts.source.folder, parts.text_encoder or parts.config.get("text_encoder"), features)
     if name is None:
         return None
-    if name in embedded_names():
-        name = str(EMBEDDED / name / "text_encoder")
     clean = parts.config.get("clean_captions")
     if clean is None:
-        clean = features == _T5[1]
+        clean = features == FLAN_T5_XL[1]
     return TextEncoder(name, most=length, device=parts.device, dtype=parts.dtype, offline=parts.offline, clean=clean)
 
 

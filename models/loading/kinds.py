@@ -16,7 +16,7 @@ from ..files.sources import MAR_FILE, local, read_json
 # called with the `Source`; it returns one that makes the `Parts` to run and the `CodeImaging` of the model.
 IMAGE_MODELS = {"janus": "pardec.models.images.janus:prepare"}
 NEXTSTEP = ("nextstep", "stepx_llama")  # model_type of NextStep-1, and of the code that it is run by
-NO_LANGUAGE_MODELS = ("mar", "var", *NEXTSTEP)  # by model_type: their tokens are vectors, or maps of ids
+NO_LANGUAGE_MODELS = ("mar", "var", "infinity", *NEXTSTEP)  # by model_type: their tokens are vectors, or maps of ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,8 @@ def kind(name: str, config: dict[str, Any], folder: Path | None = None) -> Kind:
         return Kind(name, "continuous", "text")
     if config.get("model_type") == "var":
         return Kind(name, "scales", "class", classes=_whole(config, "num_classes"))
+    if config.get("model_type") == "infinity":
+        return Kind(name, "scales", "text")
     if config.get("model_type") in IMAGE_MODELS:
         return Kind(name, "ar", "text")
     spec = match(config)

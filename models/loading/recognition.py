@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ModelError
-from ..families import FAMILIES, FamilySpec, Unsupported, architecture, mar, match, var
+from ..families import FAMILIES, FamilySpec, Unsupported, architecture, infinity, mar, match, var
 from ..families.llamagen import read_config
 from ..files import configs
 from ..files.catalog import EMBEDDED
@@ -27,6 +27,8 @@ from .decoding_config import (
 )
 from .kinds import IMAGE_MODELS, NEXTSTEP, NO_LANGUAGE_MODELS
 from .unread import draft_patterns
+
+_BY_TENSORS = {"mar": mar, "var": var, "infinity": infinity}  # model_type -> what reads the configuration off tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +85,15 @@ def read_description(source: Source) -> tuple[dict[str, Any], dict[str, Publishe
     """The configuration, from config.json or the tensors' shapes, and these tensors if they were inspected."""
     if source.file is not None:
         published = inspect([source.file])
-        if mar.MARK in published:
-            return mar.describe(source.folder, published, source.file.stem), published
-        if var.MARK in published:
-            return var.describe(source.folder, published, source.file.stem), published
+        for family in _BY_TENSORS.values():
+            if family.MARK in published:
+                return family.describe(source.folder, published, source.file.stem), published
         return read_config(source.file, published), published
-    if (source.folder / MAR_FILE).is_file() or read_json(source.folder / "config.json").get("model_type") == "mar":
+    kind = read_json(source.folder / "config.json").get("model_type")
+    kind = "mar" if (source.folder / MAR_FILE).is_file() else kind
+    if kind in _BY_TENSORS:
         published = inspect(weight_files(source.folder))
-        return mar.describe(source.folder, published), published
-    if read_json(source.folder / "config.json").get("model_type") == "var":
-        published = inspect(weight_files(source.folder))
-        return var.describe(source.folder, published), published
+        return _BY_TENSORS[kind].describe(source.folder, published), published
     return read_json(source.folder / "config.json", required=True), {}
 
 

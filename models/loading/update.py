@@ -56,11 +56,11 @@ def load_weights(model: LanguageModel | ContinuousModel | ScaleModel, weights: W
     published = _of_state(weights) if isinstance(weights, Mapping) else _of_files(file)
     if isinstance(model, ContinuousModel):
         if model.family != "mar":
-            raise ModelError(
-                f"the weights of {model.name} cannot be replaced in place", "load the new checkpoint as a model"
-            )
+            raise _kept(model)
         write = _mar(model, published, file)
     elif isinstance(model, ScaleModel):
+        if model.family != "var":
+            raise _kept(model)
         write = _var(model, published, file)
     elif (stack := _native_stack(model)) is not None:
         write = _native(model, stack, published, file)
@@ -207,6 +207,10 @@ def _check_tied(name: str, published: Mapping[str, Published], embed: str, head:
 
 
 # --- MAR and VAR ---
+
+
+def _kept(model: ContinuousModel | ScaleModel) -> ModelError:
+    return ModelError(f"the weights of {model.name} cannot be replaced in place", "load the new checkpoint as a model")
 
 
 def _replaceable(model: ContinuousModel | ScaleModel, own: Mapping[str, Tensor], used: Mapping[str, Published]) -> None:

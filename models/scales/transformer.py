@@ -105,8 +105,19 @@ class Attention(nn.Module):
         else:
             self.register_parameter("scale_mul_1H11", None)
 
-    def forward(self, x: Tensor, cache: ScaleCache, layer: int, rows: Tensor | None, mask: Tensor | None) -> Tensor:
-        """x [R, n, D]; `mask` [n, S] bool of the slots that each token sees, None for all."""
+    def forward(
+        self,
+        x: Tensor,
+        cache: ScaleCache,
+        layer: int,
+        rows: Tensor | None,
+        mask: Tensor | None,
+        turn: Tensor | None = None,
+    ) -> Tensor:
+        """x [R, n, D]; `mask` [n, S] bool of the slots that each token sees, None for all.
+
+        `turn` [2, 1 or R, n, 1, H / 2] holds the cosines and sines by which pairs of neighbours in a head are rotated.
+        """
         q, k, v = self.mat_qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)  # [R, n, H, D] each
         q, v = q + self.q_bias.view(self.heads, -1), v + self.v_bias.view(self.heads, -1)
         if self.scale_mul_1H11 is None:
@@ -114,6 +125,8 @@ class Attention(nn.Module):
         else:  # scores are not divided by the root of D, as `attention` does
             sharp = self.scale_mul_1H11.clamp(max=_SHARPEST).exp().view(self.heads, 1) * math.sqrt(q.shape[-1])
             q, k = F.normalize(q, dim=-1) * sharp, F.normalize(k, dim=-1)
+        if turn is not None:
+            q, k = _rotated(q, turn), _rotated(k, turn)
         out: Tensor = self.proj(attention(q, *cache.append(layer, k, v, rows), mask))
         return out
 
@@ -145,42 +158,36 @@ class Block(nn.Module):
         return torch.addcmul(x, how.gate2, mlp(modulated(x, how.scale2, how.shift2, self.eps), self.ffn, "tanh"))
 
 
-class VARTransformer(nn.Module):
-    """A `ScaleTransformer`."""
+class MapTransformer(nn.Module):
+    """The base of transformers of token maps, which make the modules that are named here."""
 
     graphs: FunctionGraphs | None = None  # where the blocks' forwards over a scale are captured
     stores: Stores  # the caches' memory, with `graphs`
+    word_embed: nn.Module
+    pos_start: nn.Parameter
+    lvl_embed: nn.Module
+    shared_ada_lin: nn.Module | None
+    blocks: nn.ModuleList
+    head_nm: nn.ModuleDict
+    head: nn.Module
 
-    def __init__(
-        self,
-        scales: Scales,
-        *,
-        width: int,
-        depth: int,
-        heads: int,
-        classes: int,
-        vocab: int,
-        channels: int,
-        hidden: int,
-        normalised: bool = True,
-        shared: bool = False,
-        eps: float = 1e-6,
-    ) -> None:
+    def __init__(self, scales: Scales, *, width: int, heads: int, classes: int, eps: float) -> None:
         super().__init__()
         self.scales, self.classes, self.width, self.heads, self.eps = scales, classes, width, heads, eps
-        self.word_embed = Linear(channels, width)
-        self.class_emb = nn.Embedding(classes + 1, width)
-        self.pos_start = nn.Parameter(torch.randn(1, 1, width) / width**0.5)
-        self.pos_1LC = nn.Parameter(torch.randn(1, scales.tokens, width) / width**0.5)
-        self.lvl_embed = nn.Embedding(len(scales), width)
-        self.shared_ada_lin: nn.Module | None = None
-        if shared:
-            self.shared_ada_lin = nn.Sequential(nn.SiLU(), Linear(width, 6 * width))
-        self.blocks = nn.ModuleList(
-            [Block(width, heads, hidden, normalised=normalised, shared=shared, eps=eps) for _ in range(depth)]
-        )
-        self.head_nm = nn.ModuleDict({"ada_lin": nn.Sequential(nn.SiLU(), Linear(width, 2 * width))})
-        self.head = Linear(width, vocab)
+
+    def condition(self, labels: Tensor) -> Tensor:
+        """[R, D]: the states that modulate the blocks and begin the first map."""
+        raise NotImplementedError
+
+    def placed(self, x: Tensor, levels: Tensor, at: slice) -> Tensor:
+        """Inputs x [R, n, D] of the tokens `at`, of scales `levels` [n], with what tells their places apart."""
+        return x + self.lvl_embed(levels)
+
+    def block_inputs(
+        self, layer: int, labels: Tensor, rows: Tensor | None, at: slice, which: Tensor | None
+    ) -> tuple[Any, ...]:
+        """Further inputs of a block for the tokens `at`, of the last scale only those of `which` [R, k]."""
+        return ()
 
     @property
     def layers(self) -> int:
@@ -238,7 +245,7 @@ class VARTransformer(nn.Module):
         which_rows = list(range(cache.batch)) if rows is None else rows.tolist()
         cache.advance(first, last, which_rows)
         sizes, starts = self.scales.sizes[first : last + 1], self.scales.starts
-        size, condition = sizes[-1], self.class_emb(labels)
+        size, condition = sizes[-1], self.condition(labels)
         x: Tensor = self.word_embed(maps.to(self.pos_start.dtype))
         if first == 0:
             x = torch.cat((condition[:, None] + self.pos_start, x), 1)
@@ -248,7 +255,7 @@ class VARTransformer(nn.Module):
             torch.tensor(sizes, device=x.device),
             output_size=sum(sizes),  # known here: summing on the device would synchronize
         )
-        x = x + self.lvl_embed(levels) + self.pos_1LC[0, at]
+        x = self.placed(x, levels, at)
         how_each = self._modulations(labels, cache, rows)
         in_place = cache.store is not None and cache.k is cache.store.k and rows is None and reduction is None
         if self.graphs is not None and in_place and x.shape[0] * x.shape[1] <= WIDEST:
@@ -261,7 +268,7 @@ class VARTransformer(nn.Module):
                 x = torch.cat((x[:, :-size], chosen), 1)
                 visible = torch.cat((levels[:-size], levels[-which.shape[1] :]))
             mask = _mask(visible, int(cache.filled[which_rows[0], layer])) if first < last else None
-            x = block(x, how, cache, layer, rows, mask)
+            x = block(x, how, cache, layer, rows, mask, *self.block_inputs(layer, labels, rows, at, which))
             if reduction is not None and which is not None:
                 earlier = whole.shape[1] - size
                 x = torch.cat((x[:, :earlier], reduction.restore(layer, x[:, earlier:], which)), 1)
@@ -290,7 +297,7 @@ class VARTransformer(nn.Module):
 
     def read(self, states: Tensor, labels: Tensor) -> Tensor:
         """[R, n, V] float32: the logits of states [R, n, D]."""
-        scale, shift = self.head_nm["ada_lin"](self.class_emb(labels)).unflatten(-1, (2, self.width)).unbind(1)
+        scale, shift = self.head_nm["ada_lin"](self.condition(labels)).unflatten(-1, (2, self.width)).unbind(1)
         normed = modulated(states, 1 + scale[:, None], shift[:, None], self.eps)
         logits: Tensor = self.head(normed)
         return logits if logits.dtype == torch.float64 else logits.float()
@@ -300,12 +307,58 @@ class VARTransformer(nn.Module):
         known = cache.modulation
         if rows is None and known is not None and known[0] is labels:  # comparing values would synchronize
             return known[1]
-        condition = self.class_emb(labels)
+        condition = self.condition(labels)
         common = None if self.shared_ada_lin is None else self.shared_ada_lin(condition)
         each = [block.modulation(condition, common) for block in cast(list[Block], self.blocks)]
         if rows is None:
             cache.modulation = labels, each
         return each
+
+
+class VARTransformer(MapTransformer):
+    """A `ScaleTransformer`."""
+
+    def __init__(
+        self,
+        scales: Scales,
+        *,
+        width: int,
+        depth: int,
+        heads: int,
+        classes: int,
+        vocab: int,
+        channels: int,
+        hidden: int,
+        normalised: bool = True,
+        shared: bool = False,
+        eps: float = 1e-6,
+    ) -> None:
+        super().__init__(scales, width=width, heads=heads, classes=classes, eps=eps)
+        self.word_embed = Linear(channels, width)
+        self.class_emb = nn.Embedding(classes + 1, width)
+        self.pos_start = nn.Parameter(torch.randn(1, 1, width) / width**0.5)
+        self.pos_1LC = nn.Parameter(torch.randn(1, scales.tokens, width) / width**0.5)
+        self.lvl_embed = nn.Embedding(len(scales), width)
+        self.shared_ada_lin = nn.Sequential(nn.SiLU(), Linear(width, 6 * width)) if shared else None
+        self.blocks = nn.ModuleList(
+            [Block(width, heads, hidden, normalised=normalised, shared=shared, eps=eps) for _ in range(depth)]
+        )
+        self.head_nm = nn.ModuleDict({"ada_lin": nn.Sequential(nn.SiLU(), Linear(width, 2 * width))})
+        self.head = Linear(width, vocab)
+
+    def condition(self, labels: Tensor) -> Tensor:
+        condition: Tensor = self.class_emb(labels)
+        return condition
+
+    def placed(self, x: Tensor, levels: Tensor, at: slice) -> Tensor:
+        return x + self.lvl_embed(levels) + self.pos_1LC[0, at]
+
+
+def _rotated(x: Tensor, turn: Tensor) -> Tensor:
+    """x [R, n, heads, H] with each pair (a, b) of neighbours rotated to (a cos - b sin, a sin + b cos)."""
+    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = turn
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2).to(x.dtype)
 
 
 def _mask(levels: Tensor, stored: int) -> Tensor:
