@@ -220,9 +220,8 @@ def unpickled(file: Path, *, mmap: bool = True) -> dict[str, Tensor]:
                 state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch each raise their own
         raise ModelError(f"{file} cannot be read as a dictionary of tensors: {one_line(error)}", AGAIN) from error
-    if isinstance(state, dict) and isinstance(
-        trainer := state.get("trainer"), dict
-    ):  # from VAR's and Infinity's training
+    trainer = state.get("trainer") if isinstance(state, dict) else None
+    if isinstance(trainer, dict):  # from VAR's or Infinity's training
         state = next((trainer[name] for name in ("var_wo_ddp", "gpt_fsdp") if name in trainer), state)
     if isinstance(state, dict):
         state = next((state[name] for name in CONTAINERS if isinstance(state.get(name), dict)), state)

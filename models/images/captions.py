@@ -24,7 +24,7 @@ FLAN_T5_XL = ("google/flan-t5-xl", 2048)  # the text encoder of published models
 
 
 def encoder_name(folder: Path, named: str | None, features: int) -> str | None:
-    """The text encoder to load: the one that is named, the one beside the weights, or for features of its width FLAN-T5-XL.
+    """The text encoder: the named one, the one in the weights' folder, or FLAN-T5-XL for features of its width.
 
     None where there is none.
     """

@@ -65,8 +65,8 @@ class MapDriver(ImageDriver):
 
     def prepare(self, prompt: Any, arguments: Mapping[str, Any]) -> MapCall:
         settings = Settings.of(arguments, self.defaults)
-        sampler = registry.resolve(settings.sampler, "scales")
         imaging = self.imaging(settings)
+        sampler = registry.resolve(settings.sampler or imaging.defaults.get("sampler"), "scales")
         model = self.network.of_size(size := size_of(settings))
         classes, conditions = self.conditions(prompt, settings)
         if settings.top_k is not None and settings.top_k > model.quantizer.vocab:

@@ -14,8 +14,8 @@ from .contracts import ScaleContext
 class ScaleForward:
     """A transformer and its K/V; the unconditional copies of guided rows come after all rows.
 
-    Where guidance grows, it is 0 at scale 0. The halves are fed there all the same, without logits: a token each, in the call that is
-    made anyway, while feeding them with scale 1 would take a second call there.
+    Where guidance grows, it is 0 at scale 0. The halves are fed there all the same, without logits: a token each, in
+    the call that is made anyway, while feeding them with scale 1 would take a second call there.
     """
 
     def __init__(self, context: ScaleContext, model: ScaleModel, name: str = "transformer") -> None:
@@ -37,8 +37,8 @@ class ScaleForward:
         self.fed = 0  # scales whose keys and values are stored
         context.maps.models[model.name] = model
 
-    def next_logits(self, reduction: TokenReduction | None = None) -> tuple[Tensor, range]:
-        """The guided logits of the next scale, [n, n_s, V] float32, and the positions fed for them.
+    def next_logits(self, factor: float = 1.0, reduction: TokenReduction | None = None) -> tuple[Tensor, range]:
+        """The logits of the next scale, [n, n_s, V] float32, and the positions fed for them; guided by `factor` cfg.
 
         Scales that it was not fed before go first in the same call, block-causal.
         """
@@ -46,7 +46,8 @@ class ScaleForward:
         first, last = self.fed, maps.scale
         strength = 0.0
         if self.pairs:
-            strength = self.cfg * last / (len(maps.scales) - 1) if self.grows else self.cfg - 1
+            cfg = self.cfg * factor
+            strength = cfg * last / (len(maps.scales) - 1) if self.grows else cfg - 1
         inputs = maps.read(first)
         wanted = torch.ones(len(self.labels), dtype=torch.bool)
         wanted[rows:] = strength != 0

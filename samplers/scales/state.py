@@ -84,7 +84,7 @@ class MapState:
         return torch.cat(inputs, 1)
 
     def uniforms(self) -> Tensor:
-        """[n, n_s * digits] uniforms in (0, 1), float64: one per digit of the next scale's codes, keyed by row and place."""
+        """[n, n_s * digits] uniforms in (0, 1), float64: one per digit of the next scale's codes, by row and index."""
         at, digits = self.positions(self.scale, self.scale), self.quantizer.digits
         index = torch.tensor(range(at.start * digits, at.stop * digits))
         index = upload(index, self.device).expand(len(self), -1)

@@ -53,6 +53,7 @@ class CoDe(MapMethod):
         str | None, "factor of the temperature per scale: 1.1x7/1, as published, is 1.1 at the first seven, then 1"
     ] = None
     top_ks: Annotated[str | None, "top-k per scale, as 900x7/600; 0 keeps all; none: the request's"] = None
+    cfgs: Annotated[str | None, "factor of cfg per scale, as 1x7/0.75"] = None
     order: Annotated[Order, "apply first: filters, as published, or temperature, as other samplers do"] = "filters"
 
     @property
@@ -83,6 +84,6 @@ class CoDe(MapMethod):
         return Collaboration(context, refiner, steps if steps >= 0 else count + steps)
 
     def round(self, context: ScaleContext, state: Collaboration) -> RoundResult:
-        logits, fed = state.ready(context).next_logits()
+        logits, fed = state.ready(context).next_logits(self.guidance(context))
         self.draw(context, logits)
         return RoundResult(fed, draft=state.draft)

@@ -77,6 +77,7 @@ class FastVAR(MapMethod):
         str | None, "factor of the temperature per scale: 1.1x7/1 is 1.1 at the first seven, then 1"
     ] = None
     top_ks: Annotated[str | None, "top-k per scale, as 900x7/600; 0 keeps all; none: the request's"] = None
+    cfgs: Annotated[str | None, "factor of cfg per scale, as 1x7/0.75"] = None
     order: Annotated[Order, "apply first: filters, as published, or temperature, as other samplers do"] = "filters"
 
     def __post_init__(self) -> None:
@@ -111,7 +112,9 @@ class FastVAR(MapMethod):
         pruning.count = size - int(size * (1 - self.keep ** max(0, scale - last_complete)))
         pruning.keep_all = pruning.count == size
         # Complete maps before the last one fill nothing, and where all are complete, nothing is filled.
-        logits, fed = forward.next_logits(pruning if self.keep < 1 and scale >= last_complete else None)
+        logits, fed = forward.next_logits(
+            self.guidance(context), pruning if self.keep < 1 and scale >= last_complete else None
+        )
         self.draw(context, logits)
         layers, pruned = context.model.transformer.layers, context.model.transformer.layers - self.layer
         return RoundResult(fed, tokens=round(size - (size - pruning.count) * pruned / layers))

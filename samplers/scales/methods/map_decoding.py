@@ -30,10 +30,12 @@ class MapMethod(Policy):
 
     temperatures: str | None
     top_ks: str | None
+    cfgs: str | None
     order: Order
 
     def __post_init__(self) -> None:
         self._each("temperatures", float, "above 0", lambda value: value > 0 and math.isfinite(value))
+        self._each("cfgs", float, "at least 0", lambda value: value >= 0 and math.isfinite(value))
         self._each("top_ks", int, "at least 0, where 0 keeps all", lambda value: value >= 0)
 
     @property
@@ -53,9 +55,13 @@ class MapMethod(Policy):
         return ScaleForward(context, context.model)
 
     def round(self, context: ScaleContext, state: Any) -> RoundResult:
-        logits, fed = state.next_logits()
+        logits, fed = state.next_logits(self.guidance(context))
         self.draw(context, logits)
         return RoundResult(fed)
+
+    def guidance(self, context: ScaleContext) -> float:
+        """The factor of the request's guidance at the next scale."""
+        return self._at("cfgs", float, context.maps.scale, 1.0)
 
     def draw(self, context: ScaleContext, logits: Tensor) -> None:
         """Draws and commits the codes of the next scale from its logits [n, n_s, V], each independently of the others.

@@ -29,4 +29,5 @@ class Sequential(MapMethod):
         str | None, "factor of the temperature per scale: 1.1x7/1 is 1.1 at the first seven, then 1"
     ] = None
     top_ks: Annotated[str | None, "top-k per scale, as 900x7/600; 0 keeps all; none: the request's"] = None
+    cfgs: Annotated[str | None, "factor of cfg per scale, as 1x7/0.75"] = None
     order: Annotated[Order, "apply first: filters, as published, or temperature, as other samplers do"] = "filters"
