@@ -18,7 +18,7 @@ def _left_out(text: str) -> None:
     warnings.warn(text, stacklevel=3)
 
 
-_OTHER = ("mar", "nextstep", "var")  # not registered: load.py calls them, and they import torch
+_OTHER = ("infinity", "mar", "nextstep", "var")  # not registered: load.py calls them, and they import torch
 
 for _name in sorted(module.name for module in pkgutil.iter_modules(__path__)):
     if _name in _OTHER:

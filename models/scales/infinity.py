@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -145,11 +145,11 @@ class InfinityTransformer(MapTransformer):
         mask = None
         if len(set(map(len, texts))) > 1:
             mask = (torch.arange(states.shape[1], device=own.device) < lengths[:, None])[:, None, None]
-        pool, projected = self.text_proj_for_sos["ca"], self.text_proj_for_ca(states)
+        pool, projected = cast(CrossAttention, self.text_proj_for_sos["ca"]), self.text_proj_for_ca(states)
         other = copy(self)
         other.captions = Captions(
             condition=pool(None, *pool.keys_and_values(states), mask)[:, 0],
-            keys=[block.ca.keys_and_values(projected) for block in self.blocks],
+            keys=[block.ca.keys_and_values(projected) for block in cast(list[CaptionBlock], self.blocks)],
             mask=mask,
         )
         return other

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
 from ..caches.kv_cache import KVCache
@@ -181,7 +182,8 @@ class MapTransformer(nn.Module):
 
     def placed(self, x: Tensor, levels: Tensor, at: slice) -> Tensor:
         """Inputs x [R, n, D] of the tokens `at`, of scales `levels` [n], with what tells their places apart."""
-        return x + self.lvl_embed(levels)
+        placed: Tensor = x + self.lvl_embed(levels)
+        return placed
 
     def block_inputs(
         self, layer: int, labels: Tensor, rows: Tensor | None, at: slice, which: Tensor | None
@@ -351,12 +353,12 @@ class VARTransformer(MapTransformer):
         return condition
 
     def placed(self, x: Tensor, levels: Tensor, at: slice) -> Tensor:
-        return x + self.lvl_embed(levels) + self.pos_1LC[0, at]
+        return super().placed(x, levels, at) + self.pos_1LC[0, at]
 
 
 def _rotated(x: Tensor, turn: Tensor) -> Tensor:
     """x [R, n, heads, H] with each pair (a, b) of neighbours rotated to (a cos - b sin, a sin + b cos)."""
-    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+    a, b = rearrange(x, "... (pair two) -> two ... pair", two=2)
     cos, sin = turn
     return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2).to(x.dtype)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
 import torch
+from einops import rearrange
 from torch import Tensor
 
 from pardec.models import finite
@@ -74,7 +75,7 @@ class MapMethod(Policy):
         with context.watch("draw"):
             highest = finite.highest(logits)
             if digits > 1:
-                logits = logits.unflatten(-1, (digits, vocab)).flatten(1, 2)
+                logits = rearrange(logits, "n s (digit v) -> n (s digit) v", v=vocab)
             temperature = request.temperature * self._at("temperatures", float, maps.scale, 1.0)
             top_k = self._at("top_ks", int, maps.scale, request.top_k or 0) or None
             first = temperature if self.order == "temperature" else 0
@@ -86,8 +87,8 @@ class MapMethod(Policy):
             score = probs.gather(-1, codes[..., None])[..., 0]
             if digits > 1:
                 place = vocab ** torch.arange(digits - 1, -1, -1, device=codes.device)
-                codes = (codes.unflatten(1, (-1, digits)) * place).sum(-1)
-                score = score.unflatten(1, (-1, digits)).prod(-1)
+                codes = (rearrange(codes, "n (s digit) -> n s digit", digit=digits) * place).sum(-1)
+                score = rearrange(score, "n (s digit) -> n s digit", digit=digits).prod(-1)
         maps.commit(codes, score, highest)
 
     def _at(self, name: str, kind: Callable[[str], _N], scale: int, default: _N) -> _N:
