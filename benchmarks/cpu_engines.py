@@ -803,8 +803,8 @@ llama-diffusion-cli comes from `{source}`.
 """
 LLAMA_CPP_BUILD = """
 The wheel of llama.cpp says that it was built with {features}; one built for the processor itself was not measured.
-llama.cpp has repacked layouts of Q4_0 and Q8_0 matrices and none of Q4_1: with the weights of this file as Q4_0 it read a prompt of
-600 tokens 1.9 times as fast, and as Q8_0 1.6 times.
+llama.cpp has repacked layouts of Q4_0 and Q8_0 matrices and none of Q4_1: with the weights of this file as Q4_0 it read
+a prompt of 600 tokens 1.9 times as fast, and as Q8_0 1.6 times.
 """
 MEMORY = """
 ## Memory
