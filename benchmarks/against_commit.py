@@ -99,7 +99,7 @@ def interval(ratios: Sequence[float]) -> tuple[float, float, float]:
 
 
 def compare(before: Worker, now: Worker, case: Sequence[Any], pairs: int) -> str:
-    """The table's row of one case."""
+    """The row of the table for one case."""
     same = all(before.decode(case)[0] == now.decode(case)[0] for _ in range(2))  # kernels are compiled here
     seconds: list[tuple[float, float]] = []
     for pair in range(pairs):

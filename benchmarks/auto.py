@@ -1,4 +1,4 @@
-"""Seconds of `auto` against those of the best fixed choice: `python benchmarks/auto.py`.
+"""Times `auto` against the best fixed choice, plain or with the drafter: `python benchmarks/auto.py`.
 
 Each setting decodes with `sequential`, with the drafter of `auto` and with `auto`, in rotating order in one process.
 The first two decodes of each are not timed; `auto` measures there. Seconds are the process's own, since other work may
@@ -146,7 +146,7 @@ Not measured yet: {missing}.
 
 
 def verdict(rows: list[str]) -> str:
-    """Which rows are within the bar, which are not, and which are open."""
+    """The verdict on the page: which rows hold the bar, which lose, and which are undecided."""
     kinds: dict[str, list[str]] = {"hold": [], "open": [], "lose": []}
     for row in rows:
         cells = [cell.strip() for cell in row.strip("|").split("|")]

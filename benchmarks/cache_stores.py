@@ -1,4 +1,4 @@
-"""Measures caches that keep older K/V in fewer bytes: the bytes of a token, and how far predictions move.
+"""Measures caches that compress older K/V: bytes per token, and how much predictions change.
 
     python benchmarks/cache_stores.py [--model tiny-llama ...] [--prompt 352] [--steps 64] [--rows 2] [--out NAME]
 

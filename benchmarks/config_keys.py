@@ -1,4 +1,4 @@
-"""Compares what transformers and pardec make of each key of a config.json, and writes the page config_keys.md.
+"""Compares how transformers and pardec interpret each key of a config.json, and writes the page config_keys.md.
 
     python benchmarks/config_keys.py [--families llama qwen2 ...] [--out benchmarks/config_keys.md]
 
@@ -98,7 +98,7 @@ ENDS: list[tuple[Any, Any]] = [  # eos_token_id of config.json and of generation
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a library makes of a configuration."""
+    """The result of loading a configuration with one library."""
 
     verdict: str  # one of the page's words
     why: str = ""
@@ -107,7 +107,7 @@ class Outcome:
 
 
 def of_transformers(family: str, folder: Path, plain: Tensor | None) -> Outcome:
-    """What transformers makes of it; its logits without the change are `plain`."""
+    """The result with transformers; `plain` are its logits without the change."""
     try:
         model = cases.reference(family, folder)
         if model is None:
@@ -122,7 +122,7 @@ def of_transformers(family: str, folder: Path, plain: Tensor | None) -> Outcome:
 
 
 def of_pardec(folder: Path, plain: Tensor | None) -> Outcome:
-    """What pardec makes of it; its logits without the change are `plain`."""
+    """The result with pardec; `plain` are its logits without the change."""
     try:
         model = load(folder, device="cpu", dtype="float32")
         logits = model.forward(Plan.full(cases.IDS, model.visible())).logits()
@@ -144,7 +144,7 @@ def _verdict(logits: Tensor, plain: Tensor | None) -> str:
 
 
 def _gap(logits: Tensor, others: Tensor) -> float:
-    """The largest difference, as a part of the largest logit."""
+    """The largest difference, relative to the largest logit."""
     return float((logits - others).abs().max() / others.abs().max())
 
 

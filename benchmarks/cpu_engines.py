@@ -181,7 +181,7 @@ class Peers:
             (folder / name).mkdir(parents=True, exist_ok=True)
 
     def python(self, name: str) -> Path:
-        """The interpreter of an environment, which is made when it is first asked for; "" is this program's own."""
+        """The Python interpreter of an environment, installed on first use; "" means the running interpreter."""
         if not name:
             return Path(sys.executable)
         if name in self.failed:
@@ -268,7 +268,7 @@ def run(command: Sequence[str | Path]) -> None:
 
 
 def pip_error(text: str) -> str:
-    """The line of pip's output that says what is wrong."""
+    """The line of pip's output that states the error."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")]
     return (errors or lines or ["pip failed"])[-1][:200]
@@ -327,7 +327,7 @@ class Arm:
 
 
 def arms(wanted: argparse.Namespace, peers: Peers, stop: list[int]) -> Iterator[Arm | Row]:
-    """The engines, converted to their own formats; for one that cannot be, a row that says why."""
+    """Yields each engine with its converted model, or a row with the reason why it is left out."""
 
     def peer(row: str, environment: str, script: str, modes: dict[str, str], options: Any) -> Iterator[Arm | Row]:
         if not chosen(wanted, row):
@@ -603,7 +603,7 @@ def ratios(rows: list[Row]) -> list[str]:
 
 
 def parse_diffusion(text: str, steps: int) -> Row:
-    """What llama-diffusion-cli says it took.
+    """Reads forwards and milliseconds per forward from the output of llama-diffusion-cli.
 
     Its "time per step" divides by the steps asked for. Blocks are counted from the end of the prompt but their number
     from position 0, so that the last ones are empty: they end after one forward. The progress lines tell the forwards.
@@ -617,14 +617,14 @@ def parse_diffusion(text: str, steps: int) -> Row:
 
 
 def diffusion(program: Path, file: Path, positions: int, per_block: int, threads: int) -> Row:
-    """A run of llama-diffusion-cli, and a short one, so that processor time without that of loading is known, too."""
+    """Measures a run of llama-diffusion-cli; a second, short run gives the processor time without loading."""
     short, whole = (one_diffusion(program, file, positions, steps, threads) for steps in (1, per_block))
     process = (whole["cpu_seconds"] - short["cpu_seconds"]) / (whole["forwards"] - short["forwards"])
     return {**whole, "cpu_ms": 1000 * process}
 
 
 def one_diffusion(program: Path, file: Path, positions: int, per_block: int, threads: int) -> Row:
-    """The prompt of 32 tokens, and the rest of the positions in blocks."""
+    """Runs llama-diffusion-cli once, on a prompt of 32 tokens, and decodes the other positions in blocks."""
     steps = per_block * positions // BLOCK
     sizes = ["-ub", positions, "-b", positions, "-c", positions, "-n", positions]
     blocks = ["--diffusion-block-length", BLOCK, "--diffusion-steps", steps, "--diffusion-algorithm", 4]
@@ -641,7 +641,7 @@ def one_diffusion(program: Path, file: Path, positions: int, per_block: int, thr
 
 
 def with_usage(command: list[str]) -> tuple[str, Any]:
-    """What a program prints, and the resources that it used."""
+    """Runs a command; returns its output and its resource usage."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         _, status, usage = os.wait4(process.pid, 0)

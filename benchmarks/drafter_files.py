@@ -165,7 +165,7 @@ def drafted(folder: Path) -> Tensor:
 
 
 def measure(layouts: dict[str, Callable[[Path], object]], *keys: dict[str, list[Any]]) -> tuple[str, list[list[str]]]:
-    """A table of what each change does in each layout, and the reasons of what is refused."""
+    """A table of the effect of each change in each layout, and the reasons of refusals."""
     verdicts: defaultdict[str, dict[str, str]] = defaultdict(dict)
     reasons: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for layout, write in layouts.items():
@@ -190,7 +190,7 @@ def measure(layouts: dict[str, Callable[[Path], object]], *keys: dict[str, list[
 
 
 def refused() -> list[list[str]]:
-    """What the tests of EAGLE's folders demand to be refused, with the error."""
+    """The table of EAGLE folders that have to be refused, with their errors; the tests name them."""
     rows = []
     for case, (layout, flags, _) in test_eagle.REFUSED.items():
         with tempfile.TemporaryDirectory() as name:

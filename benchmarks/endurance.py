@@ -170,7 +170,7 @@ def one_long(folder: str, spec: str, positions: int) -> Row:
 
 
 def processes(ray: Path | None) -> Row:
-    """The rows of one process, and how many of them other ways to share the work give again."""
+    """The rows decoded by one process, and how many of them several processes reproduce."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         prompts = home / "prompts.jsonl"

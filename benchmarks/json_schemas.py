@@ -1,4 +1,4 @@
-"""What libraries for structured output make of JSON schemas: one for each feature, with valid and invalid texts.
+"""Tests libraries for structured output: one JSON schema per feature, with valid and invalid texts.
 
     python benchmarks/json_schemas.py [--libraries NAME ...] [--venv FOLDER] [--json FILE] [--markdown]
 

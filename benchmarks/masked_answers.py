@@ -246,7 +246,7 @@ def mean(values: Iterable[float | None]) -> float:
 
 
 def about(folder: Path) -> str:
-    """What the model's card says that it is, and how far it is trained; empty without a card."""
+    """The description and the training progress from the model's card; empty without a card."""
     if not (folder / "card.json").is_file():
         return ""
     card = json.loads((folder / "card.json").read_text(encoding="utf-8"))

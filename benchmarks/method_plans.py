@@ -1,4 +1,4 @@
-"""How each method is measured by `methods.py`, and why those that do not gain do not."""
+"""How `methods.py` measures each method, and why some methods gain nothing here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ sys.path.pop()
 
 @dataclass(frozen=True)
 class Plan:
-    """How a method is measured. `spec` and `plain` of "": the example of its page, and that without the method."""
+    """How a method is measured; an empty `spec` is the example of its page, an empty `plain` that spec without it."""
 
     model: str
     task: str

@@ -37,7 +37,7 @@ PERCENTILES = (0.5, 99.5)  # 99% intervals: the page makes about as many compari
 
 
 class Run(NamedTuple):
-    """What decoding one problem gave and cost."""
+    """The score and the cost of decoding one problem."""
 
     score: float
     forwards: float
@@ -89,13 +89,13 @@ def measure(card: Card, plan: Plan, model: pardec.Model) -> dict[str, Any]:
 
 
 def identity(card: Card, plan: Plan) -> dict[str, Any]:
-    """What a row is of; a plan that changes asks for a new row."""
+    """Identifies the measurement of a row; a changed plan needs a new row."""
     compared = {"spec": plan.spec or None, "plain": plan.plain}
     return {"name": card.name, "family": card.family, "model": plan.model, "task": plan.task, **compared}
 
 
 def resampled(values: Any, over: Any = None) -> Interval:
-    """The mean of the values, or their sum over that of others, with its interval of a bootstrap over problems."""
+    """The mean of the values, or their sum divided by the sum of others, with a bootstrap interval over problems."""
     over = np.ones(len(values)) if over is None else over
     share = np.full(len(values), 1 / len(values))
     weights = np.random.default_rng(0).multinomial(len(values), share, metrics.DRAWS)
@@ -113,7 +113,7 @@ def every() -> Iterator[tuple[Card, Plan]]:
 
 
 def key(values: dict[str, Any]) -> tuple[str | None, ...]:
-    """Tells rows apart."""
+    """The key by which a row is found."""
     return tuple(values[name] for name in ("name", "family", "model", "task", "spec", "plain"))
 
 

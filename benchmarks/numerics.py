@@ -1,4 +1,4 @@
-"""Where float32, bfloat16 and int8 part ways: errors and ties of logits, and rows that depend on their batch.
+"""Differences between float32, bfloat16 and int8: errors and ties of logits, and rows that depend on their batch.
 
     python benchmarks/numerics.py --model SmolLM2-135M-Instruct.Q4_1.gguf --prompts spec_bench.jsonl
         [--positions 10000] [--rows 64] [--new 48] [--only logits|shapes|batches]
@@ -47,7 +47,7 @@ Texts = list[tuple[list[int], int]]  # ids, and where the answer begins
 
 
 def answers(model: pardec.Model, prompts: list[str], positions: int, new: int = 256) -> Texts:
-    """Prompts with their greedy answers, until the answers have so many positions."""
+    """Prompts with their greedy answers, until the answers have `positions` positions."""
     found: Texts = []
     count = 0
     for prompt in prompts:

@@ -161,7 +161,7 @@ def rewrite(source: Path, file: Path, kind: str) -> Path:
 
 
 def decode(arm: Arm, peers: Peers, prompts: dict[int, list[int]], stop: list[int], new: int, rows: Rows) -> None:
-    """Decodes what the rows lack of an engine's modes, and adds it to them."""
+    """Decodes the missing rows of an engine's modes, and adds them to the file."""
     missing = [(mode, prompt) for mode, prompt in wanted(arm, list(prompts)) if not rows.has(arm.row, mode, prompt)]
     if not missing:
         return
@@ -260,7 +260,7 @@ class Rows:
 
 
 def first_other(tokens: list[int], others: list[int]) -> int | None:
-    """Where two lists of tokens part ways, from 1; None if they are equal."""
+    """The first position, counted from 1, at which two lists of tokens differ; None if they are equal."""
     if tokens == others:
         return None
     pairs = enumerate(zip(tokens, others, strict=False), 1)

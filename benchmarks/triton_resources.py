@@ -1,4 +1,4 @@
-"""Writes the table of the Triton kernels' resources, and that of a layer's launches, into benchmarks/speed.md.
+"""Writes the tables of the Triton kernels' resources and of a layer's launches into benchmarks/speed.md.
 
     python benchmarks/triton_resources.py
 
@@ -64,7 +64,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def figures(launch: compiled.Launch) -> dict[str, Any]:
-    """What a launch takes, and how many of its programs a processor holds."""
+    """The resources of a launch, and how many of its programs run on one multiprocessor at once."""
     warps, shared = launch.compiled.metadata.num_warps, launch.compiled.metadata.shared
     allocated = -(-launch.registers // 8) * 8  # registers are given in eights
     held = min(_REGISTERS // (32 * warps * allocated), _WARPS // warps, 32)

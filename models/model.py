@@ -270,7 +270,7 @@ class LanguageModel:
         return None
 
     def cache_prefixes(self, budget: int) -> PrefixCache | None:
-        """Starts an empty `prefix_cache` of so many bytes, or ends it (0). Raises SpecError where there can be none."""
+        """Starts an empty `prefix_cache` of `budget` bytes; 0 ends it. Raises SpecError where there can be none."""
         if budget and (reason := self.prefix_off_reason) is not None:
             raise SpecError(f"{self.name} cannot reuse prefixes: {reason}", "leave the prefix cache off")
         block = lcm(_PREFIX_BLOCK, self.decoding_config.block or 1)  # K/V of an incomplete block are not final

@@ -95,7 +95,7 @@ _CAUSAL = Visible("causal")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranking:
-    """The importance of queries, for a `SkipCache`; with guidance, that of the rows with the condition."""
+    """The importance of queries, for a `SkipCache`; with guidance, of the queries in rows with the condition."""
 
     values: Tensor  # [B, Q] float32, or of every position of a canvas [B, L + 1]
     least: np.ndarray  # [B] the least number of queries that go on

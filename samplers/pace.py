@@ -1,14 +1,14 @@
-"""Which way to decode gains more tokens per second, with drafts or without: measured round by round.
+"""Decides per round whether drafting gains tokens per second, from measured rounds with drafts and without.
 
-A `Pace` knows what rounds of both ways take and gain. A round with drafts may gain one token or ten, so that a few of
-them tell little: drafts are left where even a hopeful estimate of them is below plain decoding,
+A `Pace` has the seconds and tokens of rounds of both kinds. A round with drafts may gain one token or ten, so that a
+few of them tell little: drafting ends where even an optimistic estimate of its rate is below plain decoding,
 
     (mean of the tokens + 2 deviations of the mean) / seconds < tokens per second of rounds without,
 
-or where they are slower and have lost, since they last gained, two percent of all the time so far, which is at least
-1.5 plain rounds and at most 20. They are tried again once the time lost with them is half a percent of the time since.
-Rates fade, since acceptance and costs change along a text. Plain rounds differ little: once their rate is known, only
-some of them are timed.
+or where it is slower and has lost, since it last gained, two percent of all the time so far (at least 1.5 plain rounds,
+at most 20). It is tried again once the time that it lost is half a percent of the time since. Earlier rounds lose
+weight, since acceptance and costs change along a text. Plain rounds differ little: once their rate is known, only some
+of them are timed.
 
 `RoundCosts` adds up the seconds of a request's rounds, and tells what plain decoding would have taken for its tokens.
 """
@@ -33,19 +33,19 @@ from pardec.models.stack import WrapperStack
 ROUNDS = 4  # plain rounds before the first draft
 LOST = 0.005  # share of the time that trials may lose
 _REST = 32  # plain rounds between trials, at least
-_FEWEST = 2  # rounds with drafts after which they may be left
-_CHECK, _CHECKED = 64, 2  # rounds with drafts, after which so many plain ones are timed again
+_FEWEST = 2  # rounds with drafts after which drafting may end
+_CHECK, _CHECKED = 64, 2  # after this many rounds with drafts, this many plain ones are timed again
 _SPREAD = 40.0  # added to the sum of squared deviations of a row's tokens: a gain that was not met yet
-_HOPE = 2.0  # deviations of the mean
+_HOPE = 2.0  # standard deviations of the mean that an optimistic estimate adds
 _RISK = 0.02  # share of all seconds that a trial may lose before it has to pay
-_LEAST, _MOST = 1.5, 20.0  # and of how many plain rounds, at least and at most
-_MEMORY = 64.0  # rounds that the earlier ones with drafts count for when a trial begins, at most
+_LEAST, _MOST = 1.5, 20.0  # bounds of that loss, in plain rounds
+_MEMORY = 64.0  # when a trial begins, earlier rounds with drafts count as this many at most
 _KNOWN, _UNTIMED = 16, 7  # timed plain rounds after which their rate is known, and rounds between two timed ones then
-_FADE = 0.985  # of the sums, at each round
-_FEW = 4  # rounds after which their mean bounds others
+_FADE = 0.985  # factor of the sums at each round
+_FEW = 4  # rounds after which the mean bounds the seconds of a round: see `_SLOW`
 _MEASURED = 8  # rounds after which `RoundCosts` knows a cost
 _LENGTHS = 512  # tokens of text after which a round may cost something else
-_SLOW = 2.0  # times the mean that a round counts at most: longer ones were interrupted by other programs
+_SLOW = 2.0  # a round counts this many times the mean at most: other programs interrupted longer ones
 
 Clock = Callable[[], float]
 
@@ -60,7 +60,7 @@ def clock_on(devices: Iterable[str]) -> Clock:
 
 
 def clock_of(model: LanguageModel, *drafters: Any) -> Clock:
-    """The clock for rounds of this model with these drafters, or what they hold."""
+    """The clock for rounds of this model with these drafters."""
     placed: list[torch.device] = getattr(stack_of(model), "devices", list)()  # of layers, on one device or several
     named = (each.device for each in drafters if each.device is not None)  # as the spec writes them
     return clock_on((model.device.type, *(device.type for device in placed), *named))
@@ -75,7 +75,7 @@ def stack_of(model: LanguageModel) -> Any:
 
 
 def size(rows: int) -> int:
-    """Numbers of rows whose rounds cost about the same have one size: 1, 2 and 3, 4 to 7, 8 to 15 ..."""
+    """The class of a number of rows; rounds within a class cost about the same: 1, 2 to 3, 4 to 7, 8 to 15 ..."""
     return rows.bit_length()
 
 
@@ -99,7 +99,7 @@ class Costs:
         self.rounds += 1
 
     def fade(self, factor: float) -> None:
-        """Lets earlier rounds weigh less."""
+        """Multiplies the weight of earlier rounds by `factor`."""
         self.tokens, self.seconds, self.weight = self.tokens * factor, self.seconds * factor, self.weight * factor
         self.squares *= factor
 
@@ -109,14 +109,14 @@ class Costs:
         return self.tokens / max(self.seconds, 1e-12)
 
     def hoped(self, z: float, spread: float) -> float:
-        """Tokens per second if the mean were `z` of its deviations higher; `spread` is added to the sum of squares."""
+        """Tokens per second if the mean were `z` deviations of it higher; `spread` is added to the sum of squares."""
         around = max(self.squares - self.tokens**2 / self.weight, 0.0) + spread
         return (self.tokens + z * math.sqrt(around)) / max(self.seconds, 1e-12)
 
 
 @dataclass
 class Pace:
-    """The rates of both ways for one number of rows."""
+    """The rates with and without drafts for one number of rows."""
 
     rows: int = 1
     plain: Costs = field(default_factory=Costs)
@@ -127,8 +127,8 @@ class Pace:
     lost: float = 0.0  # seconds lost in this trial, since it last had gained
     checked: float = 0.0  # seconds lost in these plain rounds between drafts
     rested: int = 0  # rounds since the last change
-    seconds: float = 0.0  # of all rounds
-    last: bool | None = None  # the way of the last round
+    seconds: float = 0.0  # sum over all rounds
+    last: bool | None = None  # whether the last round drafted
 
     def drafts(self) -> bool:
         """Whether the next round drafts."""
@@ -143,13 +143,13 @@ class Pace:
 
     @property
     def untimed(self) -> int:
-        """The number of rounds after this one that need no clock: they go the same way."""
+        """The number of rounds after this one that need no clock: they are plain as well."""
         return _UNTIMED if not self.best and self.wait > 0 and self.plain.rounds >= _KNOWN else 0
 
     def add(self, drafted: bool, tokens: int, seconds: float, rounds: int = 1) -> None:
-        """Counts a round; it stands for so many `rounds` of its kind.
+        """Counts a round; it stands for `rounds` rounds of its kind.
 
-        The first round of a way does not count: it also catches up with the text.
+        The first round after a change does not count: it also catches up with the text.
         """
         if drafted == self.last or self.last is None:
             (self.drafted if drafted else self.plain).add(tokens, seconds)
@@ -175,14 +175,14 @@ class Pace:
         return self.drafted.hoped(_HOPE, _SPREAD * self.rows) <= self.plain.rate
 
 
-_PACES: WeakKeyDictionary[Any, dict[Any, dict[int, Pace]]] = WeakKeyDictionary()  # by the network
+_PACES: WeakKeyDictionary[Any, dict[Any, dict[int, Pace]]] = WeakKeyDictionary()  # by network
 
 
 class RoundTimer:
-    """Chooses the way of each round of a request, times it, and remembers the rates for later requests."""
+    """Decides for each round of a request whether it drafts, times it, and keeps the rates for later requests."""
 
     def __init__(self, network: Any, clock: Clock, *key: object) -> None:
-        """Rates are kept as long as `network` is loaded, apart for each `key`: the spec, and what else changes them."""
+        """Rates are kept per `network`, while it is loaded, and per `key`: the spec and other settings."""
         self.clock = clock
         self.paces: dict[int, Pace] = _PACES.setdefault(network, {}).setdefault(key, {})  # by the size of the batch
         self.pace = Pace()
@@ -190,10 +190,10 @@ class RoundTimer:
         self.drafting = False
         self.started: float | None = None
         self.untimed = 0  # rounds that need no clock from here on
-        self.passed = 0  # and those that had none
+        self.passed = 0  # rounds without a clock since the last timed one
 
     def begin(self, rows: int) -> bool:
-        """Starts a round of so many live rows. Returns whether it drafts."""
+        """Starts a round with `rows` live rows. Returns whether it drafts."""
         if rows != self.rows:
             self.rows, self.untimed, self.passed = rows, 0, 0
             self.pace = self.paces.setdefault(size(rows), Pace(rows))
@@ -205,18 +205,18 @@ class RoundTimer:
         return self.drafting
 
     def end(self, gained: np.ndarray) -> None:
-        """Ends the round that was begun, which gained so many tokens in each row; the prompt's was not begun."""
+        """Ends the round that `begin` started, which `gained` [B] tokens; does nothing for the prompt's round."""
         if self.started is not None:
             seconds, self.started = self.clock() - self.started, None
             self.pace.add(self.drafting, int(gained.sum()), seconds, 1 + self.passed)
             self.untimed, self.passed = self.pace.untimed, 0
 
 
-_PLAIN: WeakKeyDictionary[Any, dict[Any, Costs]] = WeakKeyDictionary()  # of rounds without drafts, by the network
+_PLAIN: WeakKeyDictionary[Any, dict[Any, Costs]] = WeakKeyDictionary()  # costs of rounds without drafts, by network
 
 
 class RoundCosts:
-    """The seconds of a request's rounds after that of the prompt.
+    """The seconds of a request's rounds after the prompt's round.
 
     Rounds without a draft, of any sampler, tell what plain decoding takes; later requests of this model know it.
     """

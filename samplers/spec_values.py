@@ -76,7 +76,7 @@ def full(name: str, method: Any) -> Part:
 
 
 def exactness(name: str, method: Any, family: str) -> str:
-    """The exactness of a method with its parameters: its `exact` attribute, or that of its card."""
+    """The exactness of a method with its parameters: its `exact` attribute, or the exactness on its card."""
     return str(method.exact or find(name, family).exact)
 
 

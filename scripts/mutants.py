@@ -78,7 +78,7 @@ class Mutant:
 
 @dataclass
 class Outcome:
-    """What a mutant met. `named` and `own`: "killed", "survived", "timeout", "broken", or "" where there is no test."""
+    """The verdicts on a mutant, `named` and `own`: "killed", "survived", "timeout", "broken", or "" without a test."""
 
     named: str = ""
     own: str = ""
@@ -258,7 +258,7 @@ def mutated(tree: Path, mutant: Mutant) -> Any:
 
 
 def meet(tree: Path, mutant: Mutant, named: str, limit: float) -> Outcome:
-    """Runs the tests of one mutant. A named test of the method's own files need not run twice to have noticed."""
+    """Runs the tests of one mutant; a named test in the method's own files runs once, for both verdicts."""
     outcome, started = Outcome(), time.monotonic()
     own = own_tests(mutant, named)
     with mutated(tree, mutant):
@@ -411,7 +411,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _check(tree: Path, results: Sequence[dict[str, Any]]) -> None:
-    """Runs the tests that noticed these mutants without any, and takes back what a test says that fails then too."""
+    """Runs the tests that noticed mutants on the unchanged code: a test that fails there too has noticed nothing."""
     noticed = sorted({one["outcome"]["by"] for one in results} - {""})
     failing = run_tests(tree, noticed, 3600, stop=False)[1] if noticed else []
     for one in results:

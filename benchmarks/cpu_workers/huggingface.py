@@ -37,7 +37,7 @@ class HuggingFace:
         return self.taken
 
     def _count_accepted(self) -> None:
-        """Adds up what each drafter is told of the tokens that were accepted."""
+        """Counts the accepted tokens that transformers reports to each drafter."""
         from transformers.generation import candidate_generator as drafters
 
         def counted(update: Any) -> Any:

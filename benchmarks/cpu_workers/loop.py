@@ -15,7 +15,7 @@ Values = dict[str, Any]
 
 
 class Engine(Protocol):
-    """What a worker's class has. `load` returns versions; `decode` returns new tokens."""
+    """The interface of an engine that a worker serves. `load` returns versions; `decode` returns new tokens."""
 
     def load(self, **options: Any) -> Values: ...
 
@@ -32,7 +32,7 @@ def memory(name: str) -> int:
 
 
 def forget_peak() -> None:
-    """Lets the peak begin anew at the memory that is resident now."""
+    """Resets the recorded peak to the memory that is resident now."""
     try:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")

@@ -213,7 +213,7 @@ def _copy_slots(
 
 
 def _extents(chosen: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray]:
-    """[L, b] each: where the last slot stands that is chosen for any head, and how many are for all before a -1."""
+    """[L, b] each: the number of slots up to the last chosen one, and of those before the first -1 of any head."""
     parts = {}
     for layer, slots in enumerate(chosen):
         real = slots >= 0

@@ -47,7 +47,7 @@ class ReuseCache(KVCache):
     by_row = rewritten = ("projected", "added")  # a row's first forward writes them before they are read
 
     def __init__(self, plain: KVCache, reuse: LayerReuse, *, width: int, version: int) -> None:
-        """Takes the storage of `plain`. `width` is that of the states, `version` that of the model's weights."""
+        """Takes the storage of `plain`, for states of this `width` and weights of this `version`."""
         vars(self).update(vars(plain))
         self.reuse, self.width, self.version = reuse, width, version
         self.projected: dict[int, Tensor] = {}  # layer -> [rows, C + 1, R]

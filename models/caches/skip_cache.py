@@ -41,7 +41,7 @@ class SkipCache(KVCache):
     by_row = rewritten = ("states",)  # a row's first forward writes them before they are read
 
     def __init__(self, plain: KVCache, skip: EarlySkip, *, width: int) -> None:
-        """Takes the storage of `plain`. `width` is that of the states."""
+        """Takes the storage of `plain`, for states of this `width`."""
         vars(self).update(vars(plain))
         self.skip, self.width, self.last = skip, width, len(plain.k) - 1
         self.shares = {layer: share for layer, share in skip.shares if layer < self.last}
@@ -63,8 +63,10 @@ class SkipCache(KVCache):
                 self.states[layer] = F.pad(tensor, (0, 0, 0, self.capacity + 1 - tensor.shape[1]))
 
     def through(self, layer: DecoderLayer, h: Tensor, step: LayerPass, index: int) -> Tensor:
-        """Runs the layer at `index` on the states h [B * M, E] of the queries that went on; after the last layer the
-        states of all are returned, [B * Q, E]."""
+        """Runs the layer at `index` on the states h [B * M, E] of the queries that went on.
+
+        After the last layer the states of all queries are returned, [B * Q, E].
+        """
         if index == 0:
             self._picked = self._narrow = self._counts = None
         if self._picked is not None:
@@ -117,7 +119,7 @@ class SkipCache(KVCache):
         return h[(first + order).flatten()]
 
     def _of_picked(self, flat: Tensor, scratch: int) -> Tensor:
-        """[B * M] the indices `flat` [B * Q] of the picked queries; padding has that of a `scratch` slot."""
+        """[B * M] the indices `flat` [B * Q] of the picked queries; padding has the index of a `scratch` slot."""
         if self._picked is None:
             return flat
         picked = self._picked.to(flat.device)

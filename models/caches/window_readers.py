@@ -27,7 +27,7 @@ _BLOCK = 256  # queries of a prompt that attend together
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Capped:
-    """Rotations that cap the distance between queries and sinks before their window."""
+    """Rotations that cap the distance of queries to the sinks (the text's first tokens) before their window."""
 
     cos: Tensor  # [B, Q, 1, R] float32, which rotate each query on to position `window`
     sin: Tensor

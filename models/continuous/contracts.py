@@ -52,7 +52,7 @@ class Gaussian:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fed:
-    """The tokens fed to a backbone with a cache; guidance feeds as many again."""
+    """The tokens that a call fed to a backbone with a cache; guidance feeds twice as many."""
 
     spans: np.ndarray  # [R, 2] int64: the first one that the last call fed to each of its rows, and after the last one
     prompts: np.ndarray  # [B] int64: tokens of the prompts of each condition, guidance included

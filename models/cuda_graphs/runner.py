@@ -153,7 +153,7 @@ class GraphRunner:
         return f"{self._kept.describe()}; {self._steps.describe()}" if self.step_counts else self._kept.describe()
 
     def captures(self, queries: int) -> bool:
-        """Whether forwards of so many queries in all rows are captured."""
+        """Whether forwards with this number of queries, over all rows, are captured."""
         return queries <= _WIDEST
 
     @property
@@ -188,7 +188,7 @@ class GraphRunner:
     def _known(
         self, width: int, length: int | None, span: tuple[int, int] | None, visible: Visible, cache: KVCache | None
     ) -> _Known:
-        """What a graph of this forward may take from the host, so that the next forwards have the same."""
+        """The values of the host that a graph of this forward may fix, since later forwards repeat them."""
         if length is None:
             return None, None, None
         if cache is None:
@@ -277,7 +277,7 @@ class GraphRunner:
 
 
 def runner(stack: object) -> GraphRunner | None:
-    """What captures the forwards of a stack, also where a wrapper is around it; None where nothing does."""
+    """The graph runner of a stack, also inside a wrapper; None if its forwards are not captured."""
     inner = getattr(stack, "base", stack)
     return inner if isinstance(inner, GraphRunner) else None
 
@@ -304,7 +304,7 @@ def rounded(count: int) -> int:
 
 
 def store_size(rows: int, slots: int) -> tuple[int, int]:
-    """Rows and slots of the memory of a cache that is captured, for a request of so many.
+    """The rows and slots that the memory of a captured cache gets, for a request of this size.
 
     >>> store_size(3, 200)
     (4, 256)
@@ -331,7 +331,7 @@ def _rounds(width: int, visible: Visible) -> bool:
 
 
 def _tensors(plan: Plan) -> dict[str, Tensor]:
-    """The tensors of a plan and its `Visible` by name; `want` only where something is computed of it alone."""
+    """The tensors of a plan and its `Visible` by name; `want` only if the forward computes something for it alone."""
     values = {field.name: getattr(part, field.name) for part in (plan, plan.visible) for field in fields(part)}
     return {
         name: value
@@ -341,7 +341,7 @@ def _tensors(plan: Plan) -> dict[str, Tensor]:
 
 
 def _fixed(plan: Plan, inputs: dict[str, Tensor], uniform: int | None, span: tuple[int, int] | None) -> Plan:
-    """The plan over these tensors, with no other knowledge of the host than this."""
+    """The plan over these tensors; of the host's knowledge only `uniform` and `span` remain."""
     names = {field.name for field in fields(Visible)}
     visible: dict[str, Any] = {name: tensor for name, tensor in inputs.items() if name in names}
     own: dict[str, Any] = {"want": inputs["positions"][:, :1]}

@@ -50,7 +50,7 @@ class Stores:
         self._idle: list[Store] = []
 
     def acquire(self, rows: int, capacity: int) -> Store:
-        """A store with room for so many rows and slots; its contents are undefined."""
+        """A store with room for this many rows and slots; its contents are undefined."""
         size = self._rounded(rows, capacity)
         idle = next((store for store in self._idle if store.size == size), None)
         if idle is not None:
@@ -86,7 +86,7 @@ class StaticCache(KVCache):
         self._use(stores.acquire(batch, capacity))
 
     def first_rows(self, rows: int, slots: int | None) -> KVCache:
-        """A cache of the first `rows` of the store, for a captured step that reads so many `slots`; None: all."""
+        """A cache of the first `rows` of the store, for a captured step that reads `slots` slots; None: all."""
         cache = _FirstRows(layers=0, batch=rows, capacity=self.store.size[1], kv_heads=0, head_dim=0)
         cache.slots_read = self.store.size[1] if slots is None else slots
         cache.k, cache.v = ([tensor[:rows] for tensor in layers] for layers in (self.store.k, self.store.v))

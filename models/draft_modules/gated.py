@@ -1,4 +1,4 @@
-"""A LoRA that is on at some positions of a forward alone: at the masks by which a causal model drafts for itself.
+"""A LoRA that applies only at the masks with which a causal model drafts for itself.
 
     y_i = W x_i + g_i s B A x_i   in each linear layer that the adapter names; g_i is 1 at masks, else 0
 
@@ -129,7 +129,7 @@ def _read(model: LanguageModel, adapter: Adapter) -> GatedAdapter:
 def _taken(
     left: dict[str, Any], published: Sequence[str], rows: Sequence[int], own: Tensor
 ) -> tuple[tuple[int, Tensor, Tensor], ...]:
-    """Takes from `left` the updates of the tensors `published`, of so many `rows` each, that make up `own`."""
+    """Removes from `left`, and returns, the updates of the `published` tensors fused in `own`, `rows` rows each."""
     updates, first = [], 0
     for name, count in zip(published, rows, strict=True):
         update = left.get(name)

@@ -90,7 +90,7 @@ _PLAIN_TOO: dict[str, Callable[[Any], bool]] = {  # keys that may be stated, and
 
 
 def _complete_as_it_is(config: Config, kind: str) -> Any | None:
-    """What `complete` returns, for a config that leaves nothing to a class's defaults; None for another.
+    """The result of `complete` if the config states every value that has a default in its class; else None.
 
     The first config class of transformers (5.23.0) that a process imports brings PyTorch's compiler and Triton along:
     150 MB, and most of the time that a small model takes to load

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: causal, with biases on q, k and v. With `text_mask_token_id` such a config is that of SDLM."""
+"""Qwen2 and Qwen2.5: causal, with biases on q, k and v. With `text_mask_token_id` the config is SDLM's."""
 
 from __future__ import annotations
 

@@ -83,9 +83,7 @@ def check_config(config: Mapping[str, Any], where: str, published: Mapping[str, 
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """A context for code that interprets a config, where wrong values fail in many ways.
-    Raises ModelError with the model's name and Python's message.
-    """
+    """Turns errors of the code inside, which interprets a config, into a ModelError with the model's name."""
     try:
         yield
     except PardecError:

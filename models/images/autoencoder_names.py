@@ -42,7 +42,7 @@ _PROJECTION = re.compile(r"\.(q|k|v|qkv|proj_out)\.weight$")
 
 
 def latent_diffusion(levels: int) -> Names:
-    """The names of latent diffusion's autoencoders with so many levels.
+    """The names of latent diffusion's autoencoders with this number of levels.
 
     Their levels of a decoder are counted from the image, diffusers' from the latents.
 

@@ -212,7 +212,7 @@ def copy_cache_rows(stack: Stack, cache: KVCache, rows: Tensor, others: Stack, o
 
 
 def _shift(plan: Plan, by: Tensor) -> Plan:
-    """The plan with everything of row b `by[b]` slots further; slots that would become negative are padding."""
+    """The plan with positions and slots of row b shifted by `by[b]`; slots that become negative are padding."""
     step, visible = by[:, None], plan.visible.from_first_slot()
     positions = torch.where(plan.positions < 0, -1, (plan.positions + step).clamp(min=-1))
     slots = torch.where(plan.slots < 0, -1, (plan.slots + step).clamp(min=-1))

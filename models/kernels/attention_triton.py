@@ -36,7 +36,7 @@ _CHUNK = 16  # parts that are put together at once
 
 
 class Tile(NamedTuple):
-    """What a program computes at once."""
+    """The tile that a program computes at once."""
 
     queries: int  # times heads per key head
     slots: int
@@ -311,7 +311,10 @@ def run_attention(
 
 
 def parts_of(stacked: int, programs: int) -> int:
-    """The number of parts of a row's slots, for `stacked` queries times heads per key head in so many `programs`."""
+    """The number of parts into which a row's slots are split, given the `programs` without parts.
+
+    `stacked` is the number of queries times the query heads per key head.
+    """
     if stacked > _SHORT or programs >= _PROGRAMS:
         return 1
     width = _USUAL // triton.cdiv(_PROGRAMS, programs) // _NARROWEST * _NARROWEST
@@ -320,7 +323,7 @@ def parts_of(stacked: int, programs: int) -> int:
 
 
 def tile_of(stacked: int, dim: int, kind: int, dtype: torch.dtype) -> Tile:
-    """What a program computes at once, of `stacked` queries times heads per key head, of heads of `dim`."""
+    """The tile for `stacked` queries times query heads per key head, of `dim` dimensions each."""
     few = 16 if stacked <= 16 else 32
     if dtype == torch.float32:
         return Tile(few, 32, stages=1)

@@ -60,7 +60,7 @@ def interpreted() -> bool:
 
 
 def architecture() -> int:
-    """What Triton compiles for, as 90 for an H100; under the interpreter the same."""
+    """The compute capability that Triton compiles for, such as 90 for an H100 and under the interpreter."""
     if interpreted():
         return 90
     from triton.runtime import jit

@@ -26,7 +26,7 @@ _PROGRAMS = 264  # two for each of an H100's processors
 
 
 class Tile(NamedTuple):
-    """What a program computes at once: rows of x, outputs (of a gated matmul: of each half), and entries summed."""
+    """The tile of a program: rows of x, outputs (of a gated matmul: of each half), and entries that are summed."""
 
     rows: int
     outputs: int
@@ -155,7 +155,7 @@ def _launch(x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, bias: Te
 
 
 def tile_of(rows: int, outputs: int, entries: int, dtype: torch.dtype, *, gated: bool) -> Tile:
-    """What a program computes at once. How entries are added up depends on `rows` only by being few or many."""
+    """The tile for these sizes; few `rows` get one order of additions, and many rows another."""
     padded = max(16, min(FEW, triton.next_power_of_2(rows)))
     if dtype == torch.float32:
         return Tile(min(padded, 32), 32, 32, 4, 2)

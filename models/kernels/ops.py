@@ -169,7 +169,7 @@ def choose_ops(device: torch.device, dtype: torch.dtype, *, reference: bool = Fa
 
 @lru_cache
 def _known(device: torch.device, dtype: torch.dtype, name: str | None, watched: object, *asked: object) -> Ops:
-    """The choice, kept for later forwards by all that it depends on; `asked` are functions that tests replace."""
+    """The cached choice; the arguments are all values that it depends on (tests replace the functions `asked`)."""
     chosen = backend(device, dtype)
     if chosen == "triton":
         in_16_bits = dtype in (torch.float16, torch.bfloat16) and not torch.is_grad_enabled()

@@ -89,7 +89,7 @@ class Store:
         return self.sinks + chunks * self.chunk if chunks > 0 else 0
 
     def room(self, length: int) -> int:
-        """The number of tokens that can be drafted after `length` before the next chunk is encoded:"""
+        """The number of tokens that can be drafted after `length` before the next chunk is encoded."""
         chunks = max(0, (length - self.residual - self.sinks) // self.chunk)
         return self.residual + self.sinks + (chunks + 1) * self.chunk - length - 1
 

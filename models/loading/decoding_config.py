@@ -228,7 +228,7 @@ def _own_mask(tokenizer: Any) -> tuple[str, int | None]:
 def _block(
     spec: FamilySpec, config: dict[str, Any], generation: dict[str, Any], name: str, override: int | None
 ) -> tuple[int | None, str]:
-    """The width of a block, and where it was found. That of an anchored canvas is at most the model's length."""
+    """The width of a block, and where it was found. An anchored canvas is at most as long as the model."""
     if override is not None:
         return override, "as asked"
     if spec.anchored:

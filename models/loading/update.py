@@ -184,7 +184,7 @@ def _native(
 
 
 def _check_config(model: LanguageModel, spec: FamilySpec, source: Source, published: Mapping[str, Published]) -> None:
-    """Raises ModelError for a folder whose config.json is that of another model: its weights would run wrongly."""
+    """Raises ModelError for a folder whose config.json describes another model: its weights would run wrongly."""
     if not (source.folder / "config.json").is_file() or source.file is not None:
         return
     with reading(source.name):

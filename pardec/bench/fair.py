@@ -53,7 +53,7 @@ class FairBound:
 
     @torch.inference_mode()
     def seconds(self, rows: int, last: int, heads: int) -> float:
-        """Seconds of the matmuls of a forward of so many queries, of which `last` go through the whole last layer."""
+        """Seconds of the matmuls of a forward of these `queries`; `last` of them go through the whole last layer."""
         key = rows, last, heads
         if key not in self._seconds:
             products = list(self._products(*key))

@@ -79,7 +79,7 @@ class WatchedStack:
 
 @dataclass(eq=False)
 class ComparedStack:
-    """A stack whose forwards are computed by the definitions first, whose logits are compared; see `WatchedStack`."""
+    """A stack that also runs each forward with the kernels' definitions and compares the logits; see `WatchedStack`."""
 
     stack: Any
     furthest: float = 0.0

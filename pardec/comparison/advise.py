@@ -59,7 +59,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The advised spec and its evidence: `rows` begin with plain decoding; `beside` is that of another model."""
+    """The advised spec and its evidence: `rows`, plain decoding first; `beside`: name and row of another model."""
 
     model: str
     spec: str

@@ -135,7 +135,7 @@ class Resumable(ABC):
         self.loss = loss if self.loss != self.loss else 0.98 * self.loss + 0.02 * loss
 
     def observed(self) -> dict[str, Any]:
-        """What is logged between measurements, besides the loss."""
+        """The values that are logged between measurements, besides the loss."""
         return {}
 
     def point(self) -> dict[str, Any]:

@@ -528,7 +528,7 @@ class Canvas(RowState):
             read()
 
     def leave_unread(self) -> None:
-        """Drops what would read the tokens of the last step: the canvas cannot be used any more."""
+        """Drops the pending read of the last step's tokens; the canvas cannot be used afterwards."""
         self._unread = None
 
     def receive(self, packed: np.ndarray) -> None:
@@ -539,7 +539,7 @@ class Canvas(RowState):
 
     @property
     def first_known(self) -> np.ndarray:
-        """[B] a position that is not after the first open one; that one, unless tokens are unread."""
+        """[B] a lower bound of the first open position: that position itself, unless tokens are unread."""
         return self._first_read if self.unread else self.first_open
 
     def renew_eligible(self) -> None:
@@ -687,7 +687,7 @@ class Canvas(RowState):
         self._pad(behind)
 
     def begin_short(self, masks: int) -> None:
-        """Ends rows, but those with given tokens after the prompt, after so many masks; `grow` lengthens them."""
+        """Ends rows after `masks` masks, except rows with given tokens after the prompt; `grow` lengthens them."""
         order = np.arange(self.length + 1)
         generated = (order >= self.prompt[:, None]) & (order < self.total[:, None])
         whole = (generated & ~self.open_host).any(1)

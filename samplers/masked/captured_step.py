@@ -260,7 +260,7 @@ class CapturedStep:
         return [canvas.nfe - memory.replays, canvas.step - memory.replays, keys, *arrays]
 
     def _fill(self, graph: StepGraph, shape: ForwardShape, each: Arranged, columns: list[np.ndarray]) -> None:
-        """Uploads the table, unless it is as it was at the graph's last replay."""
+        """Uploads the table, unless it equals the one of the graph's last replay."""
         table = self._table(shape, each, columns, graph.reads)
         if graph.sent is None or not np.array_equal(graph.sent, table):
             refill(graph.table, table)

@@ -575,8 +575,10 @@ class Select(Stateful):
 
     @property
     def drafts_above(self) -> float | None:
-        """With `LEAVE_ONE_OUT`, the leave-one-out predictions see the last forward's likeliest tokens where they had a
-        higher probability than this, in place of masks; None: they see the canvas."""
+        """The probability above which the last forward's likeliest tokens replace masks in leave-one-out predictions.
+
+        Read with the trait `LEAVE_ONE_OUT`; None: these predictions see the canvas as it is.
+        """
         return None
 
     @property

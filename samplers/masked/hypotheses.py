@@ -169,7 +169,7 @@ class Branching:
         return draft
 
     def _adopt(self, drafted: _Drafted) -> None:
-        """Makes the requested hypotheses rows of the canvas, but those that a step added nothing to."""
+        """Turns the requested hypotheses into rows of the canvas, except those to which some step added no token."""
         canvas, at = self.loop.canvas, drafted.at[self.row, self.number]
         # A complete row needs no forward.
         valid = (self.number == 0) | (drafted.valid[at] & canvas.has_open(drafted.packed[at]))
@@ -184,7 +184,7 @@ class Branching:
     # --- after it ---
 
     def compare(self, decision: Decision, proposal: Proposal, evidence: Evidence) -> Decision:
-        """Finds which hypothesis of each row survives. Those that a finish stage has ended commit nothing."""
+        """Finds which hypothesis of each row survives; a hypothesis that a finish stage has ended commits nothing."""
         canvas, chosen = self.loop.canvas, decision.chosen
         ended = self.loop.ended_rows() & (self.number > 0)
         best = self.branch.survivors(

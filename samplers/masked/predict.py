@@ -50,7 +50,7 @@ Complete = Callable[[Evidence], Evidence]
 
 @dataclass(frozen=True, slots=True)
 class MaskedTail:
-    """What a step computes of the logits alone: those without the mask id, their highest, and their confidence."""
+    """Computes, from the logits alone: the logits without the mask id, their maximum, and their confidence."""
 
     mask_id: int
 
@@ -185,7 +185,7 @@ class MaskedForward(RowState):
         return each[0] if self.order is None else join(each, self.order)
 
     def captures(self, positions: int) -> bool:
-        """Whether the logits at so many positions are few enough to be part of a captured forward."""
+        """Whether the logits at this number of positions are few enough to be part of a captured forward."""
         return positions * self.model.vocab_size <= _CAPTURED and not needs_chunks(positions, self.model.vocab_size)
 
     def lay(self, queries: Queries) -> None:

@@ -116,7 +116,7 @@ class TraceRecorder:
         self.first_forward -= past
 
     def finished(self, row: int | None = None) -> Finished:
-        """The final event, with the results of all rows, or of this one as if it had been alone."""
+        """The final event, with the results of all rows, or of `row` as if it had been decoded alone."""
         which = list(range(len(self.lengths))) if row is None else [row]
         lengths = self.lengths[which]
         longest = int(lengths.max())

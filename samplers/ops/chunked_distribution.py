@@ -37,7 +37,7 @@ def needs_chunks(rows: int, vocab: int) -> bool:
 
 
 def _within(of: Callable[[np.ndarray], Tensor], chunk: np.ndarray, at: np.ndarray) -> Tensor:
-    """`of` some positions `at` [M] of a `chunk` [N] of them."""
+    """Calls `of` for the positions chunk[at]: `at` [M] are indices into the `chunk` [N]."""
     return of(chunk[at])
 
 

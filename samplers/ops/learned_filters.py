@@ -82,7 +82,7 @@ def filter_info(name: str) -> FilterInfo:
 
 
 def load_filter(name: str) -> nn.Module:
-    """The network that `name` refers to, ready for inference; its `block_length` is that of the blocks it judges.
+    """The network that `name` refers to, ready for inference; `block_length` is the length of blocks that it judges.
     Raises SpecError if the file holds no filter.
     """
     file, function = locate_filter(name)

@@ -1,1 +1,1 @@
-"""The speculative wing: autoregressive models, several tokens verified in one forward."""
+"""Speculative decoding of autoregressive models: one forward verifies several tokens."""

@@ -45,10 +45,10 @@ def parameter_ratio(target: LanguageModel, draft_model: object) -> float | None:
 
 
 class DraftState(RowState):
-    """What a `StateDrafter` knows of a request: how it drafts, and what becomes of its drafts."""
+    """The state of a `StateDrafter` for one request; it drafts, and observes the outcome of each round."""
 
     context: DecodeContext
-    model: LanguageModel  # that drafts
+    model: LanguageModel  # the drafting model
     runs: list[finite.Run]  # plans and caches of this round's forwards
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:
@@ -200,7 +200,7 @@ class DraftModelState(DraftState, DraftModel):
         return {"fed": self._leading(outcome.draft, outcome.verdict)[1].sum(1)} if self.drafting else {}
 
     def _leading(self, draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor]:
-        """The slot after `start` of each node of the path, -1 if it was not fed, and 1 for those before such a gap."""
+        """Per node of the path: its slot after `start`, -1 if it was not fed; and 1 up to the first -1, then 0."""
         path = verdict.path if self.parallel == 1 else verdict.path[:, :1]  # only node 0 has exact K/V
         slot = self._slots(draft.width).gather(1, path)
         order = torch.arange(path.shape[1], device=path.device)

@@ -18,7 +18,7 @@ from .contracts import Draft, ProbeLayout, ProbeNodes, Verdict
 Carry = tuple[tuple[int, ...], ...]  # per depth: the number of probe steps after each of its nodes
 
 
-def behind(draft: Draft, chains: ProbeLayout, remaining: np.ndarray, carry: Carry | None = None) -> ProbeNodes:
+def after_every(draft: Draft, chains: ProbeLayout, remaining: np.ndarray, carry: Carry | None = None) -> ProbeNodes:
     """Adds probe `chains` after every node of a draft, without inputs; leaves out probes that cannot be used.
 
     Probe l of a node at depth d predicts the token d + step[l] + 2 positions after node 0, which is used only if the
@@ -56,7 +56,7 @@ def behind(draft: Draft, chains: ProbeLayout, remaining: np.ndarray, carry: Carr
 
 
 def after_last(draft: Draft, chains: ProbeLayout, remaining: np.ndarray) -> ProbeNodes:
-    """`behind`, for the last node of each row's chain alone."""
+    """`after_every`, for the last node of each row's chain alone."""
     device, step = draft.tokens.device, np.array(chains.step)[:, None]
     last = np.arange(draft.width) == draft.sizes[:, None, None] - 1  # [B, 1, T]
     has = last & (step < (remaining - draft.sizes)[:, None, None])

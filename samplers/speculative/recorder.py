@@ -189,7 +189,7 @@ class TraceRecorder:
         return list(result.values())
 
     def finished(self, forward: VerifyForward, row: int | None = None, costs: RoundCosts | None = None) -> Finished:
-        """The result of all rows, or of this one as if it had been alone, without padding."""
+        """The result of all rows, or of `row` as if it had been decoded alone, without padding."""
         self.add_rounds()
         which = list(range(len(self.tokens))) if row is None else [row]
         lengths = self.lengths[which]

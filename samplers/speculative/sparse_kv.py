@@ -142,7 +142,7 @@ class SparseAttention(Cache):
         return self.choose(slots)
 
 
-class QueryReading(Cache):
+class PerQueryAttention(Cache):
     """Sparse attention that chooses slots per query by key labels; reads the target's cache without copying it."""
 
     def view(self, model: LanguageModel, cache: KVCache) -> LabelCache:
@@ -162,21 +162,21 @@ class RefreshState:
     copied: np.ndarray  # [B] slots of the text that both caches have
 
 
-def reading_of(text: str, name: str) -> SparseAttention:
+def sparse_attention_of(text: str, name: str) -> SparseAttention:
     """The sparse attention of the spec `text`, a parameter of the method `name`. Raises SpecError for other specs."""
-    reading = any_reading_of(text, name)
-    if isinstance(reading, QueryReading):
+    attention = any_sparse_attention_of(text, name)
+    if isinstance(attention, PerQueryAttention):
         raise SpecError(
             f"{name}: {text!r} chooses slots per query and has no compact cache", 'write read="retrieval:budget=512"'
         )
-    return reading
+    return attention
 
 
-def any_reading_of(text: str, name: str) -> SparseAttention | QueryReading:
-    """Like `reading_of`, for methods that also accept sparse attention per query."""
+def any_sparse_attention_of(text: str, name: str) -> SparseAttention | PerQueryAttention:
+    """Like `sparse_attention_of`, for methods that also accept sparse attention per query."""
     spec = parse(text)
     built = [build_method(part, "ar") for part in spec.every]
-    if len(built) != 1 or not isinstance(built[0], SparseAttention | QueryReading):
+    if len(built) != 1 or not isinstance(built[0], SparseAttention | PerQueryAttention):
         raise SpecError(
             f"{name}: read must be the spec of one sparse cache, got {text!r}",
             hint=f'write {name}:read="retrieval:budget=512" or read="streaming:window=496"',
@@ -184,41 +184,41 @@ def any_reading_of(text: str, name: str) -> SparseAttention | QueryReading:
     return built[0]
 
 
-class ReadingState(DraftModelState):
+class SparseDraftState(DraftModelState):
     """The target as a drafter, with a compact cache of chosen slots."""
 
     per_row = ("refresh_state", "cache")
     cache: CompactCache
 
-    def __init__(self, context: DecodeContext, reading: SparseAttention, depth: int) -> None:
+    def __init__(self, context: DecodeContext, attention: SparseAttention, depth: int) -> None:
         rows, reach = len(context.text), context.cache.reach
-        most = reading.most + reading.refresh * (depth + 1) + context.scratch + 1
+        most = attention.most + attention.refresh * (depth + 1) + context.scratch + 1
         super().__init__(
             context, context.model, CompactCache(context.cache, batch=rows, slots=min(most, reach), reach=reach)
         )
-        self.reading = reading
-        self.refresh_state = reading.refresh_state(rows)
+        self.attention = attention
+        self.refresh_state = attention.refresh_state(rows)
 
     def follow(self) -> None:
         """Called after each round: copies the target's K/V of committed tokens."""
         length, refresh_state = self.context.text.length - 1, self.refresh_state
-        due = self.reading.refresh_rows(self.cache, self.context.cache, self.context, refresh_state)
+        due = self.attention.refresh_rows(self.cache, self.context.cache, self.context, refresh_state)
         self.cache.copy(self.context.cache, np.where(due, length, refresh_state.copied), length)
         refresh_state.copied = length
 
 
-class QueryReadingState(DraftModelState):
+class PerQueryDraftState(DraftModelState):
     """The target as a drafter on its own cache, restricted to the slots chosen for each query."""
 
     per_row = ("labels",)  # the storage is the target's
 
-    def __init__(self, context: DecodeContext, reading: QueryReading, depth: int) -> None:
-        self.reading, self.view = reading, reading.view(context.model, context.cache)
+    def __init__(self, context: DecodeContext, attention: PerQueryAttention, depth: int) -> None:
+        self.attention, self.view = attention, attention.view(context.model, context.cache)
         super().__init__(context, context.model, self.view)
 
     def follow(self) -> None:
         """Called after each round: sets the view's labels if it has none."""
-        self.reading.calibrate(self.view, self.context)
+        self.attention.calibrate(self.view, self.context)
 
     @property
     def labels(self) -> tuple[Tensor, ...] | None:

@@ -71,7 +71,7 @@ def run(report: Report) -> None:
 def _texts(
     report: Report, shape: Shape, base: dict[str, Tensor], template: dict[str, Any], device: torch.device, wanted: int
 ) -> Texts:
-    """The texts that were carried, and so many that there are `wanted` tokens."""
+    """The texts that were carried, and new ones up to `wanted` tokens."""
     texts = None if report.dry else Texts.load(report.inputs)
     have = 0 if texts is None else len(texts.ids)
     if have < wanted:

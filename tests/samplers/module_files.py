@@ -22,7 +22,7 @@ from pardec.requests import draft_models
 from pardec.samplers.ops.judge_heads import JudgeHead
 from pardec.samplers.speculative.accept import judge as accept_judge
 from pardec.samplers.speculative.contracts import RoundResult
-from pardec.samplers.speculative.draft.probe_drafter import QueryState
+from pardec.samplers.speculative.draft.probe_drafter import ProbeState
 from tests.models.draft_modules import dflash_writer
 from tests.reference import eagle_folders, head_folders, naive_kangaroo, naive_mtp
 
@@ -181,13 +181,13 @@ def random_judge(width: int = 16, seed: int = 0) -> JudgeHead:
 def learned() -> Iterator[list[tuple[list[int], Tensor]]]:
     """Records for each row and round the text before the next node 0, and logits [m, V]."""
     seen: list[tuple[list[int], Tensor]] = []
-    observe = QueryState.observe
+    observe = ProbeState.observe
 
-    def watched(self: QueryState, outcome: RoundResult) -> None:
+    def watched(self: ProbeState, outcome: RoundResult) -> None:
         observe(self, outcome)
         raw = self.module.logits(self.states)
         for row, count in enumerate(self.known.tolist()):
             seen.append((self.context.text.row(row).tolist()[:-1], raw[row, :count]))
 
-    with patch.object(QueryState, "observe", watched):
+    with patch.object(ProbeState, "observe", watched):
         yield seen

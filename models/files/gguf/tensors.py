@@ -40,8 +40,9 @@ class FileTensor:
         return _PLAIN.get(self.kind, torch.float32)
 
     def raw(self) -> Tensor:
-        """The file's bytes, uint8 [rows, bytes of a row], rows in the published order, of a stack one matrix after the
-        other. A vector has a row per value.
+        """The file's bytes, uint8 [rows, bytes of a row], with the rows in the published order.
+
+        The matrices of a stack follow each other. A vector has a row per value.
         """
         content = np.empty(self.size, np.uint8)
         with self.file.open("rb", buffering=0) as handle:

@@ -63,8 +63,7 @@ def swiglu_c(gate_up: Tensor) -> Tensor:
 def apply_rotary_c(
     qkv: Tensor, cos: Tensor, sin: Tensor, heads: int, target: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor]:
-    """Rotated queries and keys, [B, Q, H or K, D]; with `target`, keys and values go there, [B, Q, K, D] each,
-    of the same dtype.
+    """Rotated queries and keys, [B, Q, H or K, D]; `target`, if given, receives keys and values, [B, Q, K, D] each.
 
     Args:
         qkv: [B, Q, H + 2 K, D], queries, keys and values of each head; the last two dimensions lie together.

@@ -69,7 +69,7 @@ def compiled(schema_text: str, vocabulary: Vocabulary) -> CompiledGrammar:
 
 
 def check_budget(least: float, budget: int, what: str) -> None:
-    """Raises SpecError where `what`, which takes at least so many tokens, does not fit in `budget`."""
+    """Raises SpecError if `what`, which takes at least `least` tokens, does not fit in `budget`."""
     if least > budget:
         raise SpecError(
             f"max_new_tokens={budget} is too few for {what} takes {least:.0f}",

@@ -30,7 +30,7 @@ class LookaheadMethod(GroupMethod):
     """A method that samples more than the next group in a round."""
 
     def next_groups(self, context: ContinuousContext, count: int) -> list[Group]:
-        """The next `count` groups of every row; fewer where no row has so many."""
+        """The next `count` groups of every row; fewer if no row has that many."""
         images, schedule = context.images, self.schedule(context)
         groups: list[Group] = []
         step, last = schedule.step(images.count), len(schedule)

@@ -69,9 +69,12 @@ class SpanCache(Cache):
         return QuerySpec(np.where(full_rows, 0, self.begin(canvas)), np.where(full_rows, canvas.end, self.stop(canvas)))
 
     def _published(self, canvas: Canvas, state: PublishedCounts) -> QuerySpec:
-        """dInfer counts a refresh and the window after it as one iteration, and makes that window even if the refresh
+        """The query by the published loops' count of iterations.
+
+        dInfer counts a refresh and the window after it as one iteration, and makes that window even if the refresh
         finished the block. Fast-dLLM for Dream commits the block's first token on a refresh, untested, and nothing
-        else."""
+        else.
+        """
         state.windows = state.windows + (canvas.block_started & state.refreshed)
         full_rows = self.full(canvas, state)
         if self.refresh:

@@ -108,7 +108,7 @@ def without(forbidden: Sequence[int], which: Tensor, ids: Tensor, distribution: 
 
 
 def _other(ids: Tensor, at: tuple[Tensor, Tensor], barred: Tensor, distribution: Distribution) -> Tensor:
-    """`ids` [B, W] with, `at` n positions, the best tokens that are not in `barred` [n, K]; -1 is padding."""
+    """`ids` [B, W] with the best tokens outside of `barred` [n, K] at the n positions `at`; -1 is padding."""
     flat = download(at[0] * ids.shape[1] + at[1])
     logits = distribution.logits_at(np.asarray(flat))
     never = torch.zeros(len(flat), logits.shape[1] + 1, dtype=torch.bool, device=ids.device)

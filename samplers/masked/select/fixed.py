@@ -82,7 +82,7 @@ class Fixed(Select):
         return order if self.reference else order | {Trait.NEEDS_NO_HOST}
 
     def commit_order(self, canvas: Canvas, request: Request, state: Block) -> Tensor:
-        """The order of a random schedule, which equals that of the proposer `random`."""
+        """The order of a random schedule; the proposer `random` gives the same order."""
         positions, eligible = map(torch.from_numpy, (canvas.window_host, canvas.eligible_host))
         score = self._random(canvas, request, positions, eligible)
         return (descending(score)[1] + 1) * self._chosen(score, canvas, state)

@@ -35,7 +35,7 @@ from ...host_transfer import upload
 from ...registry import register
 from ...traits import Reasons, Trait
 from ..contracts import DecodeContext
-from ..sparse_kv import LETS_GO, READS_PART, QueryReading
+from ..sparse_kv import LETS_GO, READS_PART, PerQueryAttention
 
 
 @register(
@@ -46,7 +46,7 @@ from ..sparse_kv import LETS_GO, READS_PART, QueryReading
     checked="reference:samplers.speculative.test_channels.naive",
 )
 @dataclass(frozen=True)
-class Channels(QueryReading):
+class Channels(PerQueryAttention):
     heavy: Annotated[int, "tokens that each query attends to because their labels match best"] = 256
     sink: Annotated[int, "first tokens that are always seen"] = 4
     window: Annotated[int, "last tokens that are always seen"] = 64

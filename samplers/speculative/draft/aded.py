@@ -53,12 +53,12 @@ class Trigrams:
     def learn(self, tokens: Sequence[int], start: int = 0) -> None:
         """Adds 1 for each token of a text, from index `start` on."""
         for at in range(start, len(tokens)):
-            behind = tokens[at - 2] if at > 1 else -1, tokens[at - 1] if at else -1
-            self.add(behind, ((tokens[at], 1.0),))
+            pair = tokens[at - 2] if at > 1 else -1, tokens[at - 1] if at else -1
+            self.add(pair, ((tokens[at], 1.0),))
 
-    def add(self, behind: Pair, weights: Iterable[tuple[int, float]]) -> None:
+    def add(self, pair: Pair, weights: Iterable[tuple[int, float]]) -> None:
         """Adds the weights of these tokens after a pair."""
-        known = self.after.setdefault(behind, {})
+        known = self.after.setdefault(pair, {})
         if self.decay < 1:
             for token in known:
                 known[token] *= self.decay
@@ -68,7 +68,7 @@ class Trigrams:
     def copy(self) -> Trigrams:
         """A copy of the table."""
         table = Trigrams(self.decay)
-        table.after = {behind: dict(weights) for behind, weights in self.after.items()}
+        table.after = {pair: dict(weights) for pair, weights in self.after.items()}
         return table
 
 
@@ -87,7 +87,7 @@ class _Branch:
     """A node of the search: its possible continuations, and how often roll-outs visited them."""
 
     index: int  # among the nodes, 0 for the text's last token
-    behind: Pair
+    pair: Pair
     reach: float  # product of the probabilities on the path
     tokens: list[int]
     probs: list[float]
@@ -96,11 +96,11 @@ class _Branch:
     children: dict[int, _Branch] = field(default_factory=dict)  # by index of `tokens`
 
     @staticmethod
-    def of(table: Trigrams, index: int, behind: Pair, reach: float) -> _Branch:
-        known = table.after.get(behind, {})
+    def of(table: Trigrams, index: int, pair: Pair, reach: float) -> _Branch:
+        known = table.after.get(pair, {})
         mass = sum(known.values())
         tokens = list(known) if mass > 0 else []
-        return _Branch(index, behind, reach, tokens, [known[token] / mass for token in tokens], [0] * len(tokens))
+        return _Branch(index, pair, reach, tokens, [known[token] / mass for token in tokens], [0] * len(tokens))
 
     def choose(self, u: float, explore: float) -> int:
         """The index of a token, by the inverse CDF of the uniform `u`."""
@@ -114,7 +114,7 @@ class _Branch:
         return len(weights) - 1
 
 
-def roll_out(table: Trigrams, behind: Pair, uniforms: np.ndarray, explore: float, most: int) -> list[Node]:
+def roll_out(table: Trigrams, pair: Pair, uniforms: np.ndarray, explore: float, most: int) -> list[Node]:
     """The `most` nodes of the highest reach that roll-outs visit, parents before children and siblings by reach.
 
     A roll-out goes from a node to one of its tokens in proportion to p (1 + explore sqrt(N) / (1 + n)), if n roll-outs
@@ -123,7 +123,7 @@ def roll_out(table: Trigrams, behind: Pair, uniforms: np.ndarray, explore: float
     Args:
         uniforms: [depth, R] in (0, 1): one per step, for R roll-outs of `depth` tokens.
     """
-    root = _Branch.of(table, 0, behind, 1.0)
+    root = _Branch.of(table, 0, pair, 1.0)
     nodes: list[tuple[float, Node]] = []
     for steps in uniforms.T.tolist():
         here = root
@@ -136,7 +136,7 @@ def roll_out(table: Trigrams, behind: Pair, uniforms: np.ndarray, explore: float
             if chosen not in here.children:
                 token, reach = here.tokens[chosen], here.reach * here.probs[chosen]
                 nodes.append((reach, (token, here.index, depth)))
-                here.children[chosen] = _Branch.of(table, len(nodes), (here.behind[1], token), reach)
+                here.children[chosen] = _Branch.of(table, len(nodes), (here.pair[1], token), reach)
             here = here.children[chosen]
     return best(nodes, most)
 

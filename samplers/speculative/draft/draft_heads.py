@@ -55,10 +55,10 @@ class HeadsState(DraftState, DraftModel):
         if outcome.states is None:  # of the first round, whose states `read_prompt` has
             return
         path, count = outcome.verdict.path, outcome.verdict.count[:, None]
-        self.states = self._behind(outcome.states, path, count)
+        self.states = self._at_path_end(outcome.states, path, count)
 
-    def _behind(self, states: Tensor, path: Tensor, count: Tensor) -> Tensor:
-        """[B, E]: among the nodes' states [B, T, E], that at the end of `path` [B, D], `count` [B, 1] below node 0."""
+    def _at_path_end(self, states: Tensor, path: Tensor, count: Tensor) -> Tensor:
+        """[B, E]: the states [B, T, E] of nodes at the end of `path` [B, D], `count` [B, 1] nodes after node 0."""
         end = path.gather(1, count)
         return states.gather(1, end[..., None].expand(-1, -1, states.shape[-1]))[:, 0].to(self.states)
 

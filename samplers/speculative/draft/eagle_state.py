@@ -21,7 +21,7 @@ from .module_drafter import module_failure
 
 
 class PairState(DraftModelState):
-    """A drafter of pairs (token, state before it); the slot of a pair is that of its state.
+    """A drafter of pairs (token, state before it); a pair is stored in the slot of its state.
 
     `pending` are the target's states that have not been fed yet: entry j of row b is the one of slot cached[b] + j.
     """

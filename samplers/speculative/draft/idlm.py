@@ -38,7 +38,7 @@ from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, ProbeLayout, Uniforms
 from ..draft_model import StateDrafter
 from ..probe_nodes import after_last
-from .probe_drafter import QueryState
+from .probe_drafter import ProbeState
 
 _STATES = TargetStates(normed=True)
 
@@ -69,7 +69,7 @@ class MaskProbes:
         return flat.view(*normed.shape[:2], -1)
 
 
-class MaskState(QueryState):
+class MaskState(ProbeState):
     """The states of the masks after an accepted draft."""
 
     adapter: GatedAdapter | None = None  # of the masks

@@ -16,13 +16,13 @@ from ...request import Request
 from ...spec_values import MAX_INT_PARAM
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, ProbeLayout, ProbeNodes, RoundResult, Uniforms
-from ..probe_nodes import Carry, behind
+from ..probe_nodes import Carry, after_every
 from .draft_heads import HeadsState
 from .module_drafter import ModuleDrafter, module_of
 
 
 @dataclass(frozen=True)
-class QueryDrafter(ModuleDrafter):
+class ProbeDrafter(ModuleDrafter):
     """A module of `depth` steps with probe nodes for each step; subclasses define the probe nodes.
 
     The logits of the last accepted node's queries are those of the next round, by the depth of a node.
@@ -63,14 +63,16 @@ class QueryDrafter(ModuleDrafter):
         check_nodes(self.registered[0], nodes + count)
         return count
 
-    def start(self, context: DecodeContext) -> QueryState:
+    def start(self, context: DecodeContext) -> ProbeState:
         module = self.fitting_module(context)
-        return QueryState(context, module, len(self.chains(module).step))
+        return ProbeState(context, module, len(self.chains(module).step))
 
-    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: QueryState) -> Draft:
+    def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: ProbeState) -> Draft:
         module = module_of(context)
         draft = state.draft(self.k, remaining, uniforms)
-        return replace(draft, queries=self.begin(behind(draft, self.chains(module), remaining, self._carry), module))
+        return replace(
+            draft, queries=self.begin(after_every(draft, self.chains(module), remaining, self._carry), module)
+        )
 
     @property
     def _carry(self) -> Carry | None:
@@ -79,7 +81,7 @@ class QueryDrafter(ModuleDrafter):
         return tuple(tuple(map(int, level.split("."))) for level in self.carry.split("-"))
 
 
-class QueryState(HeadsState):
+class ProbeState(HeadsState):
     """The states of the probe nodes after the last accepted node, which draft the next round.
 
     `states` are [B, L, E], by step, of all probe nodes of a node.

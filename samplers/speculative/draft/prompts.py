@@ -24,7 +24,7 @@ from pardec.models.draft_modules.prompts import PromptVectors
 
 from ...registry import register
 from ..contracts import ProbeLayout, ProbeNodes
-from .probe_drafter import QueryDrafter
+from .probe_drafter import ProbeDrafter
 
 
 @register(
@@ -35,7 +35,7 @@ from .probe_drafter import QueryDrafter
     checked="reference:reference.naive_queries.prompt_logits joint",
 )
 @dataclass(frozen=True)
-class Prompts(QueryDrafter):
+class Prompts(ProbeDrafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (3, 2, 1)}
 
     def chains(self, module: PromptVectors) -> ProbeLayout:

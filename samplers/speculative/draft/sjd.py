@@ -179,7 +179,7 @@ class Sjd(Drafter):
 
     @property
     def sides(self) -> tuple[int, int]:
-        """Tokens per position of the tree, and positions that have so many."""
+        """The tree's tokens per position, and the number of positions that have them."""
         width, _, depth = (self.tree or "1x0").partition("x")
         return int(width), int(depth)
 

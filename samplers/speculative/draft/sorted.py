@@ -189,7 +189,7 @@ class Sorted(Drafter):
         return self.name
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        """That of all the drafter's layers: an upper bound."""
+        """The cost ratio of all the drafter's layers, an upper bound."""
         return parameter_ratio(target, draft_model)
 
     def start(self, context: DecodeContext) -> NestedState:

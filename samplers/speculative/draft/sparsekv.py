@@ -30,13 +30,13 @@ from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from ..sparse_kv import (
     COPIES_KV,
     READS_PART,
-    QueryReading,
-    QueryReadingState,
-    ReadingState,
-    any_reading_of,
+    PerQueryAttention,
+    PerQueryDraftState,
+    SparseDraftState,
+    any_sparse_attention_of,
 )
 
-_State = ReadingState | QueryReadingState
+_State = SparseDraftState | PerQueryDraftState
 
 
 @register("sparsekv", stage="draft", paper="arXiv:2404.11912", exact="greedy", checked="joint")
@@ -44,7 +44,7 @@ _State = ReadingState | QueryReadingState
 class SparseKV(Drafter):
     provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (4, 2, 6)}
-    _reading: ClassVar[Any]
+    _attention: ClassVar[Any]
 
     read: Annotated[str, 'spec of the cache that drafts, quoted: "retrieval:budget=512" or "streaming:window=496"'] = (
         "retrieval"
@@ -54,12 +54,12 @@ class SparseKV(Drafter):
     def __post_init__(self) -> None:
         self.require("k", least=1)
         object.__setattr__(
-            self, "_reading", any_reading_of(self.read, "sparsekv")
+            self, "_attention", any_sparse_attention_of(self.read, "sparsekv")
         )  # no field: it follows from the spec
 
     @property
     def last_queries(self) -> int:
-        return int(self._reading.last_queries)
+        return int(self._attention.last_queries)
 
     def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
         """An upper bound of a draft step's cost: all weights are read."""
@@ -71,7 +71,7 @@ class SparseKV(Drafter):
 
     @property
     def conflicts(self) -> Reasons:
-        if not isinstance(self._reading, QueryReading):
+        if not isinstance(self._attention, PerQueryAttention):
             return {Trait.ENCODES_KV: COPIES_KV}
         read = repr(self.read).replace("{", "{{").replace("}", "}}")
         own = f"{{me}}: {read} reads the target's own cache, which {{other!r}} replaces"
@@ -81,8 +81,8 @@ class SparseKV(Drafter):
         }
 
     def start(self, context: DecodeContext) -> _State:
-        state = QueryReadingState if isinstance(self._reading, QueryReading) else ReadingState
-        return state(context, self._reading, self.k)
+        state = PerQueryDraftState if isinstance(self._attention, PerQueryAttention) else SparseDraftState
+        return state(context, self._attention, self.k)
 
     def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: _State) -> Draft:
         return state.draft(self.k, remaining, uniforms)

@@ -23,7 +23,7 @@ from pardec.models.draft_modules.transfer import HiddenTransfer
 
 from ...registry import register
 from ..contracts import ProbeInjection, ProbeLayout, ProbeNodes
-from .probe_drafter import QueryDrafter
+from .probe_drafter import ProbeDrafter
 
 
 @register(
@@ -34,7 +34,7 @@ from .probe_drafter import QueryDrafter
     checked="reference:reference.naive_queries.pseudo_logits joint",
 )
 @dataclass(frozen=True)
-class Transfer(QueryDrafter):
+class Transfer(ProbeDrafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (3, 2, 1)}
 
     def chains(self, module: HiddenTransfer) -> ProbeLayout:

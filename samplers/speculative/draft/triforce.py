@@ -4,16 +4,16 @@ TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical Sp
 https://arxiv.org/abs/2404.11912
 
     until a row has gamma tokens:
-      y_i ~ m(. | text, x, y_1 .. y_(i-1)),  i = 1 .. k                         the small model
-      y_i kept  iff  u m(y_i) < p'(y_i);  then one token of norm([p' - m]+), or of p' after the last     the reading
-    x_j accepted  iff  u p'(x_j) < p(x_j);  at the first rejection  next ~ norm([p - p']+)                the target
+      y_i ~ m(. | text, x, y_1 .. y_(i-1)),  i = 1 .. k                       small model
+      y_i kept  iff  u m(y_i) < p'(y_i);  then one token of norm([p' - m]+), or of p' after the last  target, part of K/V
+    x_j accepted  iff  u p'(x_j) < p(x_j);  at the first rejection  next ~ norm([p - p']+)             target, all K/V
 
 A token that leaves the inner loop is distributed as p' given what is before it, so that q = p' at the time it was drawn
 makes the outer test exact. `read` is a cache of an autoregressive spec; after every round the target's own keys and
 values replace those that were made while drafting.
 
 Deviates from the authors' code: rows of any lengths in a batch; the small model reads its whole text; tokens drafted
-are cut at the length limit alone, gamma and up to k more a round.
+are cut at the length limit alone, gamma and up to k more per round.
 Exact: greedy and distribution, with an exact acceptance, whichever small model and cache draft.
 """
 
@@ -50,7 +50,7 @@ from ..draft_model import DraftModelState, demand_name
 from ..ops.verification import judge
 from ..sequences import Sequences
 from ..shape.chain import Chain
-from ..sparse_kv import COPIES_KV, READS_PART, ReadingState, reading_of
+from ..sparse_kv import COPIES_KV, READS_PART, SparseDraftState, sparse_attention_of
 from .draft_checkpoint import check_pair
 
 
@@ -142,7 +142,7 @@ class InnerUniforms:
         return outer.noise(positions, f"inner {self.number} {purpose}", width, fixed=fixed)
 
 
-class MiddleModel(ReadingState):
+class MiddleModel(SparseDraftState):
     """The target on a part of its K/V, which verifies an inner draft."""
 
     def verify(self, draft: Draft) -> Tensor:
@@ -193,7 +193,7 @@ class TriForce(Drafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (6, 4, 8), "k": (2, 3)}
     requires: ClassVar[Reasons] = {Trait.PLAIN_DECODER: READS_PART}
     conflicts: ClassVar[Reasons] = {Trait.ENCODES_KV: COPIES_KV}
-    _reading: ClassVar[Any]
+    _attention: ClassVar[Any]
 
     name: Annotated[ModelName | None, "the small draft model: embedded name, folder or hub id"] = None
     read: Annotated[str, 'spec of the cache that drafts, quoted: "retrieval:budget=512" or "streaming:window=496"'] = (
@@ -204,7 +204,9 @@ class TriForce(Drafter):
 
     def __post_init__(self) -> None:
         self.require("k", "gamma", least=1)
-        object.__setattr__(self, "_reading", reading_of(self.read, "triforce"))  # no field: it follows from the spec
+        object.__setattr__(
+            self, "_attention", sparse_attention_of(self.read, "triforce")
+        )  # no field: it follows from the spec
 
     def check(self, sampler: SpeculativeSampler) -> None:
         demand_name("triforce", self.name, "the small draft model")
@@ -215,7 +217,7 @@ class TriForce(Drafter):
 
     @property
     def last_queries(self) -> int:
-        return int(self._reading.last_queries)
+        return int(self._attention.last_queries)
 
     def width(self, model: LanguageModel) -> int:
         return self.gamma + self.k + 1
@@ -226,7 +228,7 @@ class TriForce(Drafter):
             raise ModelError("triforce: the request has no small model", "load it and pass it as Request.draft_model")
         check_pair(small, context.model)
         drafted = DraftedText(context.text, context.distribution)
-        middle = MiddleModel(context, self._reading, self.gamma + self.k)
+        middle = MiddleModel(context, self._attention, self.gamma + self.k)
         sampler = replace(context.sampler, shape=Chain(), length=None)
         inner = replace(context, text=drafted.text, distribution=drafted.distribution, sampler=sampler)
         cache = context.drafter_cache(small)

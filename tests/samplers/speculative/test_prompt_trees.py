@@ -13,7 +13,7 @@ import torch
 from pardec import load
 from pardec.models.errors import SpecError
 from pardec.samplers.speculative.contracts import Draft, ProbeLayout
-from pardec.samplers.speculative.probe_nodes import behind
+from pardec.samplers.speculative.probe_nodes import after_every
 from pardec.samplers.speculative.shape.prompt_trees import (
     PromptTree,
     Rates,
@@ -86,9 +86,9 @@ def a_draft_carries_the_prompt_tokens_of_each_node() -> None:
     tokens = torch.zeros(1, 4, dtype=torch.int64)
     parents, depths = torch.tensor([-1, 0, 0, 1]), torch.tensor([0, 1, 1, 2])
     draft = Draft(tokens, np.array([4]), np.array([5]), parents, depths, 2)
-    queries = behind(draft, ProbeLayout.single(2), np.array([20]), ((2,), (1, 0), (2,)))
+    queries = after_every(draft, ProbeLayout.single(2), np.array([20]), ((2,), (1, 0), (2,)))
     assert (queries.index >= 0)[0].sum(0).tolist() == [2, 1, 0, 2]
-    whole = behind(draft, ProbeLayout.single(2), np.array([20]), ((2,), (1,)))
+    whole = after_every(draft, ProbeLayout.single(2), np.array([20]), ((2,), (1,)))
     assert (whole.index >= 0)[0].sum(0).tolist() == [2, 1, 1, 1]
 
 

@@ -18,9 +18,9 @@ from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.speculative.accept.greedy import follow
 from pardec.samplers.speculative.contracts import Draft, ProbeLayout
-from pardec.samplers.speculative.draft.probe_drafter import QueryState
+from pardec.samplers.speculative.draft.probe_drafter import ProbeState
 from pardec.samplers.speculative.forward import VerifyForward
-from pardec.samplers.speculative.probe_nodes import behind, extended
+from pardec.samplers.speculative.probe_nodes import after_every, extended
 from tests.grids import chequered
 from tests.reference.naive_queries import prompt_logits
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
@@ -166,7 +166,7 @@ def test_vectors_that_are_embeddings_of_a_model_that_counts(tmp_path: Path) -> N
 
 def test_queries_are_numbered_row_by_row_without_a_gap() -> None:
     draft = Draft(torch.tensor([[7, 8, 9], [5, 0, 0]]), np.array([3, 1]), np.array([10, 4]))
-    queries = behind(draft, ProbeLayout.single(2), np.array([99, 99]))
+    queries = after_every(draft, ProbeLayout.single(2), np.array([99, 99]))
     assert queries.index.tolist() == [[[3, 4, 5], [6, 7, 8]], [[1, -1, -1], [2, -1, -1]]]
     assert queries.counts.tolist() == [[3, 3], [1, 1]]
     whole = extended(replace(draft, queries=queries))
@@ -181,21 +181,21 @@ def test_queries_are_numbered_row_by_row_without_a_gap() -> None:
 
 def test_fewer_queries_behind_deeper_nodes_and_where_a_row_ends() -> None:
     draft = Draft(torch.tensor([[7, 8, 9], [5, 6, 0]]), np.array([3, 2]), np.array([10, 4]))
-    queries = behind(draft, ProbeLayout.single(3), np.array([99, 3]), ((2,), (1,), (3,)))
+    queries = after_every(draft, ProbeLayout.single(3), np.array([99, 3]), ((2,), (1,), (3,)))
     assert queries.index.tolist() == [[[3, 4, 5], [6, -1, 7], [-1, -1, 8]], [[2, 3, -1], [4, -1, -1], [-1, -1, -1]]]
     assert queries.counts.tolist() == [[3, 2, 1], [2, 1, 0]]
-    near = behind(draft, ProbeLayout.single(3), np.array([5, 2]))
+    near = after_every(draft, ProbeLayout.single(3), np.array([5, 2]))
     assert near.counts.tolist() == [[3, 3, 2], [1, 0, 0]]
 
 
 def test_vectors_of_one_step_stand_at_one_position(tmp_path: Path) -> None:
     draft = Draft(torch.tensor([[7]]), np.array([1]), np.array([0]))
     module: Any = load_draft_module(prompts(tmp_path / "a", target(), 2, 2, vt_attention_type="ensemble"), target())
-    whole = extended(replace(draft, queries=behind(draft, ProbeLayout(module.step, module.above), np.array([9]))))
+    whole = extended(replace(draft, queries=after_every(draft, ProbeLayout(module.step, module.above), np.array([9]))))
     assert whole.depth.tolist() == [[0, 1, 1, 2, 2]]
     assert whole.parent.tolist() == [[-1, 0, 0, 1, 2]]
     module = load_draft_module(prompts(tmp_path / "b", target(), 2, 2), target())
-    whole = extended(replace(draft, queries=behind(draft, ProbeLayout(module.step, module.above), np.array([9]))))
+    whole = extended(replace(draft, queries=after_every(draft, ProbeLayout(module.step, module.above), np.array([9]))))
     assert whole.parent.tolist() == [[-1, 0, 1, 2, 3]]
 
 
@@ -203,7 +203,7 @@ def test_vectors_of_one_step_stand_at_one_position(tmp_path: Path) -> None:
 
 
 def test_rows_join_what_is_remembered() -> None:
-    mine, other = (QueryState.__new__(QueryState) for _ in range(2))
+    mine, other = (ProbeState.__new__(ProbeState) for _ in range(2))
     mine.states, mine.known = torch.zeros(3, 2, 4), np.array([0, 0, 1])
     other.states, other.known = torch.arange(8.0).view(1, 2, 4), np.array([2])
     mine.put(np.array([1]), other)
@@ -276,5 +276,5 @@ def test_a_drafter_without_a_name_is_refused() -> None:
 def test_follow_is_of_the_nodes_alone() -> None:
     """The acceptance gets a draft without probe nodes: its path can only end at a node."""
     draft = Draft(torch.tensor([[7, 8]]), np.array([2]), np.array([0]))
-    draft = replace(draft, queries=behind(draft, ProbeLayout.single(2), np.array([9])))
+    draft = replace(draft, queries=after_every(draft, ProbeLayout.single(2), np.array([9])))
     assert follow(draft, torch.tensor([[8, 1]])).path.tolist() == [[0, 1]]
