@@ -280,12 +280,12 @@ class Model(Engine):
             raise SpecError(f"{self.name} does not write text", hint="model.generate samples images with seeds=[...]")
         named = own_names(arguments)
         if "num_return_sequences" in named:
-            raise SpecError("num_return_sequences is n here", hint="leave it out, and pass n=")
+            raise SpecError("rollouts takes no num_return_sequences", hint="pass n=")
         if reward is not None and not callable(reward):
             raise SpecError(f"reward cannot be called, got {type(reward).__name__}", hint=REWARD)
         settings: dict[str, Any] = {"temperature": 1.0, "logprobs": 0, **named, "num_return_sequences": n}
         if settings["logprobs"] is None:
-            raise SpecError("rollouts have log-probabilities", hint="leave logprobs out")
+            raise SpecError("rollouts always record log-probabilities, got logprobs=None", hint="leave logprobs out")
         return rewarded(self.generate(prompt, **settings), n, reward)
 
     def cache_prefixes(self, mib: float) -> PrefixCache | None:
@@ -315,7 +315,7 @@ class Model(Engine):
         """
         if isinstance(mib, bool) or not isinstance(mib, int | float) or not 0 <= mib < float("inf"):
             raise SpecError(
-                f"mib is a number of at least 0, got {mib!r}", hint="cache_prefixes(256) keeps up to 256 MiB"
+                f"mib must be a number of at least 0, got {mib!r}", hint="cache_prefixes(256) keeps up to 256 MiB"
             )
         return self.language_model.cache_prefixes(int(mib * 2**20))
 
@@ -389,7 +389,9 @@ class Model(Engine):
         model = self.language_model
         if not isinstance(input_ids, Tensor) or input_ids.ndim != 2 or input_ids.numel() == 0:
             shape = list(input_ids.shape) if isinstance(input_ids, Tensor) else type(input_ids).__name__
-            raise SpecError(f"input_ids is a LongTensor [B, L], got {shape}", hint="for one row of ids pass ids[None]")
+            raise SpecError(
+                f"input_ids must be a LongTensor [B, L], got {shape}", hint="for one row of ids pass ids[None]"
+            )
         check_length(model, [len(row) for row in input_ids])
         low, high = int(input_ids.min()), int(input_ids.max())
         if low < 0 or high >= model.vocab_size:

@@ -189,16 +189,16 @@ def _labels(slots: Any) -> dict[str, list[str]]:
     """The labels of each slot as texts."""
     example = 'slots={"mood": ["good", "bad"]}'
     if not isinstance(slots, Mapping) or not slots:
-        raise SpecError(f"slots is a table of names and their labels, got {slots!r}", hint=example)
+        raise SpecError(f"slots must map each name to its labels, got {slots!r}", hint=example)
     read: dict[str, list[str]] = {}
     for name, labels in slots.items():
         if not isinstance(name, str) or not name.isidentifier():
-            raise SpecError(f"slots names {name!r}, and a name is a word without spaces", hint=example)
+            raise SpecError(f"slots has the name {name!r}, and a name must be a word without spaces", hint=example)
         if isinstance(labels, str) or not isinstance(labels, Sequence) or len(labels) < 2:
             raise SpecError(f"slots: {name} needs at least two labels, got {labels!r}", hint=example)
         for label in labels:
             if not isinstance(label, str) or not label:
-                raise SpecError(f"slots: {name} has the label {label!r}, and a label is text", hint=example)
+                raise SpecError(f"slots: {name} has the label {label!r}, and a label must be text", hint=example)
             if list(labels).count(label) > 1:
                 raise SpecError(f"slots: {name} has the label {label!r} twice", hint="name each label once")
         read[name] = list(labels)
@@ -209,7 +209,7 @@ def _pieces(texts: Mapping[str, Any], answer: Any) -> tuple[list[tuple[str, str]
     """The slots of an answer, each with the text before it, and the text after the last."""
     hint = f"each slot stands in it once, as {{{next(iter(texts))}}}; double braces are plain ones"
     if not isinstance(answer, str):
-        raise SpecError(f"answer is text with slots, got {answer!r}", hint=hint)
+        raise SpecError(f"answer must be text with slots, got {answer!r}", hint=hint)
     pieces: list[tuple[str, str]] = []
     before = ""
     try:
@@ -218,7 +218,7 @@ def _pieces(texts: Mapping[str, Any], answer: Any) -> tuple[list[tuple[str, str]
             if name is None:
                 continue
             if form or conversion:
-                raise SpecError(f"answer gives slot {name!r} a format", hint=hint)
+                raise SpecError(f"answer has a conversion or format after the slot {name!r}", hint=hint)
             if name not in texts:
                 raise SpecError(f"answer has a slot {name!r} without labels{did_you_mean(name, texts)}", hint=hint)
             if name in dict(pieces):

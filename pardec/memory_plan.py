@@ -146,9 +146,9 @@ def plan(
     """
     for name, value in (("batch", batch), ("prompt", prompt), ("new", new), ("memory", memory)):
         if value is not None and (not isinstance(value, int) or value < 1):
-            raise SpecError(f"{name} is a whole number of at least 1, got {value!r}")
+            raise SpecError(f"{name} must be a whole number of at least 1, got {value!r}")
     if acceptance is not None and not 0 <= acceptance <= 1:
-        raise SpecError(f"acceptance is a probability, got {acceptance!r}")
+        raise SpecError(f"acceptance must be a probability, got {acceptance!r}")
     loaded = model if isinstance(model, Model) else load(model, **loading)
     if loaded.family not in ("ar", "masked") or loaded.imaging is not None:
         raise ModelError(
@@ -160,7 +160,10 @@ def plan(
     sizes = _Sizes(loaded.language_model, call.request, prompt, new)
     if loaded.family == "masked":
         if acceptance is not None:
-            raise SpecError(f"acceptance is of drafts, and {loaded.name} has none", "leave it out")
+            raise SpecError(
+                f"acceptance={acceptance} is the acceptance rate of drafts, and {loaded.name} drafts nothing",
+                "leave it out",
+            )
         sizes = _MaskedSizes(loaded.language_model, call.request, prompt, new, call.sampler)
     return _planned(sizes, call.sampler, batch, memory, acceptance)
 

@@ -75,7 +75,7 @@ def sampler(name: str, **parameters: Any) -> Spec:
     """
     if not isinstance(name, str):
         raise SpecError(
-            f"a method is named by a string, got {type(name).__name__}", hint='sampler("threshold", tau=0.8)'
+            f"a method must be named by a string, got {type(name).__name__}", hint='sampler("threshold", tau=0.8)'
         )
     part = Part(name, tuple((key, format_value(value)) for key, value in parameters.items()))
     family = family_of(Spec((part,)))

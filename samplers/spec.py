@@ -156,7 +156,7 @@ def spec_of(method: Any) -> Spec:
         return method
     if "registered" not in vars(type(method)):
         raise SpecError(
-            f"a sampler is a spec string, got {type(method).__name__}",
+            f"a sampler must be a spec string, got {type(method).__name__}",
             hint='write it like "threshold:tau=0.9@dual", or with objects of registered classes: Threshold() | Dual()',
         )
     name, stage = type(method).registered

@@ -193,18 +193,18 @@ def _read(text: str, kind: Any, where: str) -> Any:
     if origin is Literal:
         choices = typing.get_args(kind)
         if text not in choices:
-            raise SpecError(f"{where} is one of {', '.join(choices)}, got {text!r}{did_you_mean(text, choices)}")
+            raise SpecError(f"{where} must be one of {', '.join(choices)}, got {text!r}{did_you_mean(text, choices)}")
         return text
     if kind is bool:
         if text.lower() not in ("true", "false"):
-            raise SpecError(f"{where} is true or false, got {text!r}")
+            raise SpecError(f"{where} must be true or false, got {text!r}")
         return text.lower() == "true"
     try:
         if kind is int and abs(int(text)) > MAX_INT_PARAM:
-            raise SpecError(f"{where} is at most {MAX_INT_PARAM}, got {text}")
+            raise SpecError(f"{where} must be at most {MAX_INT_PARAM}, got {text}")
         return kind(text)
     except ValueError as error:
         if isinstance(error, SpecError):
             raise
         what = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
-        raise SpecError(f"{where} is {what}, got {text!r}") from None
+        raise SpecError(f"{where} must be {what}, got {text!r}") from None

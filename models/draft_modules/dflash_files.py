@@ -142,7 +142,7 @@ def read_layout(files: DraftFiles, layers: int, taps: str | None = None) -> DFla
 
     block, mask = value("block_size", 16), value("mask_token_id")
     if not isinstance(block, int) or isinstance(block, bool) or block < 2:
-        raise ModelError(f"block_size of {files.name} is a whole number of at least 2, got {block!r}")
+        raise ModelError(f"block_size of {files.name} must be a whole number of at least 2, got {block!r}")
     if block > _LONGEST:
         raise ModelError(f"block_size of {files.name} is {block}, and blocks of more than {_LONGEST} are not supported")
     if not isinstance(mask, int) or isinstance(mask, bool) or mask < 0:
@@ -203,7 +203,7 @@ def _causal(files: DraftFiles, value: Any, sliding: list[bool]) -> tuple[bool, .
     causal, both_ways = value("is_causal"), value("sliding_window_non_causal")
     for name, stated in (("is_causal", causal), ("sliding_window_non_causal", both_ways)):
         if stated is not None and not isinstance(stated, bool):
-            raise ModelError(f"{name} of {files.name} is true or false, got {stated!r}")
+            raise ModelError(f"{name} of {files.name} must be true or false, got {stated!r}")
     if both_ways is None and causal is None and files.config.get("speculators_model_type") == "dflash2":
         both_ways = True
     if causal is not None:
@@ -259,7 +259,7 @@ def _taps(files: DraftFiles, value: Any, drafts: int, layers: int, taps: str | N
     width = files.published["fc.weight"].shape[-1]
     if taps is not None:
         if not all(part.isdecimal() for part in taps.split("-")):
-            raise ModelError(f"taps are numbers of layers joined by '-', got {taps!r}", "write taps=1-9-17")
+            raise ModelError(f"taps must be numbers of layers joined by '-', got {taps!r}", "write taps=1-9-17")
         chosen, reason = tuple(map(int, taps.split("-"))), "as requested"
     elif (ids := value("target_layer_ids")) is not None:
         if not isinstance(ids, list) or not all(type(each) is int for each in ids):

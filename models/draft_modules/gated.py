@@ -119,8 +119,8 @@ def _read(model: LanguageModel, adapter: Adapter) -> GatedAdapter:
                         weights[layer, parameter] = as_parameter(GatedWeight(own, gate, updates))
     if left:
         raise ModelError(
-            f"the adapter {adapter.name} changes {listed(left)}, which cannot be changed at masks alone: only matrices "
-            f"of the {len(decoder.layers)} layers of {model.name} can, of their shape and by A and B",
+            f"the adapter {adapter.name} changes {listed(left)}, which cannot be changed at masks alone: only the "
+            f"matrices of the {len(decoder.layers)} layers of {model.name} can, by lora_A and lora_B of their shape",
             "leave it out, or use an adapter that was trained for this model",
         )
     return GatedAdapter(adapter.name, decoder, gate, weights)

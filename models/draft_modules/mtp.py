@@ -156,7 +156,7 @@ def read_layout(files: DraftFiles) -> MtpLayout:
     for key in COUNTS:
         if files.config.get(key) not in (None, len(layers)):
             raise ModelError(
-                f"the config of {files.name} has {key}={files.config[key]}, and its files have {len(layers)}",
+                f"the config of {files.name} has {key}={files.config[key]}, and its files {len(layers)} such layers",
                 "some copies leave such layers out: fetch the files again",
             )
     whole = layer_shape(files, files.config, stem.removesuffix("."), files.published)

@@ -91,7 +91,7 @@ def load(files: DraftFiles, target: LanguageModel) -> PromptVectors:
     shape = files.published[_VECTORS].shape
     if shape != (steps * each, target.width):
         raise ModelError(
-            f"{name} has {_VECTORS} {list(shape)}; {steps} steps of {each} for {target.name} are "
+            f"{name}: {_VECTORS} has shape {list(shape)}; {steps} steps of {each} vectors for {target.name} need shape "
             f"{[steps * each, target.width]}",
             "use the target that they were trained with",
         )

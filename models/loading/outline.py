@@ -111,15 +111,15 @@ def outline(
     found = read_checkpoint(source, adapted=lora is not None)
     if found.spec is None or found.spec.imaging:
         why = f"runs through transformers ({found.why})" if found.why else "is no language model"
-        raise ModelError(f"{source.name} {why}: its memory is known once it is loaded")
+        raise ModelError(f"{source.name} {why}: its memory is known only once it is loaded")
     if quantize is not None and not in_blocks(quantize, target):
         raise ArgumentError(
-            f"quantize={quantize} on {target} is torchao's, and its memory is known once the model is loaded",
+            f"quantize={quantize} on {target} is done by torchao: the memory is known only once the model is loaded",
             "leave quantize out",
         )
     if device_map is not None and (target.type != "cpu" or torch.cuda.is_available()):
         raise ArgumentError(
-            f"device_map={device_map}: what each device holds is known once the model is loaded",
+            f"device_map={device_map}: what each device holds is known only once the model is loaded",
             "leave device_map out",
         )
     native = describe_native(found, target, dtype=dtype, quantize=quantize, adapter=lora)

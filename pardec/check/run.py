@@ -59,12 +59,12 @@ def check(
     if not sampled:  # an image model's usual filters would have no effect
         settings = {name: value for name, value in settings.items() if name in arguments or name not in _FILTERS}
     if samples is not None and not sampled:
-        raise SpecError("samples is for sampled tokens, and the temperature is 0", hint="temperature=1.0")
+        raise SpecError("samples applies to sampled tokens only, and the temperature is 0", hint="temperature=1.0")
     given = _conditions(model, prompts, sampled=sampled)
     call = _prepare(model, given[0], {**settings, "sampler": sampler})
     if getattr(call.sampler, "texts", None) is not None:
         raise SpecError(
-            f"{call.sampler.spec} writes several texts per prompt, and plain decoding one",
+            f"{call.sampler.spec} writes several texts per prompt, and plain decoding writes one",
             hint="check a drafter or cache",
         )
     reference = without(call.sampler.spec, model.family)
@@ -121,12 +121,14 @@ def _refuse(
     if wrong := next((name for name in _CHANGED if arguments.get(name)), None):
         raise SpecError(f"{wrong} changes the logits that check compares", hint=f"leave {wrong} out")
     if wrong := next((name for name in _ROWS if arguments.get(name) is not None), None):
-        raise SpecError(f"check takes prompts, and no {wrong}", hint="prompts takes texts, classes or tensors of ids")
+        raise SpecError(
+            f"check takes its prompts as prompts=, not {wrong}", hint="prompts takes texts, classes or tensors of ids"
+        )
     if wrong := next((name for name in _OWN if name in arguments), None):
         raise SpecError(f"check sets {wrong} itself", hint=f"leave {wrong} out")
     for name, value, least in (("samples", _SAMPLES if samples is None else samples, 8), ("pairs", pairs, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise SpecError(f"{name} is a whole number of at least {least}, got {value!r}", hint=f"{name}={least}")
+            raise SpecError(f"{name} must be a whole number of at least {least}, got {value!r}", hint=f"{name}={least}")
     if expected is not None and not 1 <= expected < float("inf"):
         raise SpecError(f"expected is a number of tokens per round, at least 1, got {expected!r}", hint="expected=3.7")
 

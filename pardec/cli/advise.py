@@ -89,5 +89,5 @@ def seconds(text: str) -> float:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
     if match is None or float(match[1]) == 0:
-        raise SpecError(f"--budget is a time, got {text!r}", hint="write it like 30s, 2m or 1h")
+        raise SpecError(f"--budget must be a time, got {text!r}", hint="write it like 30s, 2m or 1h")
     return float(match[1]) * _UNITS[match[2]]

@@ -72,10 +72,11 @@ def image(
         )
     if output is not None and output.suffix.lower() not in output_paths.IMAGES:
         raise SpecError(
-            f"images are PNG, JPEG or WebP files, got -o {output}", hint="name a file that ends in .png, .jpg or .webp"
+            f"images must be PNG, JPEG or WebP files, got -o {output}",
+            hint="name a file that ends in .png, .jpg or .webp",
         )
     if gif is not None and gif.suffix.lower() != ".gif":
-        raise SpecError(f"an animation is a GIF file, got --gif {gif}", hint="name a file that ends in .gif")
+        raise SpecError(f"an animation must be a GIF file, got --gif {gif}", hint="name a file that ends in .gif")
     output_paths.check_file(output)
     output_paths.check_file(gif)
     output_paths.check_folder(each)

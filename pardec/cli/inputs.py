@@ -69,7 +69,7 @@ def read_size(text: str) -> tuple[int, int]:
     """Height and width of "480x720". Raises SpecError for another text."""
     match = re.fullmatch(r"\s*(\d{1,6})\s*[xX×]\s*(\d{1,6})\s*", text, re.ASCII)
     if match is None:
-        raise SpecError(f"a size is HEIGHTxWIDTH in pixels, got {text!r}", hint="for example --size 256x256")
+        raise SpecError(f"a size must be HEIGHTxWIDTH in pixels, got {text!r}", hint="for example --size 256x256")
     return int(match[1]), int(match[2])
 
 

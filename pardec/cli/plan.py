@@ -97,7 +97,12 @@ def _before_loading(model: str, temperature: float | None, loading: o.TextLoadin
             f"changes nothing: {model} is on this machine, and nothing is downloaded",
             None,
         ),
-        ("--cuda-graphs", given.pop("cuda_graphs", None), "takes memory that is known once the model is loaded", None),
+        (
+            "--cuda-graphs",
+            given.pop("cuda_graphs", None),
+            "takes memory that is known only once the model is loaded",
+            None,
+        ),
     )
     for option, value, why, way_out in without_effect:
         if value is not None and value is not False:
@@ -114,7 +119,7 @@ def size(text: str) -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", text, re.IGNORECASE)
     if match is None or (match[3] and not match[2]):
-        raise SpecError(f"--memory is a size in bytes, got {text!r}", hint="write it like 3GB or 512MiB")
+        raise SpecError(f"--memory must be a size in bytes, got {text!r}", hint="write it like 3GB or 512MiB")
     unit = match[2].upper()
     factor = 1024 ** "KMGT".index(unit) * 1024 if match[3] else _UNITS[unit]
     return int(float(match[1]) * factor)

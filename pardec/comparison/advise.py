@@ -136,7 +136,7 @@ def advise(
     Raises SpecError for a model of images, a budget that is no positive number, or wrong arguments.
     """
     if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < float("inf"):
-        raise SpecError(f"budget is a positive number of seconds, got {budget!r}", hint="for example budget=120")
+        raise SpecError(f"budget must be a positive number of seconds, got {budget!r}", hint="for example budget=120")
     [source] = sources.tasks(task, prompts, scorer).values()
     problems = source.problems(split="heldout" if prompts is not None else "train", n=MOST)
     scored = not sources.unanswered(source)

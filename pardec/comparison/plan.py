@@ -110,11 +110,11 @@ def plan(
     """Resolves the arguments of a comparison. Raises SpecError, and ModelError for an unknown model."""
     if chat is not None and not isinstance(chat, bool):
         raise SpecError(
-            f"chat is True, False or None, got {chat!r}", hint="None applies a chat template if there is one"
+            f"chat must be True, False or None, got {chat!r}", hint="None applies a chat template if there is one"
         )
     if cost_ratio is not None and (not (is_number(cost_ratio) and cost_ratio >= 0)):
         raise SpecError(
-            f"cost_ratio is at least 0, got {cost_ratio}",
+            f"cost_ratio must be at least 0, got {cost_ratio}",
             hint="cost_ratio=0.2 says that a drafter's forward costs a fifth of the model's",
         )
     info, defaults = _describe(model, loading)

@@ -53,7 +53,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         loaded = load(_path(model)) if isinstance(model, (str, os.PathLike)) else model
         if not isinstance(loaded, Model):
             raise SpecError(
-                f"model is a pardec Model, a name or a folder, got {type(model).__name__}",
+                f"model must be a pardec Model, a name or a folder, got {type(model).__name__}",
                 hint="ImagePipeline(pardec.load(name))",
             )
         if loaded.imaging is None:
@@ -309,7 +309,7 @@ def _seeds(generator: Any, count: int) -> list[int]:
     """`count` seeds from the generator; without one from torch's default generator, as in diffusers."""
     if generator is not None and not isinstance(generator, torch.Generator):
         raise SpecError(
-            f"generator is a torch.Generator or a list of them, got {type(generator).__name__}",
+            f"generator must be a torch.Generator or a list of them, got {type(generator).__name__}",
             hint="torch.Generator().manual_seed(0)",
         )
     device = torch.device("cpu") if generator is None else generator.device

@@ -60,7 +60,7 @@ def read_grid(text: str) -> tuple[int, int]:
     """
     match = re.fullmatch(r"\s*(\d{1,9})\s*[xX×]\s*(\d{1,9})\s*", text, re.ASCII)
     if match is None:
-        raise SpecError(f"a grid is ROWSxCOLUMNS, got {text!r}", hint="2x3 is two rows of three images")
+        raise SpecError(f"a grid must be ROWSxCOLUMNS, got {text!r}", hint="2x3 is two rows of three images")
     rows, columns = int(match[1]), int(match[2])
     if not rows or not columns:
         raise SpecError(f"a grid of {rows}x{columns} holds no image", hint="rows and columns are at least 1")

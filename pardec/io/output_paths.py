@@ -72,7 +72,7 @@ def check_result(target: Path | None) -> None:
 def check_figure(target: Path) -> Path:
     """Returns the path of a figure. Raises SpecError unless it ends in .svg or .pdf."""
     if target.suffix.lower() not in (".svg", ".pdf"):
-        raise SpecError(f"figures are SVG or PDF, got {target}", hint="name a file that ends in .svg or .pdf")
+        raise SpecError(f"figures must be SVG or PDF, got {target}", hint="name a file that ends in .svg or .pdf")
     return target
 
 

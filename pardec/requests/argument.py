@@ -130,7 +130,7 @@ class Whole:
 
     def __call__(self, name: str, value: Any, example: str) -> None:
         if is_whole(value) and self.most is not None and value > self.most:
-            raise SpecError(f"{name} is at most {self.most}, got {value!r}", hint=example)
+            raise SpecError(f"{name} must be at most {self.most}, got {value!r}", hint=example)
         check_whole(name, value, self.least, hint=example)
 
 
@@ -150,7 +150,7 @@ def check_whole(name: str, value: Any, least: int | None, *, hint: str) -> None:
     """Raises SpecError unless `value` is a whole number of at least `least`; True and 1.5 are none."""
     rule = "a whole number" if least is None else f"a whole number of at least {least}"
     if not is_whole(value) or (least is not None and value < least):
-        raise SpecError(f"{name} is {rule}, got {value!r}", hint=hint)
+        raise SpecError(f"{name} must be {rule}, got {value!r}", hint=hint)
 
 
 def check_count(name: str, value: Any, example: str = "") -> None:

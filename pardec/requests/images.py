@@ -169,7 +169,7 @@ def _with_negative(conditions: list[Condition], settings: Settings) -> list[Cond
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         kind = type(negative).__name__
         raise SpecError(
-            f"negative_prompt is a caption, or one per prompt, got {kind}", hint="pass text, or leave it out"
+            f"negative_prompt must be a caption, or one per prompt, got {kind}", hint="pass text, or leave it out"
         )
     if len(texts) != len(conditions):
         raise SpecError(
@@ -229,7 +229,9 @@ def _captions(model: LanguageModel | ImageModel, prompt: Any, settings: Settings
     texts = [prompt] if isinstance(prompt, str) else prompt
     if not isinstance(texts, Sequence) or not texts or not all(isinstance(text, str) for text in texts):
         kind = type(prompt).__name__
-        raise SpecError(f"a prompt of {model.name} is a caption or a list of captions, got {kind}", hint="pass text")
+        raise SpecError(
+            f"a prompt of {model.name} must be a caption or a list of captions, got {kind}", hint="pass text"
+        )
     for row, text in enumerate(texts):
         if not text.strip():
             raise SpecError(f"caption {row} is empty", hint="describe the image")
@@ -241,7 +243,7 @@ def _features(value: Any) -> list[Condition]:
     if not isinstance(rows, Sequence) or not rows or not all(isinstance(row, Tensor) and row.ndim == 2 for row in rows):
         form = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise SpecError(
-            f"prompt_embeds is [B, n, D] or a list of [n, D] without padding, got {form}",
+            f"prompt_embeds must be [B, n, D] or a list of [n, D] without padding, got {form}",
             hint="one caption's features are features[None]",
         )
     return [Condition(features=row) for row in rows]

@@ -21,6 +21,6 @@ def of(item: Item, where: str) -> dict[str, Any]:
         raise SpecError(f"{where}: {error.message}", hint=error.hint) from error
     if "seed" in values and not isinstance(values["seed"], int):
         raise SpecError(
-            f"{where}: seed is one whole number, got {values['seed']!r}", hint='{"prompt": "...", "seed": 7}'
+            f"{where}: seed must be one whole number, got {values['seed']!r}", hint='{"prompt": "...", "seed": 7}'
         )
     return values

@@ -170,7 +170,7 @@ def _encode(
         prompt = [prompt]
     if isinstance(prompt, Tensor | bytes) or not isinstance(prompt, Sequence):
         raise SpecError(
-            f"a prompt is text, a list of texts or chat messages, got {type(prompt).__name__}",
+            f"a prompt must be text, a list of texts or chat messages, got {type(prompt).__name__}",
             hint="token ids go to input_ids=, and an iterator or an array of texts into list(...)",
         )
     if not prompt:
@@ -282,7 +282,7 @@ def _id_rows(ids: Any, name: str) -> list[list[int]]:
             raise SpecError(f"{name} has no rows, got {list(ids.shape)}", hint=f"{name}=[[5, 6, 7]] holds one row")
         if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
             raise SpecError(
-                f"{name} is a LongTensor [B, P], got {ids.dtype} {list(ids.shape)}",
+                f"{name} must be a LongTensor [B, P], got {ids.dtype} {list(ids.shape)}",
                 hint="one row of ids is ids[None]; rows of different length go in a list",
             )
         return ids.tolist()

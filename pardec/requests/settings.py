@@ -107,13 +107,13 @@ def _check_size(name: str, value: Any, example: str) -> None:
     sides = value if isinstance(value, Sequence) and not isinstance(value, str) else ()
     if len(sides) != 2 or not all(is_whole(side) and 1 <= side <= MOST_PIXELS for side in sides):
         raise SpecError(
-            f"size is a height and a width in pixels, from 1 to {MOST_PIXELS} each, got {value!r}", hint=example
+            f"size must be a height and a width in pixels, from 1 to {MOST_PIXELS} each, got {value!r}", hint=example
         )
 
 
 def _check_align(name: str, value: Any, example: str) -> None:
     if value not in ("prompt", "absolute"):
-        raise SpecError(f'block_align is "prompt" or "absolute", got {value!r}', hint=example)
+        raise SpecError(f'block_align must be "prompt" or "absolute", got {value!r}', hint=example)
 
 
 def _check_seed(name: str, value: Any, example: str) -> None:
@@ -134,7 +134,7 @@ def _check_source(name: str, value: Any, example: str) -> None:
 
 def _check_processors(name: str, value: Any, example: str) -> None:
     if not (isinstance(value, Sequence) and all(map(callable, value))):
-        raise SpecError(f"logits_processor is a list of processors, got {value!r}", hint=example)
+        raise SpecError(f"logits_processor must be a list of processors, got {value!r}", hint=example)
 
 
 def _check_callback(name: str, value: Any, example: str) -> None:
@@ -144,12 +144,12 @@ def _check_callback(name: str, value: Any, example: str) -> None:
 
 def _check_flag(name: str, value: Any, example: str) -> None:
     if not isinstance(value, bool):
-        raise SpecError(f"{name} is True or False, got {value!r}", hint=example)
+        raise SpecError(f"{name} must be True or False, got {value!r}", hint=example)
 
 
 def _check_bias(name: str, value: Any, example: str) -> None:
     if not isinstance(value, Mapping):
-        raise SpecError(f"logit_bias is a dict of ids and numbers, got {value!r}", hint=example)
+        raise SpecError(f"logit_bias must be a dict of ids and numbers, got {value!r}", hint=example)
     check_count(name, list(value))
     for token, bias in value.items():
         if not is_whole(token) or token < 0:
@@ -528,7 +528,7 @@ def own_names(arguments: Mapping[str, Any]) -> Any:
     if "do_sample" in given:
         sample = given.pop("do_sample")
         if not isinstance(sample, bool):
-            raise SpecError(f"do_sample is True or False, got {sample!r}", hint="temperature=0.7 samples")
+            raise SpecError(f"do_sample must be True or False, got {sample!r}", hint="temperature=0.7 samples")
         if "temperature" in given and (given["temperature"] != 0) is not sample:
             raise SpecError(
                 f"do_sample={sample} contradicts temperature={given['temperature']!r}", hint="leave do_sample out"

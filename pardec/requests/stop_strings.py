@@ -97,7 +97,7 @@ def read(stop: Any) -> tuple[str, ...]:
     texts = (stop,) if isinstance(stop, str) else stop
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) and text for text in texts):
         raise SpecError(
-            f"stop is a text or a list of texts, none of them empty, got {stop!r}",
+            f"stop must be a text or a list of texts, none of them empty, got {stop!r}",
             hint='stop=["\\n\\n", "Question:"] ends a row before either; token ids go to stop_ids=',
         )
     return tuple(dict.fromkeys(texts))

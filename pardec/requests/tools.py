@@ -178,7 +178,7 @@ def check_choice(name: str, value: Any, example: str) -> None:
         return
     inner = value.get("function") if isinstance(value, Mapping) and value.get("type") == "function" else None
     if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
-        raise SpecError(f"tool_choice is not one that is known, got {value!r}", hint=_CHOICES)
+        raise SpecError(f"unknown tool_choice {value!r}", hint=_CHOICES)
 
 
 def tools_of(model: Any, settings: Any) -> Tools | None:

@@ -37,7 +37,7 @@ class Limits:
         for name in ("batch_size", "rows", "length", "body"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise SpecError(f"{name} is a whole number of at least 1, got {value!r}", f"leave {name} out")
+                raise SpecError(f"{name} must be a whole number of at least 1, got {value!r}", f"leave {name} out")
         for name in ("queue", "reading", "receiving", "seconds", "grace"):
             if not getattr(self, name) >= 0:
-                raise SpecError(f"{name} is at least 0, got {getattr(self, name)!r}", f"leave {name} out")
+                raise SpecError(f"{name} must be at least 0, got {getattr(self, name)!r}", f"leave {name} out")

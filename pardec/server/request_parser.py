@@ -274,7 +274,7 @@ def _logprobs(body: TextBody) -> int | None:
         count = body.logprobs
     if count is not None and count > MOST_LOGPROBS:
         name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
-        raise RequestError(HTTPStatus.BAD_REQUEST, f"{name} is at most {MOST_LOGPROBS}, got {count}", param=name)
+        raise RequestError(HTTPStatus.BAD_REQUEST, f"{name} must be at most {MOST_LOGPROBS}, got {count}", param=name)
     return count
 
 
@@ -332,5 +332,7 @@ def _size(size: str | None) -> tuple[int | None, int | None]:
         return None, None
     match = re.fullmatch(r"(\d{1,5})x(\d{1,5})", size)
     if match is None:
-        raise RequestError(HTTPStatus.BAD_REQUEST, f'size is "WIDTHxHEIGHT", as "256x256", got {size!r}', param="size")
+        raise RequestError(
+            HTTPStatus.BAD_REQUEST, f'size must be "WIDTHxHEIGHT", as "256x256", got {size!r}', param="size"
+        )
     return int(match[1]), int(match[2])

@@ -86,7 +86,7 @@ class Body(BaseModel):
     @classmethod
     def _drop_neutral(cls, data: Any) -> Any:
         if not isinstance(data, dict):
-            raise ValueError("the body is a JSON object")
+            raise ValueError("the body must be a JSON object")
         own = {
             name: value
             for name, value in data.items()
@@ -227,7 +227,7 @@ class Message(BaseModel):
     @classmethod
     def _refuse_calls(cls, data: Any) -> Any:
         if isinstance(data, dict) and (data.get("function_call") or data.get("audio")):
-            raise ValueError("function_call and audio are not supported: tool_calls are")
+            raise ValueError("function_call and audio are not supported: use tool_calls")
         if isinstance(data, dict):
             for name, value in data.items():
                 if name not in (*cls.model_fields, "name", "refusal") and value not in (None, [], {}, "", False):

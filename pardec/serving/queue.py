@@ -29,7 +29,7 @@ class Prompts(Iterator[QueuedRow]):
     def __init__(self, model: Engine, prompts: Iterable[Any], arguments: Mapping[str, Any]) -> None:
         if isinstance(prompts, str | Mapping) or not isinstance(prompts, Iterable):
             raise SpecError(
-                f"prompts are an iterable of prompts, got {type(prompts).__name__}",
+                f"prompts must be an iterable of prompts, got {type(prompts).__name__}",
                 hint="for one prompt use generate, or pass a list of one",
             )
         for name in _NOT_SHARED:

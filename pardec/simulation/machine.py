@@ -164,13 +164,13 @@ def _cost(where: str, value: Any) -> Cost:
         start, slope = (_seconds(where, each) for each in value)
         return Cost(((0, start), (1, start + slope)))
     if isinstance(value, Mapping | Sequence):
-        raise SpecError(f"{where} states no seconds, got {value!r}", hint=hint)
+        raise SpecError(f"{where} must state seconds, got {value!r}", hint=hint)
     return Cost(((1, _seconds(where, value)),))
 
 
 def _seconds(where: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise SpecError(f"{where} is a number of seconds of at least 0, got {value!r}", hint=_HINT)
+        raise SpecError(f"{where} must be a number of seconds of at least 0, got {value!r}", hint=_HINT)
     return float(value)
 
 
@@ -180,7 +180,9 @@ def _links(name: str, entries: Any, devices: Mapping[str, Any]) -> dict[frozense
         _known(name, "[[links]]", entry, ("between", "seconds", "seconds_per_byte"))
         between = entry.get("between")
         if not isinstance(between, list) or len(set(between)) != 2 or not set(between) <= set(devices):
-            raise SpecError(f"{name}: [[links]] is between two of {', '.join(devices)}, got {between!r}", hint=_HINT)
+            raise SpecError(
+                f"{name}: [[links]] must be between two of {', '.join(devices)}, got {between!r}", hint=_HINT
+            )
         values = {key: _seconds(f"{name}: [[links]] {key}", entry[key]) for key in entry if key != "between"}
         links[frozenset(between)] = Link(**values)
     return links
@@ -191,7 +193,7 @@ def _layers(name: str, content: Mapping[str, Any]) -> dict[Role, int]:
     _known(name, "[layers]", layers, ROLES)
     for role, count in layers.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise SpecError(f"{name}: [layers] {role} is a number of at least 1, got {count!r}", hint=_HINT)
+            raise SpecError(f"{name}: [layers] {role} must be a number of at least 1, got {count!r}", hint=_HINT)
     return {role: layers[role] for role in ROLES if role in layers}
 
 

@@ -222,11 +222,11 @@ def _plain(spec: Spec) -> Spec:
 
 def _exit_layer(target: LanguageModel, layer: int | None, kappa: int) -> int:
     if kappa < 1:
-        raise SpecError(f"kappa is a number of at least 1, got {kappa}", hint="for example kappa=4")
+        raise SpecError(f"kappa must be a number of at least 1, got {kappa}", hint="for example kappa=4")
     layer = target.layers // 2 - 1 if layer is None else layer
     if not 0 <= layer < target.layers - 1:
         raise SpecError(
-            f"exit_layer is a layer before the last of {target.layers}, counted from 0, got {layer}",
+            f"exit_layer must be a layer before the last of {target.layers}, counted from 0, got {layer}",
             hint=f"exit_layer={max(0, target.layers // 2 - 1)}",
         )
     return layer

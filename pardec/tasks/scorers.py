@@ -47,7 +47,7 @@ def scorer(name: str | Score) -> Scorer:
     """
     if not isinstance(name, str):
         if not callable(name):
-            raise SpecError(f"a scorer is a name or a function, got {type(name).__name__}", hint=_FUNCTION)
+            raise SpecError(f"a scorer must be a name or a function, got {type(name).__name__}", hint=_FUNCTION)
         return Scorer(checked(name, name_of(name)))
     if name in SCORERS:
         return SCORERS[name]

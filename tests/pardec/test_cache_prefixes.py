@@ -233,7 +233,7 @@ def test_bfloat16(model: Model) -> None:
 
 @pytest.mark.parametrize("mib", [-1, float("nan"), float("inf"), "64", True, None])
 def test_a_budget_is_a_number(model: Model, mib: Any) -> None:
-    with pytest.raises(SpecError, match="mib is a number of at least 0"):
+    with pytest.raises(SpecError, match="mib must be a number of at least 0"):
         model.cache_prefixes(mib)
     assert model.prefix_cache is None
 

@@ -121,7 +121,7 @@ def test_what_headers_do_not_tell_is_refused(tmp_path: Path, monkeypatch: pytest
 
     folder = llama_folder(tmp_path)
     monkeypatch.setattr(quantize, "kernel", lambda: None)
-    with pytest.raises(ArgumentError, match="quantize=int8 on cpu is torchao's"):
+    with pytest.raises(ArgumentError, match="quantize=int8 on cpu is done by torchao"):
         plan_loading(folder, device="cpu", quantize="int8")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
@@ -156,7 +156,7 @@ REFUSED = [
     (("--mask-id", "0"), "--mask-id 0 does not change what"),
     (("--revision", "main"), "--revision main is for models on the hub"),
     (("--offline",), "--offline changes nothing"),
-    (("--cuda-graphs",), "--cuda-graphs takes memory that is known once"),
+    (("--cuda-graphs",), "--cuda-graphs takes memory that is known only once"),
     (("--adapter", "nowhere"), "there is no adapter 'nowhere'"),
     (("--quantize", "int5"), "unknown quantize 'int5'"),
     (("--dense", "--activations", "int8"), "--activations int8 cannot be followed: --dense"),

@@ -275,9 +275,9 @@ def test_json_and_rows_files_have_them(cli: Callable[..., tuple[int, str, str]],
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"logprobs": -1}, "logprobs is a whole number of at least 0, got -1"),
-        ({"logprobs": True}, "logprobs is a whole number of at least 0, got True"),
-        ({"logprobs": 1.5}, "logprobs is a whole number"),
+        ({"logprobs": -1}, "logprobs must be a whole number of at least 0, got -1"),
+        ({"logprobs": True}, "logprobs must be a whole number of at least 0, got True"),
+        ({"logprobs": 1.5}, "logprobs must be a whole number"),
         ({"logprobs": 10**6}, "logprobs=1000000 is more than the vocabulary of 361"),
         ({"logprob_ids": [3, 361]}, "logprob_ids holds 361, which is not an id in the vocabulary of 361"),
         ({"logprob_ids": [-1]}, "logprob_ids holds -1"),

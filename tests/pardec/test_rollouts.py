@@ -80,9 +80,9 @@ def test_equal_rewards_are_no_advantage(model: pardec.Model) -> None:
 def test_what_cannot_work_is_refused_by_name(model: pardec.Model) -> None:
     with pytest.raises(SpecError, match="reward of row 0 is nan"):
         model.rollouts("Tom", n=1, max_new_tokens=1, reward=lambda *_: float("nan"))
-    with pytest.raises(SpecError, match="num_return_sequences is n here"):
+    with pytest.raises(SpecError, match="rollouts takes no num_return_sequences"):
         model.rollouts("Tom", num_return_sequences=2)
-    with pytest.raises(SpecError, match="rollouts have log-probabilities"):
+    with pytest.raises(SpecError, match="rollouts always record log-probabilities"):
         model.rollouts("Tom", logprobs=None)
     with pytest.raises(SpecError, match="does not write text"):
         pardec.load("tiny-llamagen", device="cpu").rollouts("a small red circle")

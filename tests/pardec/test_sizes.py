@@ -96,7 +96,7 @@ def test_a_size_that_the_model_lacks_is_refused(size: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("size", [4, "8x8", (8,), (8, 8, 8), (8, 0), (8.0, 8), (True, 8), (8, 2**20)])
 def test_what_is_no_size_is_refused(size: Any) -> None:
-    with pytest.raises(SpecError, match="size is a height and a width in pixels"):
+    with pytest.raises(SpecError, match="size must be a height and a width in pixels"):
         toy().generate(prompt_embeds=features([1]), size=size)
 
 
@@ -157,7 +157,7 @@ def test_the_command_draws_in_a_size(cli: Callable[..., tuple[int, str, str]], t
 
     code, _, err = cli("image", "tiny-mar", "--class", 1, "--size", "48", "-o", tmp_path / "a.png")
     assert code
-    assert "a size is HEIGHTxWIDTH in pixels, got '48'" in err
+    assert "a size must be HEIGHTxWIDTH in pixels, got '48'" in err
     code, _, err = cli("image", "tiny-mar", "--class", 1, "--size", "7x9", "-o", tmp_path / "a.png", "--quiet")
     assert code
     assert "size is 7 by 9 pixels, and tiny-mar draws images of" in err

@@ -106,7 +106,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(text: str, said: str) -> Non
 
 @pytest.mark.parametrize("wrong", [3, None, ["threshold"], {"name": "threshold"}])
 def test_something_else_than_text_is_refused(wrong: object) -> None:
-    with pytest.raises(SpecError, match="a sampler is a spec string, got "):
+    with pytest.raises(SpecError, match="a sampler must be a spec string, got "):
         parse(wrong)  # type: ignore[arg-type]
 
 

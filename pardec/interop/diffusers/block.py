@@ -45,8 +45,8 @@ class ProvidedLogits:
     def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
         if plan.tokens.shape != self.logits.shape[:2]:
             raise SpecError(
-                f"the sampler computes positions {list(plan.tokens.shape)}, and a scheduler has only the logits of a "
-                f"block {list(self.logits.shape[:2])}",
+                f"the sampler computes positions of shape {list(plan.tokens.shape)}, and a scheduler has only "
+                f"the logits of a block of shape {list(self.logits.shape[:2])}",
                 hint="use PardecPipeline",
             )
         return Hidden(plan, self.logits, lambda states: states)

@@ -36,7 +36,7 @@ def run(
     """
     model: Model = pipeline.model
     if call["output_type"] not in ("seq", "text"):
-        raise SpecError(f'output_type is "seq" or "text", got {call["output_type"]!r}')
+        raise SpecError(f'output_type must be "seq" or "text", got {call["output_type"]!r}')
     pace = {name: call[name] for name in _PACE}
     resolved = with_eos(select_sampler(pipeline.scheduler, sampler, pace), call["eos_early_stop"])
     if _names_no_cache(pipeline.scheduler, sampler):

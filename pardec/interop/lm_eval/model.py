@@ -100,7 +100,7 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
         auto = isinstance(batch_size, str) and batch_size.startswith("auto")
         self.batches = Batches(int(max_batch_size or _AUTO) if auto else int(batch_size), auto=auto)
         if self.batches.size < 1:
-            raise SpecError(f"batch_size is at least 1, got {batch_size}", hint='batch_size=8, or "auto"')
+            raise SpecError(f"batch_size must be at least 1, got {batch_size}", hint='batch_size=8, or "auto"')
         self.likelihood = Likelihood(
             TokenProbabilities(language_model, self.batches, cfg=self.defaults.get("cfg")),
             kind=likelihood,

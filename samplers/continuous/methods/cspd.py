@@ -68,7 +68,7 @@ class CSpDSettings(LookaheadMethod):
         super().__post_init__()
         self.require("k", least=1)
         if not 0 <= self.prefill <= 1:
-            raise SpecError(f"cspd: prefill is a share from 0 to 1, got {self.prefill}")
+            raise SpecError(f"cspd: prefill must be a share from 0 to 1, got {self.prefill}")
         if not (self.tau > 0 and math.isfinite(self.tau)):
             raise SpecError(f"cspd: tau must be above 0, got {self.tau}")
         if not (self.slack >= 1 and math.isfinite(self.slack)):
@@ -330,7 +330,7 @@ class CSpD(CSpDSettings):
             )
         if model.backbone.next_token and self.mode != "exact":
             raise SpecError(
-                f"cspd: mode={self.mode} tests a draft without the drafts before it, and {model.name} needs these",
+                f"cspd: mode={self.mode} tests a draft without the drafts before it, which {model.name} needs",
                 hint="use mode=exact",
             )
         _check_densities(model)

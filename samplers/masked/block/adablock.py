@@ -51,7 +51,7 @@ class AdaptiveBlock(Block):
         self.require("tau", "scope", least=0, most=1)
         if self.delimiters is not None and not all(part.isdecimal() for part in self.delimiters.split("-")):
             raise SpecError(
-                f"adablock: delimiters are token ids joined by -, got {self.delimiters!r}", "delimiters=198-13"
+                f"adablock: delimiters must be token ids joined by -, got {self.delimiters!r}", "delimiters=198-13"
             )
 
     def fit(self, model: LanguageModel) -> AdaptiveBlock:

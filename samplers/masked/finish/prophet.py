@@ -73,7 +73,10 @@ class Prophet(Finish):
         self.require("length", least=1)
         for name in ("early", "mid", "late"):
             if math.isnan(getattr(self, name)):
-                raise SpecError(f"prophet: {name} is a gap in logits, got nan", hint=f"{name}=inf never commits early")
+                raise SpecError(
+                    f"prophet: {name} must be a number, the gap in logits, got nan",
+                    hint=f"{name}=inf never commits early",
+                )
         if self.region == "answer" and self.start is None:
             raise SpecError(
                 "prophet: region=answer needs the answer's start",

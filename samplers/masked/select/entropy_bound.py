@@ -46,7 +46,7 @@ class EntropyBound(Select):
 
     def __post_init__(self) -> None:
         if not self.gamma >= 0:
-            raise SpecError(f"entropy_bound: gamma is an entropy in nats and at least 0, got {self.gamma}")
+            raise SpecError(f"entropy_bound: gamma must be an entropy of at least 0 nats, got {self.gamma}")
 
     def select(self, proposal: Proposal, canvas: Canvas, state: None) -> Tensor:
         entropy = proposal.evidence.filtered.confidence.entropy

@@ -60,7 +60,7 @@ class EntropyThreshold(Select):
 
     def __post_init__(self) -> None:
         if not self.tau >= 0:
-            raise SpecError(f"entropy_threshold: tau is an entropy in nats and at least 0, got {self.tau}")
+            raise SpecError(f"entropy_threshold: tau must be an entropy of at least 0 nats, got {self.tau}")
         self.require("steps", least=1)
 
     @property

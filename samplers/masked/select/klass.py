@@ -58,7 +58,7 @@ class Klass(Select):
     def __post_init__(self) -> None:
         self.require("tau", least=0, most=1)
         if not self.kl >= 0:
-            raise SpecError(f"klass: kl is a divergence in nats and at least 0, got {self.kl}")
+            raise SpecError(f"klass: kl must be a divergence of at least 0 nats, got {self.kl}")
         self.require("history", least=1)
         self.require("history", most=1024)  # every position stores as many divergences
         self.require("steps", least=1)

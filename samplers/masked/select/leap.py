@@ -61,7 +61,9 @@ class Leap(Select):
         self.require("window", least=1)
         self.require("back", least=0)
         if self.delimiters is not None and not all(part.isdecimal() for part in self.delimiters.split("-")):
-            raise SpecError(f"leap: delimiters are token ids joined by -, got {self.delimiters!r}", "delimiters=198-13")
+            raise SpecError(
+                f"leap: delimiters must be token ids joined by -, got {self.delimiters!r}", "delimiters=198-13"
+            )
 
     def fit(self, model: LanguageModel) -> Leap:
         if self.border == "tau" or not self.back or self.delimiters is not None:

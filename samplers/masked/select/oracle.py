@@ -37,7 +37,7 @@ class Oracle(Select):
     def __post_init__(self) -> None:
         if "oracle" in self.of:
             raise SpecError(
-                "oracle: it cannot be measured against itself", hint="name another sampler: oracle:of=sequential"
+                "oracle: `of` cannot be an oracle itself", hint="name another sampler: oracle:of=sequential"
             )
 
     def check(self, sampler: MaskedSampler) -> None:

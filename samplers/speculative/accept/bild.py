@@ -41,7 +41,7 @@ class BigLittle(Acceptance):
 
     def __post_init__(self) -> None:
         if not self.rollback >= 0:
-            raise SpecError(f"bild: rollback is in nats and at least 0, got {self.rollback}")
+            raise SpecError(f"bild: rollback must be at least 0 (nats), got {self.rollback}")
 
     def accept(self, draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: None) -> Verdict:
         rows, above = (

@@ -72,7 +72,8 @@ class Lantern(Acceptance):
         self.require("k", least=0, hint="k=0 is the exact rule")
         if not 0 <= self.delta <= 1:
             raise SpecError(
-                f"lantern: delta is a probability in [0, 1], got {self.delta}", hint="ratio=5 bounds a multiple of p"
+                f"lantern: delta must be a probability in [0, 1], got {self.delta}",
+                hint="ratio=5 bounds a multiple of p",
             )
         self.require("ratio", least=1, hint="ratio=1 is the exact rule")
         self.require("ratio", most=MAX_SCALE, hint="delta=1 sets no bound")

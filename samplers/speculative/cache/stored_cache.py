@@ -59,7 +59,7 @@ class StoredKV(Cache):
     def require_bits(self, bits: int) -> None:
         """Raises SpecError for an unsupported number of bits; 16 stores the values unchanged."""
         if bits not in (*BITS, 16):
-            raise SpecError(f"{self.registered[0]}: bits is one of {', '.join(map(str, BITS))} or 16, got {bits}")
+            raise SpecError(f"{self.registered[0]}: bits must be one of {', '.join(map(str, BITS))} or 16, got {bits}")
 
 
 def _stored(context: DecodeContext) -> StoredCache:

@@ -181,7 +181,8 @@ class Falcon(ModuleDrafter):
         block = module.block if self.block is None else self.block
         if block > module.block:
             raise SpecError(
-                f"falcon: block is at most {module.block}, as trained in {module.name}, got {block}", "leave block out"
+                f"falcon: block must be at most {module.block}, as trained in {module.name}, got {block}",
+                "leave block out",
             )
         longest = int(context.text.limit.max())
         scratch = (context.scratch + 1) * block

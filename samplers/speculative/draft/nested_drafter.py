@@ -97,4 +97,4 @@ def nested(owner: str, key: str, text: str, wanted: str, example: str) -> Drafte
 
 def not_the_spec_of(owner: str, key: str, text: str, wanted: str, example: str) -> SpecError:
     """The error for a spec that does not name a `wanted`."""
-    return SpecError(f"{owner}: {key} is the spec of {wanted}, got {text!r}", hint=example)
+    return SpecError(f"{owner}: {key} must be the spec of {wanted}, got {text!r}", hint=example)

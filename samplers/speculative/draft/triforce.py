@@ -5,7 +5,7 @@ https://arxiv.org/abs/2404.11912
 
     until a row has gamma tokens:
       y_i ~ m(. | text, x, y_1 .. y_(i-1)),  i = 1 .. k                       small model
-      y_i kept  iff  u m(y_i) < p'(y_i);  then one token of norm([p' - m]+), or of p' after the last  target, part of K/V
+      y_i kept  iff  u m(y_i) < p'(y_i);  then one token of norm([p' - m]+), or of p' after the last target, part of K/V
     x_j accepted  iff  u p'(x_j) < p(x_j);  at the first rejection  next ~ norm([p - p']+)             target, all K/V
 
 A token that leaves the inner loop is distributed as p' given what is before it, so that q = p' at the time it was drawn

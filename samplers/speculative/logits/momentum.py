@@ -54,7 +54,7 @@ class Momentum(Logits):
         self.require("alpha", least=0)
         self.require("k", least=1)
         if not all(value >= 0 for value in self.by_depth):
-            raise SpecError(f"momentum: resistance is at least 0 at every depth, got {self.resistance!r}")
+            raise SpecError(f"momentum: resistance must be at least 0 at every depth, got {self.resistance!r}")
 
     @property
     def by_depth(self) -> tuple[float, ...]:
@@ -63,7 +63,7 @@ class Momentum(Logits):
             return tuple(float(value) for value in self.resistance.split("-"))
         except ValueError:
             raise SpecError(
-                f"momentum: resistance is numbers joined by '-', got {self.resistance!r}",
+                f"momentum: resistance must be numbers joined by '-', got {self.resistance!r}",
                 hint="1-3-4-5-6 is the published one",
             ) from None
 

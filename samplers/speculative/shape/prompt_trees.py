@@ -107,12 +107,13 @@ def prompt_tree(rates: Rates, limit: int) -> PromptTree:
     """
     if limit < 3 or not rates or not all(rates):
         raise SpecError(
-            f"a tree with prompt tokens needs rates of 1 step and limit=3, got {len(rates)} steps and limit={limit}"
+            "a tree with prompt tokens needs rates of at least 1 step and a limit of at least 3, "
+            f"got {len(rates)} steps and limit={limit}"
         )
     for depth, level in enumerate(rates):
         if min(level) < 0 or sum(level) >= 1 or list(level) != sorted(level, reverse=True):
             raise SpecError(
-                f"hit rates of depth {depth} fall with the rank and sum to less than 1, got {list(level)}",
+                f"hit rates of depth {depth} must fall with the rank and sum to less than 1, got {list(level)}",
                 hint="a rate is the share of tokens that have this rank",
             )
     best: PromptTree | None = None

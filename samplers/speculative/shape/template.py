@@ -42,7 +42,7 @@ class Template(Shape):
         for part in self.widths.split("-"):
             if not (part.isdecimal() and len(part) <= len(str(MAX_INT_PARAM)) and 0 < int(part) <= MAX_INT_PARAM):
                 raise SpecError(
-                    f"template: widths are whole numbers above 0 joined by '-', got {self.widths!r}",
+                    f"template: widths must be whole numbers above 0 joined by '-', got {self.widths!r}",
                     hint=f"widths=3-2-1; none is above {MAX_INT_PARAM}",
                 )
 

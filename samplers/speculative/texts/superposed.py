@@ -107,7 +107,7 @@ class Superposed(Texts):
             return tuple(float(value) for value in self.weights.split("-"))
         except ValueError:
             raise SpecError(
-                f"superposed: weights are values joined by '-', got {self.weights!r}", hint="weights=0.01-0.04-0.15"
+                f"superposed: weights must be values joined by '-', got {self.weights!r}", hint="weights=0.01-0.04-0.15"
             ) from None
 
     @property

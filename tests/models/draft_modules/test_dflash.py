@@ -328,7 +328,7 @@ def test_dflash_sliding_layers_see_the_block_as_the_config_says(
     ("change", "message"),
     [
         ({"is_causal": True, "sliding_window_non_causal": True}, "contradict each other"),
-        ({"sliding_window_non_causal": "yes"}, "sliding_window_non_causal of .* is true or false, got 'yes'"),
+        ({"sliding_window_non_causal": "yes"}, "sliding_window_non_causal of .* must be true or false, got 'yes'"),
         ({"draft_vocab_size": 6}, "draft_vocab_size of .* must lie in 1..5, its vocabulary, got 6"),
         ({"draft_vocab_size": 4}, "with a Markov head, a confidence head or a reduced vocabulary"),
     ],

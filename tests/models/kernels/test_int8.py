@@ -175,7 +175,7 @@ def test_a_module_without_matrices_is_refused():
 
 
 def test_other_numbers_of_bits_and_other_devices_are_refused(monkeypatch):
-    with pytest.raises(SpecError, match="quantize is one of int8, got 'int3'"):
+    with pytest.raises(SpecError, match="quantize must be one of int8, got 'int3'"):
         check(parse("eagle:name=tiny-llama-eagle,quantize=int3"))
     model = pardec.load("tiny-llama", device="cpu").language_model
     with pytest.raises(ModelError, match="quantize='int4' is unknown"):

@@ -262,7 +262,7 @@ def test_what_cannot_be_compared_is_refused_by_name() -> None:
         model.check("lookup", logprobs=2)
     with pytest.raises(SpecError, match="list of at least one prompt"):
         model.check("lookup", "Once")
-    with pytest.raises(SpecError, match="samples is a whole number"):
+    with pytest.raises(SpecError, match="samples must be a whole number"):
         model.check("lookup", temperature=1.0, samples=2)
     with pytest.raises(SpecError, match="draws vectors"):
         load("tiny-mar").check("mar")

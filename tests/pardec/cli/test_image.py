@@ -154,7 +154,7 @@ REFUSED: list[tuple[str, list[str], int, str, str]] = [
     ("captions for classes", ["-p", "a", "-o", "OUT"], 2, "cannot read captions", f"0..{CLASSES - 1}"),
     ("a class out of range", ["--class", "3", "-o", "OUT"], 2, "label 3 is not a class", f"0..{CLASSES - 1}"),
     ("a negative class", ["--class", "-1", "-o", "OUT"], 2, "label -1 is not a class", f"0..{CLASSES - 1}"),
-    ("a malformed grid", ["--class", "1", "--grid", "2by2", "-o", "OUT"], 2, "a grid is ROWSxCOLUMNS", "2x3"),
+    ("a malformed grid", ["--class", "1", "--grid", "2by2", "-o", "OUT"], 2, "a grid must be ROWSxCOLUMNS", "2x3"),
     ("a grid of none", ["--class", "1", "--grid", "0x2", "-o", "OUT"], 2, "0x2 holds no image", "at least 1"),
     (
         "a grid too small",
@@ -167,8 +167,8 @@ REFUSED: list[tuple[str, list[str], int, str, str]] = [
     ("seeds in words", ["--class", "1", "--seeds", "a,b", "-o", "OUT"], 2, "takes whole numbers", "--seeds 5,12"),
     ("too many seeds", ["--class", "1", "--seeds", "1,2", "-o", "OUT"], 2, "2 seeds for 1 image", "one seed per image"),
     ("two kinds of seeds", ["--class", "1", "--seeds", "1", "--seed", "2", "-o", "OUT"], 2, "--seed and", "--seed 0"),
-    ("another format", ["--class", "1", "-o", "out.tiff"], 2, "images are PNG, JPEG or WebP files", ".png"),
-    ("another animation", ["--class", "1", "--gif", "out.png"], 2, "an animation is a GIF file", ".gif"),
+    ("another format", ["--class", "1", "-o", "out.tiff"], 2, "images must be PNG, JPEG or WebP files", ".png"),
+    ("another animation", ["--class", "1", "--gif", "out.png"], 2, "an animation must be a GIF file", ".gif"),
     (
         "a sampler of text",
         ["--class", "1", "-s", "threshold", "-o", "OUT"],

@@ -13,7 +13,7 @@ from pardec.cli import run
 @pytest.mark.parametrize(
     ("command", "first", "second"),
     [
-        ("generate tiny-dream -p x -n 0", "--max-new-tokens is a whole number", "--max-new-tokens 64 asks"),
+        ("generate tiny-dream -p x -n 0", "--max-new-tokens must be a whole number", "--max-new-tokens 64 asks"),
         ("generate tiny-dream -p x --top-p 3", "--top-p must be above 0", "--top-p 0.9 keeps"),
         ("generate tiny-llama -p x --cfg 2", "cfg is for masked models", "leave --cfg out"),
         ("compare tiny-dream --task lists --points 5", "a sweep", "add --sweep, or leave --points out"),
@@ -48,4 +48,4 @@ def test_parameters_of_specs_are_no_options(capsys):
 def test_errors_of_lines_name_fields(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text('{"prompt": "a", "max_new_tokens": 0}\n')
     assert run(["generate", "tiny-dream", "--prompts", str(tmp_path / "p.jsonl")]) == 2
-    assert "line 1: max_new_tokens is a whole number" in capsys.readouterr().err
+    assert "line 1: max_new_tokens must be a whole number" in capsys.readouterr().err

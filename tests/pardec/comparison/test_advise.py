@@ -79,7 +79,7 @@ def test_the_command_prints_one_spec_and_takes_prompts_without_answers(
     assert all(row["same"] == row["prompts"] == 3 and row["score"] is None for row in exact)
     assert document["spec"] in [row["spec"] for row in document["rows"]]
     assert run(["advise", "tiny-llama", "--budget", "soon"]) == 2
-    assert "--budget is a time" in capsys.readouterr().err
+    assert "--budget must be a time" in capsys.readouterr().err
     assert run(["advise", "smollm2"]) == 2
     assert "no prompts are given" in capsys.readouterr().err
 

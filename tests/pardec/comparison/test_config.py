@@ -184,7 +184,7 @@ def test_tune_tells_its_candidates_and_reads_a_file_too(cli: Cli, tmp_path: Path
     [
         (("tune", "tiny-dream", "--task", "lists", "-s", "sjd"), "is for autoregressive models"),
         (("tune", "tiny-dream", "--task", "lists", "--cache", "duall"), "unknown sampler 'duall'"),
-        (("tune", "tiny-dream", "--task", "lists", "-n", "0"), "--max-new-tokens is a whole number of at least 1"),
+        (("tune", "tiny-dream", "--task", "lists", "-n", "0"), "--max-new-tokens must be a whole number of at least 1"),
         (("tune", "tiny-dream", "--task", "lits"), "did you mean 'lists'"),
         (("tune", "tiny-mar", "--task", "classes"), "draws vectors"),
         (("compare", "tiny-dream", "--task", "lists", "-s", "sjd"), "is for autoregressive models"),

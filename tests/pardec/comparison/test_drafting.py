@@ -213,7 +213,7 @@ def test_another_cost_ratio_makes_another_table_of_the_same_rows(home: Path, tmp
 
 @pytest.mark.parametrize("wrong", [-0.1, float("inf"), float("nan")])
 def test_a_cost_ratio_that_cannot_be_is_refused(wrong: float) -> None:
-    with pytest.raises(SpecError, match="cost_ratio is at least 0"):
+    with pytest.raises(SpecError, match="cost_ratio must be at least 0"):
         pardec.compare("tiny-llama", "lists", ["lookup"], cost_ratio=wrong)
 
 

@@ -69,7 +69,7 @@ def test_tune_takes_functions_and_objects() -> None:
     ("arguments", "message"),
     [
         (lambda text: 1.0, "cannot take two arguments"),
-        (3, "a scorer is a name or a function, got int"),
+        (3, "a scorer must be a name or a function, got int"),
     ],
 )
 def test_what_is_no_scorer_is_refused(arguments: object, message: str, prompts: Path) -> None:

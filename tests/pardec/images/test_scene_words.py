@@ -65,7 +65,7 @@ def test_the_unconditional_prefix_is_that_of_the_negative_caption(painter: parde
         ({"negative_prompt": OTHER}, "needs guidance"),
         ({"negative_prompt": OTHER, "cfg": 1.0}, "needs guidance"),
         ({"negative_prompt": [OTHER, OTHER], "cfg": 2.0}, "2 negative prompts for 1 prompts"),
-        ({"negative_prompt": 3, "cfg": 2.0}, "negative_prompt is a caption"),
+        ({"negative_prompt": 3, "cfg": 2.0}, "negative_prompt must be a caption"),
     ],
 )
 def test_a_negative_prompt_that_means_nothing_is_refused(

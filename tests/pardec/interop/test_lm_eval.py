@@ -582,8 +582,8 @@ def test_specs_survive_every_way_of_writing_model_args(quote: str) -> None:
         ({"sampler": "treshold"}, "did you mean 'threshold'"),
         ({"likelihood": "mcmc"}, "unknown likelihood 'mcmc' (did you mean 'mc'?)"),
         ({"mc_num": 0}, "mc_num must be a whole number of at least 1, got 0"),
-        ({"batch_size": 0}, "batch_size is at least 1"),
-        ({"max_new_tokens": 0}, "max_new_tokens is a whole number of at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be a whole number of at least 1"),
     ],
 )
 def test_a_wrong_argument_is_named(dream: pardec.Model, arguments: dict[str, Any], message: str) -> None:

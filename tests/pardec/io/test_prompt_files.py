@@ -71,7 +71,7 @@ def test_a_changed_line_is_decoded_again(cli: Cli, tmp_path: Path) -> None:
         ({"prompt": "a", "max_tokens": 5}, "unknown field 'max_tokens'"),
         ({"prompt": "a", "temperature": 1}, "unknown field 'temperature'"),
         ({"prompt": "a", "max_new_tokens": 0}, "line 1: "),
-        ({"prompt": "a", "seed": [1, 2]}, "line 1: seed is one whole number"),
+        ({"prompt": "a", "seed": [1, 2]}, "line 1: seed must be one whole number"),
         ({"prompt": "a", "label": 3}, "line 1 sets label"),
         ({"prompt": "a", "allowed": {"x": ["5"]}}, "index 'x'"),
     ],

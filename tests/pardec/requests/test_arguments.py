@@ -94,9 +94,9 @@ def test_requests_to_the_server_have_the_numbers_that_models_take() -> None:
         for change, says in (
             ({"temperature": -1}, "temperature must be at least 0"),
             ({"top_p": 0}, "top_p must be above 0"),
-            ({"top_k": -2}, "top_k is a whole number"),
+            ({"top_k": -2}, "top_k must be a whole number"),
             ({"top_k": 2.5}, "top_k"),
-            ({"min_tokens": -1}, "min_tokens is a whole number of at least 0"),
+            ({"min_tokens": -1}, "min_tokens must be a whole number of at least 0"),
             ({"min_p": "0.1"}, "min_p"),
             ({"repetition_penalty": 0}, "repetition_penalty must be from"),
         ):

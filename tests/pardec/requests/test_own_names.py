@@ -40,7 +40,7 @@ def test_contradictions_are_refused() -> None:
         ({"max_tokens": 5, "max_new_tokens": 5}, "max_tokens is another name of max_new_tokens"),
         ({"do_sample": False, "temperature": 0.7}, "do_sample=False contradicts temperature=0.7"),
         ({"do_sample": True, "temperature": 0}, "do_sample=True contradicts"),
-        ({"do_sample": 1}, "do_sample is True or False"),
+        ({"do_sample": 1}, "do_sample must be True or False"),
     ):
         with pytest.raises(pardec.SpecError, match=word):
             own_names(wrong)

@@ -157,7 +157,7 @@ def test_a_saved_result_keeps_what_was_asked(llama: pardec.Model, tmp_path: Any)
 
 @pytest.mark.parametrize("stop", ["", [""], 5, [5], [["a"]]])
 def test_what_is_no_text_is_refused(llama: pardec.Model, stop: Any) -> None:
-    with pytest.raises(SpecError, match="stop is a text or a list of texts"):
+    with pytest.raises(SpecError, match="stop must be a text or a list of texts"):
         llama.generate(QUESTION, stop=stop)
 
 

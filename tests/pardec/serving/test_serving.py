@@ -291,8 +291,8 @@ def test_a_prompt_that_cannot_work_is_told_when_those_before_it_are_done(dream: 
 @pytest.mark.parametrize(
     ("prompts", "arguments", "message"),
     [
-        ("Tom", {}, "prompts are an iterable"),
-        (["Tom"], {"batch_size": 0}, "batch_size is a whole number"),
+        ("Tom", {}, "prompts must be an iterable"),
+        (["Tom"], {"batch_size": 0}, "batch_size must be a whole number"),
         (["Tom"], {"seed": [1]}, "seed is one number"),
         (["Tom"], {"label": 1}, "serve_batch takes no label="),
         (["Tom"], {"num_images": 2}, "serve_batch takes no num_images="),

@@ -133,7 +133,7 @@ def test_what_does_not_go_together_is_refused_before_anything_is_decoded(monkeyp
             simulated(spec, schedule)
     with pytest.raises(SpecError, match="a layer before the last of 4, counted from 0, got 3"):
         simulated(DRAFT, "mirror", exit_layer=3)
-    with pytest.raises(SpecError, match="kappa is a number of at least 1"):
+    with pytest.raises(SpecError, match="kappa must be a number of at least 1"):
         simulated(DRAFT, "mirror", kappa=0)
     with pytest.raises(SpecError, match="tiny-dream is not an autoregressive model"):
         simulate(pardec.load("tiny-dream", device="cpu"), "Tom", sampler="threshold", machine=machine())

@@ -82,7 +82,7 @@ test_bad_parameters_are_refused = refused_specs(
         ("tau=-0.3", r"tau must lie in \[0, 1\], got -0.3"),
         ("steps=0", "steps must be at least 1, got 0"),
         ("eps=1", r"eps must lie in \[0, 1\), got 1.0"),
-        ("order=right", "order is one of score, left, got 'right'"),
+        ("order=right", "order must be one of score, left, got 'right'"),
     ],
     before="confident:",
 )

@@ -176,7 +176,7 @@ test_bad_parameters = refused_specs(
     [
         ("refresh=-1", "dkv: refresh must be at least 0"),
         ("full=0", "full must be at least 1, got 0"),
-        ("settle=un", "settle is one of self, next, both"),
+        ("settle=un", "settle must be one of self, next, both"),
     ],
     before="sequential@dkv:",
 )

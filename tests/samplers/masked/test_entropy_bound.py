@@ -63,5 +63,5 @@ def test_it_brings_the_entropy_of_what_is_drawn_from() -> None:
 
 @pytest.mark.parametrize("gamma", ["-0.1", "nan"])
 def test_bad_parameters(gamma: str) -> None:
-    with pytest.raises(SpecError, match=f"gamma is an entropy in nats and at least 0, got {gamma}"):
+    with pytest.raises(SpecError, match=f"gamma must be an entropy of at least 0 nats, got {gamma}"):
         registry.resolve(f"entropy_bound:gamma={gamma}")

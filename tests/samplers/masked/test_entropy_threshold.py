@@ -55,8 +55,8 @@ def test_a_floor_of_many_steps_changes_nothing() -> None:
 
 test_bad_parameters = refused_specs(
     [
-        ("tau=-0.1", "tau is an entropy in nats and at least 0, got -0.1"),
-        ("floor=steep", "floor is one of linear, cosine, none, got 'steep'|floor"),
+        ("tau=-0.1", "tau must be an entropy of at least 0 nats, got -0.1"),
+        ("floor=steep", "floor must be one of linear, cosine, none, got 'steep'|floor"),
         ("steps=0", "steps must be at least 1, got 0"),
     ],
     before="entropy_threshold:",

@@ -80,8 +80,8 @@ def test_it_is_the_naive_rule(spec: str, family: str) -> None:
 test_bad_parameters = refused_specs(
     [
         ("steps=0", "steps must be at least 1, got 0"),
-        ("steps=2.5", "fixed:steps is a whole number, got '2.5'"),
-        ("order=confidense", "order is one of confidence, random, got 'confidense'"),
+        ("steps=2.5", "fixed:steps must be a whole number, got '2.5'"),
+        ("order=confidense", "order must be one of confidence, random, got 'confidense'"),
     ],
     before="fixed:",
 )

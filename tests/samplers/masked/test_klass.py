@@ -118,7 +118,7 @@ def test_a_position_that_may_not_move_at_all_is_sequential() -> None:
 test_bad_parameters = refused_specs(
     [
         ("klass:tau=1.1", r"tau must lie in \[0, 1\], got 1.1"),
-        ("klass:kl=-1", "kl is a divergence in nats and at least 0, got -1.0"),
+        ("klass:kl=-1", "kl must be a divergence of at least 0 nats, got -1.0"),
         ("klass:history=0", "history must be at least 1, got 0"),
         ("klass:steps=0", "steps must be at least 1, got 0"),
     ]

@@ -102,7 +102,7 @@ def test_every_way_of_decoding_takes_objects_and_records_what_the_string_does() 
 
 @pytest.mark.parametrize("name", [5, None, Threshold])
 def test_a_method_is_named_by_a_string(name: object) -> None:
-    with pytest.raises(SpecError, match="a method is named by a string"):
+    with pytest.raises(SpecError, match="a method must be named by a string"):
         pardec.sampler(name)  # type: ignore[arg-type]
 
 

@@ -180,7 +180,7 @@ test_specs_that_cannot_work_are_refused = refused_specs(
         ("sequential:top_ks=-1", "top_ks has the entry '-1'"),
         ("sequential:top_ks=1.5", "top_ks has the entry '1.5'"),
         ("sequential:top_ks=3x99999", "top_ks has the entry '3x99999'"),
-        ("sequential:order=none", "order is one of"),
+        ("sequential:order=none", "order must be one of"),
     ],
     family="scales",
 )

@@ -274,9 +274,9 @@ def test_a_seed_gives_the_same_tokens_again_without_the_clock() -> None:
     ("spec", "message"),
     [
         ("auto:copy=recycling", "does not copy known tokens"),
-        ("auto:model=lookup", "model is the spec of one drafting model, got 'lookup'"),
-        ('auto:model="model:name=near+beam"', "model is the spec of one drafting model"),
-        ('auto:model="model:name=near",copy="model:name=near"', "copy is the spec of one drafter that copies"),
+        ("auto:model=lookup", "model must be the spec of one drafting model, got 'lookup'"),
+        ('auto:model="model:name=near+beam"', "model must be the spec of one drafting model"),
+        ('auto:model="model:name=near",copy="model:name=near"', "copy must be the spec of one drafter that copies"),
         ('auto:model="model:name=near",copy=recycling', "does not copy known tokens"),
         ("auto:model=earlyexit", "earlyexit drafts within every verify forward"),
         ('auto:model="prompts:name=x"', "prompts drafts within every verify forward"),

@@ -39,7 +39,7 @@ def test_rounds_need_not_be_aligned() -> None:
 
 
 test_bad_parameters = refused_specs(
-    [("bits=5", "bits is one of 2, 3, 4, 8 or 16"), ("residual=0", "residual must be at least 1")],
+    [("bits=5", "bits must be one of 2, 3, 4, 8 or 16"), ("residual=0", "residual must be at least 1")],
     family="ar",
     before="sequential@kivi:",
 )

@@ -326,7 +326,7 @@ def test_bad_parameters_are_refused() -> None:
     with pytest.raises(SpecError, match="lantern: k must be at least 0, got -1"):
         Lantern(-1)
     for delta in (-0.1, 2.0, float("nan")):
-        with pytest.raises(SpecError, match=r"lantern: delta is a probability in \[0, 1\], got"):
+        with pytest.raises(SpecError, match=r"lantern: delta must be a probability in \[0, 1\], got"):
             Lantern(delta=delta)
     with pytest.raises(SpecError, match="lantern: ratio must be at least 1, got 0.5"):
         Lantern(ratio=0.5)

@@ -244,7 +244,7 @@ def test_pickled_files_load_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "error"),
     [
-        ({"steps": 2, "num_special_tokens": 3}, r"prompt_embeddings \[2, 16\]; 3 steps of 1"),
+        ({"steps": 2, "num_special_tokens": 3}, r"prompt_embeddings has shape \[2, 16\]; 3 steps of 1"),
         ({"use_prefix_tuning": True}, "use_prefix_tuning=True"),
         ({"num_exits": 2}, "num_exits=2"),
         ({"each": 2, "vt_attention_type": "encoder"}, "which see each other"),

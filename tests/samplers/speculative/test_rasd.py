@@ -193,7 +193,7 @@ def test_a_drafter_with_a_head_over_some_ids_prunes_by_these(tmp_path: Path) -> 
     ("spec", "message"),
     [
         ("rasd", "rasd: model is missing"),
-        ("rasd:model=lookup", "rasd: model is the spec of one drafting model, got 'lookup'"),
+        ("rasd:model=lookup", "rasd: model must be the spec of one drafting model, got 'lookup'"),
         (f'rasd:model="{SPEC}"'.replace('"model:name=near,k=4"', '\\"model:name=near\\"'), "one drafting model"),
         ("rasd:model=earlyexit", "rasd: earlyexit drafts within every verify forward"),
         ('rasd:model="model:name=near",least=2', "rasd: least must lie in"),

@@ -36,5 +36,5 @@ def test_rotation_alone_changes_nothing() -> None:
 
 
 test_bad_parameters = refused_specs(
-    [("bits=5", "bits is one of"), ("residual=-1", "residual must")], family="ar", before="sequential@rotatekv:"
+    [("bits=5", "bits must be one of"), ("residual=-1", "residual must")], family="ar", before="sequential@rotatekv:"
 )

@@ -206,7 +206,7 @@ def test_the_command_counts_n_grams_in_a_file(tmp_path: Path, capsys: pytest.Cap
         ({"sampler": "superposed+lookup"}, "cannot be combined with lookup"),
         ({"sampler": "superposed:k=0"}, "k must be at least 1"),
         ({"sampler": "superposed:tokens=2"}, "tokens must be at least 3"),
-        ({"sampler": "superposed:weights=x"}, "weights are values joined"),
+        ({"sampler": "superposed:weights=x"}, "weights must be values joined"),
         ({"sampler": "superposed:temperature=0"}, "temperature must be above 0"),
         ({"sampler": "superposed:corpus=no.txt"}, "corpus=no.txt"),
         ({"allowed": [[4, 7]] * 5}, "does not support allowed"),

@@ -104,7 +104,7 @@ def test_k_cuts_the_template() -> None:
 
 @pytest.mark.parametrize("widths", ["", "3-", "0-2", "a", "3,2", "-1", "2--1", "65537", "9" * 5000, "²"])
 def test_widths_that_are_none_are_refused(widths: str) -> None:
-    with pytest.raises(SpecError, match="template: widths are whole numbers above 0"):
+    with pytest.raises(SpecError, match="template: widths must be whole numbers above 0"):
         Template(widths)
 
 
