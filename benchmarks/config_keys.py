@@ -76,7 +76,7 @@ end token that one of the files names ([load](../docs/guides/load.md)).
 
 {ends}
 """
-_SAME = 1e-5  # of the largest logit: what one implementation may differ by, in other kernels
+_SAME = 1e-5  # tolerance, relative to the largest logit: kernels of one implementation differ by less
 # Why pardec loads what transformers does not load, or reads in two ways; by the change.
 REASONS: dict[str, str] = {
     "`sliding_window: 1`": "each position sees itself; transformers' cache means to keep 0 positions and keeps all",
@@ -113,7 +113,7 @@ def of_transformers(family: str, folder: Path, plain: Tensor | None) -> Outcome:
         if model is None:
             return Outcome("partly", "some tensors do not fit the config")
         logits, cached = cases.logits_of(family, model, cases.IDS), cases.cached_logits(model, cases.IDS)
-    except Exception as error:  # of many kinds
+    except Exception as error:  # libraries raise many kinds of errors
         return Outcome("fails", f"{type(error).__name__}: {one_line(error)[:140]}")
     verdict = _verdict(logits, plain)
     if _gap(cached, logits) > cases.ROUNDING:

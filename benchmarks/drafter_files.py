@@ -91,7 +91,7 @@ EAGLES = {
     "EAGLE-1": _write_eagle("eagle"),
     "EAGLE-3": _write_eagle("eagle3", draft=15),
     "SpecForge": _write_eagle("eagle3", draft=15, fc_norm=True, norm_output=True),
-    "speculators": _write_eagle("speculators", draft=15, sliding_window=2),  # of layers that layer_types names
+    "speculators": _write_eagle("speculators", draft=15, sliding_window=2),  # a window in layers that layer_types names
 }
 HEADS = {
     "Medusa": lambda folder: test_medusa.folder(folder, head_folders.medusa()),
@@ -110,7 +110,7 @@ COMMON: dict[str, list[Any]] = {
     "torch_dtype": ["float16"],
     "logit_scale": [0.5],
 }
-LAYER_KEYS: dict[str, list[Any]] = {  # of a decoder layer; nested in the layout of speculators
+LAYER_KEYS: dict[str, list[Any]] = {  # keys of a decoder layer; nested in the layout of speculators
     "hidden_size": [24],
     "num_attention_heads": [4],
     "num_key_value_heads": [1],

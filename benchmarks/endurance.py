@@ -307,7 +307,7 @@ def write(file: Path, part: Row) -> None:
     """Replaces one part of the results, and writes the page again."""
     now = f"{processor()}, torch {torch.__version__}; {datetime.now(UTC).date().isoformat()}"
     data = written(file)
-    notes = {name: text for name, text in data.get("notes", {}).items() if name not in part}  # of runs that stay
+    notes = {name: text for name, text in data.get("notes", {}).items() if name not in part}  # notes of kept runs
     data |= {**part, "made": data.get("made", {}) | dict.fromkeys(part, now), "notes": notes}
     file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     file.with_suffix(".md").write_text(page(data), encoding="utf-8")

@@ -36,7 +36,7 @@ class Plan:
 MASKED = Plan("tiny-dream", "chains-64", 40, arguments={"block_length": 32})
 LONG = Plan("tiny-dream", "chains-128", 32, arguments={"block_length": 32})  # rows of up to 230 positions
 SUMS = Plan("tiny-llama", "arithmetic", 80)
-COPIES = Plan("tiny-llama", "copies", 80)  # of benchmarks/speculation.py: answers that repeat the prompt
+COPIES = Plan("tiny-llama", "copies", 80)  # task of benchmarks/speculation.py: answers repeat the prompt
 SAMPLED = replace(SUMS, arguments={"temperature": 1.0})
 CODES = Plan("tiny-llamagen", "captions", 48)
 VECTORS = Plan("tiny-mar", "classes", 24)

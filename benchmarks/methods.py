@@ -252,7 +252,7 @@ def main() -> None:
             plan = replace(plan, problems=min(options.n, plan.problems))
         known[own] = measure(card, plan, model)
         print(f"{card.family} {card.stage} {card.name}: {measured.row(known[own])}", flush=True)
-        before = kept.get("processor", "")  # of rows that stay
+        before = kept.get("processor", "")  # the processor of rows that stay
         named = before if processor() in before else f"{before} or {processor()}" if before else processor()
         kept = {"processor": named, "torch": torch.__version__, "rows": complete([*known.values()])}
         save(options.rows, kept)

@@ -54,7 +54,7 @@ probability 1e-6 or less can fall to either.
 class Timed:
     """The result of one call."""
 
-    nbytes: int  # of K and V
+    nbytes: int  # bytes of K and V
     prompt: float  # seconds
     step: float
     tokens: np.ndarray

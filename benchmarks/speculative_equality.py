@@ -58,7 +58,7 @@ PARDEC = {
     "copyspec": "copyspec", "seeded jacobi": "seeded_jacobi", "sjd": "sjd", "layerskip": "layerskip",
 }  # fmt: skip
 PACKED = ("prompt lookup", "suffix", "eagle", "eagle, tree", "auto(eagle, lookup)")
-FEW = ("n-gram simple", "n-gram cache")  # of llama.cpp in float32, which is slow there
+FEW = ("n-gram simple", "n-gram cache")  # modes of llama.cpp that run few prompts: it is slow in float32
 NGRAMS = {"n-gram simple": "NGRAM_SIMPLE", "n-gram map": "NGRAM_MAP_K", "n-gram map, 4 values": "NGRAM_MAP_K4V",
           "n-gram mod": "NGRAM_MOD", "n-gram cache": "NGRAM_CACHE"}  # fmt: skip
 PRECISE = {  # as it comes, OpenVINO rounds activations and the cache to 8 bits

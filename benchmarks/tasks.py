@@ -24,7 +24,7 @@ SPECS = {
     False: ("sequential", "model:name=tiny-llama-draft"),
 }
 TASKS = ("arithmetic", "lists", "records")
-MASKED_TASKS = ("chains", "grids", "insert", "remove", "shuffle", "replace", "sort", "stories")  # of masked models only
+MASKED_TASKS = ("chains", "grids", "insert", "remove", "shuffle", "replace", "sort", "stories")  # masked models only
 
 
 def stopping(sampler: str) -> str:

@@ -182,7 +182,7 @@ def main(argv: list[str] | None = None) -> None:
     for name in given.only:
         measured = PARTS[name](given, model)
         page = given.out.read_text(encoding="utf-8") if given.out.is_file() else ""
-        if claims.COLUMNS in claims.sections(page):  # of the page's first measurement
+        if claims.COLUMNS in claims.sections(page):  # keep the page's first measurement
             del measured[claims.COLUMNS]
         claims.write(given.out, measured)
 

@@ -27,7 +27,7 @@ from tests import test_compiled_kernels as compiled  # noqa: E402
 
 PAGE = ROOT / "benchmarks" / "speed.md"
 ARCHITECTURE, PROCESSORS = 90, 132
-_REGISTERS, _SHARED, _WARPS = 1 << 16, 227 << 10, 64  # of a processor
+_REGISTERS, _SHARED, _WARPS = 1 << 16, 227 << 10, 64  # limits of one multiprocessor
 _BRAIN = torch.bfloat16
 
 CASES: dict[str, Callable[[], object]] = {

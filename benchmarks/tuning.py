@@ -37,7 +37,7 @@ SAMPLERS = (
     "threshold+eos", "factor+eos", "entropy_bound+eos", "klass+eos", "localleap:radius=4+threshold+eos",
     "credit:free=false+threshold+eos", "wino+eos", "hierarchy+eos", "confident+eos",
 )  # fmt: skip
-SHARES = (0.1, 0.2)  # of the sweep's decodes
+SHARES = (0.1, 0.2)  # budgets, as shares of the sweep's decodes
 NEAR = 1.05  # a setting this much dearer than the best counts as found
 
 

@@ -22,7 +22,7 @@ class ExpertsConfig:
     top: int  # k
     width: int  # inner units of an expert
     sparse: tuple[bool, ...]  # per layer: True for experts, False for one dense MLP of `mlp_width`
-    scores: Scores = "softmax"  # of the router's logits, over all experts
+    scores: Scores = "softmax"  # how the router's logits become scores, over all experts
     normalize: bool = True  # the weights of the chosen are divided by their sum
     scale: float = 1.0  # ... and the quotients multiplied by this
     bias: Literal["", "choice", "weights"] = ""  # a bias per expert enters the choice alone, or the weights as well
@@ -89,7 +89,7 @@ class DecoderConfig:
     activation: Activation = "silu"  # activation of the MLP's gate
     embedding_scale: float = 1.0  # the embeddings of tokens are multiplied by it
     clip_qkv: float | None = None  # queries, keys and values are clamped to it, before rotation
-    experts: ExpertsConfig | None = None  # of the layers whose MLP is sparse
+    experts: ExpertsConfig | None = None  # the experts of layers whose MLP is sparse
     window: int | None = None  # a query sees positions less than this far before its own; None: all
     query_scale: float = 1.0  # factor of queries, in addition to 1 / sqrt(head_dim)
     query_growth: tuple[float, int] | None = None  # (b, n): queries times 1 + b log(1 + position // n)

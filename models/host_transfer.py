@@ -27,7 +27,7 @@ class Transfers:
     """How often values crossed between host and device."""
 
     uploads: int = 0
-    blocking_uploads: int = 0  # of them, those that the host waited for
+    blocking_uploads: int = 0  # the uploads that the host waited for
     downloads: int = 0
 
 

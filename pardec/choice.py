@@ -29,7 +29,7 @@ from .token_probabilities import Batches, Query, TokenProbabilities
 if TYPE_CHECKING:
     from pardec.models.model import LanguageModel
 
-_ROWS = 32  # of a forward; fewer where memory runs out
+_ROWS = 32  # rows per forward; fewer if memory runs out
 
 
 @dataclass(frozen=True, slots=True)

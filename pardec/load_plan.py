@@ -37,7 +37,7 @@ from pardec.samplers.speculative.cache.int8 import Int8
 from .bench.floor import best
 from .memory_plan import size_text
 
-POSITIONS = 96  # of the forward whose time is estimated
+POSITIONS = 96  # positions of the forward whose time is estimated
 _LARGEST, _SMALL = 64 << 20, 1 << 20  # bytes of a matrix that one row is multiplied with, entries where many are
 _SPAN = 1000  # positions of the cache whose bytes are said, unless the caller names a number
 

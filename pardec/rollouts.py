@@ -18,7 +18,7 @@ from pardec.models.errors import SpecError
 
 from .result import Result
 
-Reward = Callable[[str, str], float]  # of a prompt and an answer, as texts
+Reward = Callable[[str, str], float]  # (prompt, answer) as texts -> reward
 REWARD = "reward(prompt, text) returns a finite number"
 
 

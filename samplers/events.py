@@ -65,7 +65,7 @@ class RowFinished(Event):
     nfe: int
     text: str | None = None  # text not in an earlier step; all events' texts join to Result.text
     commit_step: np.ndarray | None = None  # [L_i] int32, as in `Trace`; None for continuous tokens
-    logprobs: TokenLogprobs | None = None  # of L_i positions; None if the request asks for none
+    logprobs: TokenLogprobs | None = None  # log-probabilities at L_i positions; None if the request asks for none
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pardec.models.errors import SpecError
 
 LEAST = 1e-6  # the least temperature above 0
 MAX_SCALE = 1e6  # the greatest temperature, and factor of logits, states and probabilities
-MOST_NODES = 2**12  # of a draft tree: one forward computes all nodes, with a mask of all pairs
+MOST_NODES = 2**12  # nodes of a draft tree: one forward computes them all, with a mask of all pairs
 MOST_PARTS = 64  # the most parts of a spec, and parameters of a part
 
 RANGE = f"0, or from {LEAST:g} to {MAX_SCALE:g}"

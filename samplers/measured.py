@@ -14,7 +14,7 @@ from typing import Any
 
 FILE = Path(__file__).with_suffix(".json")
 NOT_MEASURED = "not measured"
-MARGIN = 0.02  # of the seconds: less is no difference
+MARGIN = 0.02  # a smaller share of the seconds is no difference
 ENOUGH = 30  # problems: without a difference among them, at most a tenth of all problems has one (95%)
 
 Interval = tuple[float, float, float]  # value, low, high

@@ -61,7 +61,7 @@ def clock_on(devices: Iterable[str]) -> Clock:
 
 def clock_of(model: LanguageModel, *drafters: Any) -> Clock:
     """The clock for rounds of this model with these drafters."""
-    placed: list[torch.device] = getattr(stack_of(model), "devices", list)()  # of layers, on one device or several
+    placed: list[torch.device] = getattr(stack_of(model), "devices", list)()  # devices of layers, one or several
     named = (each.device for each in drafters if each.device is not None)  # as the spec writes them
     return clock_on((model.device.type, *(device.type for device in placed), *named))
 
@@ -85,7 +85,7 @@ class Costs:
 
     tokens: float = 0.0
     seconds: float = 0.0
-    squares: float = 0.0  # of the tokens
+    squares: float = 0.0  # sum of the squares of tokens
     weight: float = 0.0  # rounds, with decay
     rounds: int = 0
 

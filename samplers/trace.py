@@ -59,7 +59,7 @@ class Trace:
     drafted: tuple[tuple[int, ...], ...] = ()
     accepted: tuple[tuple[int, ...], ...] = ()
     forced: tuple[tuple[int, ...], ...] = ()  # and of tokens without an alternative, counted only here; (): none
-    logprobs: TokenLogprobs | None = None  # of [B, L] positions; None if the request asks for none
+    logprobs: TokenLogprobs | None = None  # log-probabilities at [B, L] positions; None if the request asks for none
     # [B, L] int32, if edits move tokens: a token's serial number is its first position; that of a mask that an edit
     # inserted is at least the row's length. All other fields use final positions.
     serial: np.ndarray | None = None

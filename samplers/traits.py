@@ -124,7 +124,7 @@ class Why:
 
     sentence: str
     way_out: str = ""
-    unless: Trait | None = None  # of a conflict: it does not apply if any party has this trait
+    unless: Trait | None = None  # a conflict does not apply if any party has this trait
     error: type[PardecError] = SpecError
 
 

@@ -210,7 +210,7 @@ def _base(module: str, names: Iterable[str], stage: str | None = None) -> type:
     contracts = importlib.import_module(module)
     classes = [cls for cls in vars(contracts).values() if inspect.isclass(cls) and cls.__module__ == module]
     matches = [cls for cls in classes if all(inspect.isfunction(vars(cls).get(name)) for name in names)]
-    if stage is not None:  # of two stages with such methods, the one that is named so
+    if stage is not None:  # if two stages have such methods, take the named one
         matches = [cls for cls in matches if cls.__name__ == stage.capitalize()] or matches
     return matches[-1]
 

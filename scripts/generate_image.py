@@ -48,7 +48,7 @@ def main() -> int:
             raise pardec.SpecError(f"{model.name} writes text", hint="scripts/generate_text.py decodes it")
         shaping = {name: value for name in ("cfg", "temperature") if (value := getattr(given, name)) is not None}
         for sampler in given.sampler or samplers:
-            settings = with_defaults(model.imaging, {**shaping, "sampler": sampler})  # of the checkpoint's authors
+            settings = with_defaults(model.imaging, {**shaping, "sampler": sampler})  # the authors' defaults
             result = model.generate(**what, num_images=given.images, seed=given.seed, **settings)
             rate = f"{sum(result.nfe):4d} forwards  {result.tokens_per_forward:5.2f} tokens per forward"
             parts = "".join(f", {name} {seconds:.2f} s" for name, seconds in result.timing.parts.items())

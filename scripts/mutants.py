@@ -52,7 +52,7 @@ KINDS = (
     "rows of a batch",
     "default changed",
 )
-NAMED_SHARE = 0.8  # of a paper's mutants that its named test must notice
+NAMED_SHARE = 0.8  # share of a paper's mutants that its named test must notice
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from pardec.models.files.gguf.architectures import ARCHITECTURES
 
-DEVIATION = 0.02  # of the weights
+DEVIATION = 0.02  # standard deviation of the weights
 END, MASK = "<|endoftext|>", "<|mask|>"  # ids 0 and 1; causal models have no mask
 MERGE = ("z", "z")  # readers want at least one
 # Where a block has its float16 scales, as offset: multiple of the first, so that the weights are 0 on average.

@@ -36,7 +36,7 @@ from pardec.samplers.trace import UNCOMMITTED
 
 TASKS = ("arithmetic", "lists", "records")
 BLOCK, NEW = 32, 64
-_POINT = 0.01  # of accuracy, which so few problems do not tell apart
+_POINT = 0.01  # a point of accuracy: so few problems do not show a smaller difference
 BATCH = 25  # problems decoded together
 ALONE = "sequential+eos"
 TOGETHER = ("threshold:tau=0.5+eos", "threshold:tau=0.9+eos")

@@ -42,9 +42,9 @@ from pardec.samplers.ops.judge_heads import JudgeHead  # noqa: E402
 
 NEW = 64  # tokens of an answer
 SLACK = 2  # a right answer may be longer than the target's own by so many tokens: more would cost what is saved
-PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the squared weights
+PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # penalties on the squared weights
 THRESHOLDS = (0.0, 0.05, 0.1, 0.2, 0.4)
-Score = Callable[[Sequence[int]], float]  # of the tokens of an answer
+Score = Callable[[Sequence[int]], float]  # score of the tokens of an answer
 Continue = Callable[[list[list[int]]], list[list[int]]]  # texts -> the tokens that the target writes after them
 Choices = Callable[[list[list[int]]], list[list[int]]]  # texts -> what the drafter would write after each token
 
@@ -180,7 +180,7 @@ def fit(states: Tensor, important: Tensor, penalty: float) -> JudgeHead:
     inputs = torch.nn.functional.pad((states - mean) / scale, (0, 1), value=1.0).double()
     target, count = important.double(), len(states)
     ridge = torch.full((inputs.shape[1],), 2 * penalty, dtype=torch.float64)
-    ridge[-1] = 1e-9  # of the bias
+    ridge[-1] = 1e-9  # penalty on the bias
 
     def loss(w: Tensor) -> float:
         fitting = torch.nn.functional.binary_cross_entropy_with_logits(inputs @ w, target)

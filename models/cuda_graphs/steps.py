@@ -50,7 +50,7 @@ class StepMemory:
     tensors: dict[str, Tensor]
     size: Hashable
     number: int = field(default_factory=lambda: next(_numbers))
-    replays: int = 0  # of steps on this memory
+    replays: int = 0  # number of replays on this memory
 
 
 class StepMemories:

@@ -82,8 +82,8 @@ class DraftModule(nn.Module):
     vocabulary: Tensor | None = None  # [Vd] the target's id of each id that it drafts; None: all of them
     depth: int | None = None  # maximum number of tokens that it drafts ahead; None: any
     estimates_acceptance: bool = False  # whether a forward also estimates each token's acceptance probability
-    layers_config: DecoderConfig  # of its layers, if it has any
-    rope: Rope  # theirs
+    layers_config: DecoderConfig  # the configuration of its layers, if it has any
+    rope: Rope  # the rotary embedding of these layers
     about: tuple[str, ...] = ()  # decisions made while loading, for people: one line each
 
     def __init__(self, files: DraftFiles, target: LanguageModel) -> None:

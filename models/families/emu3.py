@@ -17,7 +17,7 @@ from ..errors import ModelError
 from .base import Config, FamilySpec, register
 from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, shape
 
-VQ_PREFIXES = ("model.vqmodel.", "vqmodel.")  # of the image tokenizer's tensors, in a state dict and in files
+VQ_PREFIXES = ("model.vqmodel.", "vqmodel.")  # prefixes of the image tokenizer's tensors, in a state dict and in files
 _POSITIONS = 9216  # where a config names none
 
 _Names = dict[str, str | tuple[str, ...]]

@@ -18,9 +18,9 @@ EXPERT_NAMES: Names = {
     DOWN: _MLP + "experts.{e}.down_proj.weight",
 }
 LAYOUTS: tuple[Names, ...] = (
-    {GATE_UP: _MLP + "w1", DOWN: _MLP + "w2"},  # of dInfer
-    {GATE_UP: (_MLP + "experts.gate_proj", _MLP + "experts.up_proj"), DOWN: _MLP + "experts.down_proj"},  # of dFactory
-    {GATE_UP: _MLP + "experts.gate_up_proj", DOWN: _MLP + "experts.down_proj"},  # of transformers
+    {GATE_UP: _MLP + "w1", DOWN: _MLP + "w2"},  # dInfer
+    {GATE_UP: (_MLP + "experts.gate_proj", _MLP + "experts.up_proj"), DOWN: _MLP + "experts.down_proj"},  # dFactory
+    {GATE_UP: _MLP + "experts.gate_up_proj", DOWN: _MLP + "experts.down_proj"},  # transformers
 )
 
 

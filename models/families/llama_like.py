@@ -29,7 +29,7 @@ NAMES: dict[str, str | tuple[str, ...]] = {
     "layers.{i}.down_weight": _LAYER + "mlp.down_proj.weight",
     "layers.{i}.down_bias": _LAYER + "mlp.down_proj.bias",
 }
-QUERY_NORM = "model.layers.0.self_attn.q_norm.weight"  # of stacks that normalise queries and keys
+QUERY_NORM = "model.layers.0.self_attn.q_norm.weight"  # a tensor of stacks that normalise queries and keys
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 HARMLESS = (
     r".*rotary_emb\.inv_freq",  # buffers in old checkpoints; they follow from the config

@@ -20,7 +20,7 @@ CANVAS = 2048  # tokens of a published canvas, the prompt among them
 _NO_EFFECT = (
     *("model_type", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "_name_or_path"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "initializer_range", "attention_dropout"),
-    *("uniform_diffusion_beta_is", "uniform_diffusion_z_loss_strength"),  # of the training loss
+    *("uniform_diffusion_beta_is", "uniform_diffusion_z_loss_strength"),  # parameters of the training loss
     *("is_encoder_decoder", "id2label", "label2id", "problem_type", "chunk_size_feed_forward"),
     *("output_attentions", "output_hidden_states", "return_dict", "quantization_config"),
 )

@@ -56,7 +56,7 @@ KEYS = ConfigKeys(
         *("same_seed_for_all_ranks", "dbg_nan"),
     },
 )
-_DEFAULTS: dict[str, Any] = {"cfg": 4.0, "top_k": 900, "top_p": 0.95, "temperature": 1.0}  # of the authors' demo
+_DEFAULTS: dict[str, Any] = {"cfg": 4.0, "top_k": 900, "top_p": 0.95, "temperature": 1.0}  # the authors' demo
 
 
 def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -> Config:

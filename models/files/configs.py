@@ -19,7 +19,7 @@ from .weights import Published
 _LAYERS = frozenset(
     (
         *("num_hidden_layers", "num_layers", "n_layers", "n_layer", "encoder_depth", "decoder_depth", "diffloss_d"),
-        *("depth", "num_res_blocks", "fm_head_layers"),  # of the parts of Janus that see and draw
+        *("depth", "num_res_blocks", "fm_head_layers"),  # keys of the parts of Janus that see and draw
     )
 )
 _SIZES = frozenset(

@@ -28,7 +28,7 @@ class Packaged:
     summary: str
     parameters: int
     requirement: str
-    sha256: str  # of the wheel
+    sha256: str  # digest of the wheel
     member: str  # the file in it
 
     def file(self, folder: Path | None = None) -> Path:

@@ -92,7 +92,7 @@ def _demand(name: str, config: Mapping[str, Any], key: str, known: tuple[Any, ..
 class _Matrix:
     """How a matrix of 8-bit floating-point numbers is made whole."""
 
-    name: str  # of the checkpoint
+    name: str  # the checkpoint's name
     block: Block
 
     def __call__(self, weight: str, shape: tuple[int, ...], parts: list[Tensor]) -> Tensor:

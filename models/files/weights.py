@@ -188,7 +188,7 @@ def _opened(file: Path) -> safe_open:
 def _inspect(file: Path) -> Iterator[tuple[str, Published]]:
     if file.suffix == ".safetensors":
         return _inspect_safetensors(file)
-    with suppress(OSError):  # of a file that is not there: what reads it says so
+    with suppress(OSError):  # whoever reads a missing file reports it
         if is_gguf(file):
             return _inspect_gguf(file)
     return _inspect_pickled(file)

@@ -30,7 +30,7 @@ from .weight_files import only_file
 
 _DOWNSAMPLE = 16  # pixels per code
 _STEP = 32  # pixels per unit of Lumina-mGPT's grid tokens
-_DEFAULTS: Mapping[str, Any] = {"temperature": 0.7, "top_p": 0.9, "cfg": 3.0}  # of Chameleon's authors
+_DEFAULTS: Mapping[str, Any] = {"temperature": 0.7, "top_p": 0.9, "cfg": 3.0}  # defaults of Chameleon's authors
 _LUMINA_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "top_k": 2000, "cfg": 3.0}
 _TEMPLATE = "Generate an image of {width}x{height} according to the following prompt:\n{caption}"
 

@@ -28,7 +28,7 @@ from ..loading.decoding_config import first
 from .conditioned import Prefix
 from .contracts import CodeImaging, Condition, ImageLayout, OneSize
 
-_GUIDANCE = 5.0  # of the authors, where the checkpoint's generation config names none
+_GUIDANCE = 5.0  # the authors' guidance, if the checkpoint's generation config has none
 
 
 class JanusImaging(OneSize):

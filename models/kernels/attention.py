@@ -292,7 +292,7 @@ def visible_slots(plan: Plan, extent: int, window: int | None = None) -> Tensor:
     if visible.kind == "causal":
         return valid & (slot <= positions[..., None])
     if visible.kind == "segments" and visible.block is not None:
-        block = torch.div(positions, visible.block, rounding_mode="floor")  # of a padded query: -1, sees nothing
+        block = torch.div(positions, visible.block, rounding_mode="floor")  # padded queries: block -1, see nothing
         return valid & (slot // visible.block <= block[..., None])
     if visible.ids is not None:
         own = visible.ids.gather(1, plan.slots.clamp(min=0))

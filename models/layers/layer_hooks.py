@@ -31,7 +31,7 @@ class LayerHooks:
     skip: frozenset[tuple[int, str]] = frozenset()  # (layer, "attn" | "mlp") sub-blocks left out
     growth: Tensor | None = None  # [B, Q, 1, 1] factors of queries by position
     canvas: Tensor | None = None  # [B * Q, 1] bool: the queries of a canvas that is being denoised
-    prefix: AttentionPattern | None = None  # of the cache's shared part; the pass has that of the rows' own slots
+    prefix: AttentionPattern | None = None  # over the cache's shared part; `LayerPass`: over each row's own slots
     reader: Reader | None = None  # attends to a cache in place of the kernels
     last: Tensor | None = None  # [B, n] the queries that are kept
     queries: list[Tensor] = field(default_factory=list)  # the kept queries, layer by layer

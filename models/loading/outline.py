@@ -138,7 +138,7 @@ def outline(
         adapter=adapter,
     )
     chosen = {} if packing is None else packing.chosen(decoder, expected, used)
-    kept = {  # of each matrix, and of every one of a stack
+    kept = {  # whether each matrix, or every one of a stack, stays packed
         name: [(tensor.kind, tensor.shape[-2]) for tensor in tensors for _ in range(prod(tensor.shape[:-2]))]
         for name, tensors in chosen.items()
     }

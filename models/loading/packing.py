@@ -43,7 +43,7 @@ class Packing:
             parts = [entry for _, entry in sorted(sources[name], key=lambda each: each[0])]
             tensors = [entry.blocks for entry in parts if entry.blocks is not None and entry.change is None]
             kinds = "+".join(dict.fromkeys(tensor.kind for tensor in tensors))
-            rows = sum(tensor.shape[-2] for tensor in tensors)  # of one matrix, also where each is a stack
+            rows = sum(tensor.shape[-2] for tensor in tensors)  # rows of one matrix, also where each tensor is a stack
             if rows != parameter.shape[-2] or any(tensor.kind not in blocks.TYPES for tensor in tensors):
                 self.plain[kinds] += 1
             else:

@@ -22,7 +22,7 @@ from ..files.weights import AGAIN, Published, tensors_of
 
 _FREQUENCIES = re.compile(r"(?:.*\.)?(?:layers|blocks)\.(\d+)\..*rotary_emb\.inv_freq|.*rotary_emb\.inv_freq")
 _ROUNDING = 5e-3  # relative error of frequencies that were once stored in 16 bits
-_TABLE = "freqs_cis"  # of the rotation over an image's grid
+_TABLE = "freqs_cis"  # the table of the rotation over an image's grid
 _MTP = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")
 _SCALE = re.compile(r".*\.[kv]_scale")  # divisors of keys or values in 8-bit caches
 

@@ -56,12 +56,12 @@ class Fed:
 class Split:
     """One run with a clock."""
 
-    seconds: dict[str, float]  # of each of `PARTS`
+    seconds: dict[str, float]  # seconds of each of `PARTS`
     steps: int
     tokens: np.ndarray  # [B, L] int64, or continuous tokens [B, S, d] float32
     fed: tuple[Fed, ...]
     heads: int  # rows fed to the head
-    readings: int  # of the clock
+    readings: int  # number of clock readings
 
 
 class TimedStack:

@@ -9,7 +9,7 @@ from typing import Any
 from .partings import Parting
 from .two_sample import ALPHA, POWER, TwoSample
 
-LOW = 0.75  # of the expected tokens per round: a drafter below it is reported
+LOW = 0.75  # a drafter below this share of the expected tokens per round is reported
 
 
 @dataclass(frozen=True)

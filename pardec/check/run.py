@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from ..engine import Engine
     from ..requests.call import Call
 
-_SAMPLES = 64  # of each prompt, where tokens are sampled
-_QUESTIONS = 6  # by default, of different lengths
+_SAMPLES = 64  # rows per prompt, if tokens are sampled
+_QUESTIONS = 6  # default prompts, of different lengths
 _OPEN = ["Tell a story about a boat and a bird.", "The weather is"]  # prompts that have many likely answers
-_DAMAGED = 0.25  # of the gain by the drafter's card, which is of other texts: below it the drafter is damaged
+_DAMAGED = 0.25  # below this share of the gain on the drafter's card (on other texts) the drafter counts as damaged
 _CAPTION = "a small red circle left of a large blue square on grey"
 _CHANGED = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "logits_processor")
 _FILTERS = ("top_k", "top_p", "min_p")
-_ROWS = ("prompt", "input_ids", "label")  # of `generate`
+_ROWS = ("prompt", "input_ids", "label")  # arguments of `generate` that give rows
 _OWN = ("sampler", "logprobs", "logprob_ids", "callback", "source", "num_return_sequences", "num_images")
 
 

@@ -16,9 +16,9 @@ import numpy as np
 
 ALPHA = 0.001  # a smaller p-value is a fault where the sampler promises the distribution
 POWER = 0.8
-SHARES = (0.05, 0.1, 0.2, 0.4, 0.8)  # of the tokens, replaced by the likeliest one: the faults whose detection is tried
+SHARES = (0.05, 0.1, 0.2, 0.4, 0.8)  # tested faults: this share of the tokens is replaced by the likeliest one
 _PERMUTATIONS = 1999
-_TRIALS = 40  # of the test for each share
+_TRIALS = 40  # trials of the test per share
 _ENDED = -1
 
 Sample = Sequence[Sequence[Sequence[int]]]  # per prompt and row: tokens

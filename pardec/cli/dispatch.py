@@ -61,7 +61,7 @@ class Generation:
     model: str
     load_arguments: dict[str, Any]  # arguments of `load`
     items: list[Item]
-    arguments: dict[str, Any]  # of `generate`
+    arguments: dict[str, Any]  # arguments of `generate`
     batch_size: int
     loaded: tuple[Model, Call | LineCalls] | None = None
 

@@ -29,8 +29,8 @@ CANDIDATES: Mapping[str, tuple[str, ...]] = {
     "masked": ("threshold+eos", "threshold+eos@dual", "hierarchy:high=0.95+eos", "factor+eos"),
     "ar": ("auto", "lookup:k=7", "suffix"),
 }
-GAIN = 1.05  # times as fast as plain decoding, below which that is advised
-_CLOSE = 0.9  # of the score of plain decoding: what is faster with as much is named
+GAIN = 1.05  # a sampler less than this many times as fast as plain decoding is not advised
+_CLOSE = 0.9  # a faster sampler with this share of plain decoding's score is mentioned
 MOST = 200  # prompts
 LEAST = 3  # prompts that every candidate answers, whatever the budget
 

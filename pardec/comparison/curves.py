@@ -20,7 +20,7 @@ from .metrics import Rows
 COSTS = ("nfe", "tokens_fed", "seconds")  # costs of a problem: forwards, computed positions, seconds
 LOSS = 0.01  # forwards are compared where the accuracy is this much below that of sequential decoding
 _RESAMPLES = 2_000
-_ALPHA = 3.0  # of AUP: how fast the weight of a lower accuracy falls
+_ALPHA = 3.0  # exponent of AUP: how fast the weight of a lower accuracy falls
 _TOLERANCE = 0.05  # AUP leaves out points that lose more than this against the least parallel one
 
 

@@ -138,7 +138,7 @@ class Worker:
             score = None if answer is None else task.score(problem, answer)
             lenient = None if answer is None else task.lenient(problem, answer)
             scorer_fields = {} if answer is None else task.seen(problem, answer)
-        except ScoreError as error:  # of a user's own scorer
+        except ScoreError as error:  # a user's own scorer failed
             where = f" ({error.hint})" if error.hint else ""
             return self._error_row(unit, ScoreError(f"{error}{where}"))
         if unit.index < self.job.replays and unit.seed == self.job.first_seed:

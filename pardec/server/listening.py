@@ -31,7 +31,7 @@ class Advanced:
     index: int
     text: str
     tokens: list[int] = field(default_factory=list)  # tokens that became final since the last event
-    logprobs: TokenLogprobs | None = None  # of these tokens
+    logprobs: TokenLogprobs | None = None  # the log-probabilities of these tokens
     canvas: list[int | None] | None = None  # tokens after the prompt, None where open; only if requested
     forwards: int = 0
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .machine import Machine, Role
 from .timeline import Timeline
 
-ID_BYTES = 4  # of a token
+ID_BYTES = 4  # bytes of a token id
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class Setting:
     machine: Machine
     target_layers: int
     draft_layers: int
-    draft_tokens: int = 0  # per round, if every round drafts as many
+    draft_tokens: int = 0  # tokens drafted per round, if every round drafts the same number
     parallel: int = 1  # layers of the drafter that run at once
-    state_bytes: int = 0  # of the target's states that the drafter reads, per token
-    draft_state_bytes: int = 0  # of a state between layers of the drafter, per token
+    state_bytes: int = 0  # bytes per token of the target's states that the drafter reads
+    draft_state_bytes: int = 0  # bytes per token of a state between layers of the drafter
 
     def layers(self, role: Role, tokens: float, count: float, device: str) -> float:
         """Seconds of `count` layers of a model in a forward of `tokens`."""

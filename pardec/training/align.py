@@ -34,7 +34,7 @@ _GENTLE = 0.1  # share of the learning rate of a full training
 class Alignment:
     """The settings for aligning one drafter."""
 
-    rows: Sequence[Path]  # of served requests
+    rows: Sequence[Path]  # files of served requests
     out: Path
     overwrite: bool = False  # `out` may be an existing drafter, even the aligned one
     steps: int | None = None  # None: 200, or as many as fit in `minutes`

@@ -146,7 +146,7 @@ class CapturedStep:
             canvas.renew_eligible()
             return False
         loop.prepared = False
-        canvas.read_tokens()  # of the step before
+        canvas.read_tokens()  # the tokens of the step before
         before = loop.look_before()
         tokens = canvas.tokens_host if tokens is None else tokens
         finish = partial(self._finish, download, memory.tensors["tokens"].shape, queries, each, tokens)
@@ -387,7 +387,7 @@ class _Captured:
         try:
             with refused():
                 return self._step(table)
-        except (AttributeError, TypeError) as error:  # of a stage that takes a column for an array
+        except (AttributeError, TypeError) as error:  # a stage treats a column as an array
             raise CaptureError(one_line(error)) from error
 
     def _step(self, table: Tensor) -> Tensor:

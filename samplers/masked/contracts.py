@@ -270,7 +270,7 @@ class QuerySpec:
     only: Tensor | None = None  # [B, W] bool, on the host: the only positions of the block to predict
     # [B] bool: rows whose layers compute part of the positions: see `Cache.layer_reuse`.
     similar: np.ndarray | None = None
-    ranking: Ranking | None = None  # of all positions, for a cache whose `layer_reuse` is an `EarlySkip`
+    ranking: Ranking | None = None  # importance of all positions, for a cache whose `layer_reuse` is an `EarlySkip`
     shifted: np.ndarray | None = None  # [B] bool: position p is predicted by the output at p - 1, in any family
 
 
@@ -295,7 +295,7 @@ class Hypotheses:
 
     row: np.ndarray  # [N] the live row of each hypothesis
     number: np.ndarray  # [N] the number of each within its row; 0 is the row itself
-    canvas: Canvas  # of all N hypotheses
+    canvas: Canvas  # the canvas of all N hypotheses
     proposal: Proposal  # [N, W] from the forward of each hypothesis
     chosen: Tensor  # [N, W] bool: the positions that the sampler commits in each
     tokens: Tensor  # [N, W] int64
@@ -311,7 +311,7 @@ class Hypotheses:
         return upload(table, self.tokens.device)
 
 
-CAUSAL_KINDS = (Trait.BLOCK_CAUSAL, Trait.WINDOWED_CAUSAL, Trait.CAUSAL_PREFIX)  # of attention: not bidirectional
+CAUSAL_KINDS = (Trait.BLOCK_CAUSAL, Trait.WINDOWED_CAUSAL, Trait.CAUSAL_PREFIX)  # not bidirectional
 _LEAVE_OUT, _ONE_OUT = "leave {me} out", "leave one of them out"
 
 

@@ -78,7 +78,7 @@ class Drafts(LeaveOneOut):
         filled = torch.where(upload(forward.drafted, at.device) & canvas.open, forward.likely, canvas.tokens)
         inputs = group.of(filled).gather(1, at.clamp(min=0))
         block, width = group.of(canvas.window), group.plan.width
-        query = group.plan.want[:count, block.shape[1] :]  # of the copy that predicts each block position
+        query = group.plan.want[:count, block.shape[1] :]  # index of the copy that predicts each block position
         itself = (query >= 0) & (block == (block - canvas.shift).clamp(min=0))
         masks = torch.zeros(count, width + 1, dtype=torch.bool, device=at.device)
         masks.scatter_(1, torch.where(itself, query, width), True)

@@ -87,7 +87,7 @@ class _Compared:
     """A step's hypotheses between the decision and the end of the commit."""
 
     best: Tensor  # [n] the index of the survivors
-    evidence: Evidence  # of all N
+    evidence: Evidence  # evidence of all N hypotheses
     first: np.ndarray  # [N] the first position of the block of each
     read: np.ndarray | None = None  # `best` on the host
     drafted: _Drafted | None = None

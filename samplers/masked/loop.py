@@ -163,7 +163,7 @@ class MaskedLoop:
         if sampler.growing is not None:
             canvas.begin_short(sampler.growing.begins_with)
         self.endings = Endings(request.stops, len(canvas))
-        self.distributions: list[Read] = []  # of the step, in order
+        self.distributions: list[Read] = []  # the step's distributions, in order
         self.progress: np.ndarray | None = None  # [B] a row commits at least one position before it; None: any
         self.on_host = model.device.type == "cpu"
         self.may_wait = Trait.MAY_WAIT in sampler.select.provides

@@ -118,7 +118,7 @@ class MaskedForward(RowState):
         self.compact = canvas.tokens.device.type == "cpu"  # on a GPU constant shapes are faster
         self.highest = torch.zeros((), device=canvas.tokens.device)  # sum of the highest logits so far: see `finite`
         self.groups: list[Group] = []
-        self.ranking: Ranking | None = None  # of the coming forward
+        self.ranking: Ranking | None = None  # importance of positions in the coming forward
         self.order: Tensor | None = None  # each live row's index in the concatenated groups; None: one group
         self.runs: list[finite.Run] = []  # the last forward, one per group
         self._key = b""
@@ -524,7 +524,7 @@ class RawDistribution:
 
     def __init__(self, forward: MaskedForward) -> None:
         self.forward = forward
-        self.parts: list[RowDistribution] = []  # of the block, one per group
+        self.parts: list[RowDistribution] = []  # distributions of the block, one per group
 
     def begin(self) -> None:
         self.parts.clear()

@@ -87,7 +87,7 @@ class Queries:
     slots: np.ndarray | None = None  # [n, L + 1] the slot of each position, -1 for none; None: slot = position
     counts: np.ndarray | None = None  # [n] valid slots per row; None: up to its end
     similar: np.ndarray | None = None  # [n] bool: rows whose layers compute part of the positions
-    ranking: Ranking | None = None  # of all positions of the canvas; no part of the key
+    ranking: Ranking | None = None  # importance of all positions of the canvas; no part of the key
 
     @property
     def key(self) -> bytes:

@@ -146,7 +146,7 @@ class DenseDistribution(Distribution):
         self.row_logits, self.index = row_logits, index
         if known is not None:
             self.confidence = known
-        self._highest: Tensor | None = None  # of `highest`, from a pass that has read the logits
+        self._highest: Tensor | None = None  # the value of `highest`, from a pass that has read the logits
 
     @property
     def vocab(self) -> int:

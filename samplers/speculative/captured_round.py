@@ -281,7 +281,7 @@ class _Captured:
         try:
             with refused():
                 return self._round(table)
-        except (AttributeError, TypeError) as error:  # of an acceptance that takes a column for an array
+        except (AttributeError, TypeError) as error:  # an acceptance treats a column as an array
             raise CaptureError(one_line(error)) from error
 
     def _round(self, table: Tensor) -> Tensor:

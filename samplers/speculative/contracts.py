@@ -275,7 +275,7 @@ class DecodeContext:
     cache: KVCache  # the target's; the slots after a row's committed tokens may be written
     sampler: SpeculativeSampler
     state: Callable[[Any], Any]  # a stage's state for this request
-    queries: Callable[[], tuple[Tensor, ...]] = tuple  # of the last round: see `Stage.last_queries`
+    queries: Callable[[], tuple[Tensor, ...]] = tuple  # the query vectors of the last round: see `Stage.last_queries`
 
     @property
     def siblings(self) -> Siblings:

@@ -376,7 +376,7 @@ class DraftModelState(DraftState, DraftModel):
         order = torch.arange(draft.width, device=self.start.device)
         real = order < upload(draft.sizes, order.device)[:, None]
         unfed = real & (self._slots(draft.width) < 0)
-        nodes = first_columns(unfed, draft.width if draft.parents is not None else 1, -1)  # of a chain the last
+        nodes = first_columns(unfed, draft.width if draft.parents is not None else 1, -1)  # in a chain, the last node
         if nodes.shape[1]:
             self._feed(draft, nodes)
         start, slot = self.start[:, None], self._slots(draft.width).clamp(min=0)

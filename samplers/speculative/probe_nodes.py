@@ -47,7 +47,7 @@ def after_every(draft: Draft, chains: ProbeLayout, remaining: np.ndarray, carry:
     number = has.flatten(1).long().cumsum(1).view_as(has) - 1
     if draft.parents is not None or device.type == "cpu":
         return ProbeNodes(chains, torch.where(has, size + number, -1), download(has.sum(2)))
-    depth = np.arange(draft.width)  # of a chain, for which the host counts
+    depth = np.arange(draft.width)  # in a chain, the host knows the depths
     limit = remaining[:, None] - 1 - depth
     if carry is not None:
         limit = np.minimum(limit, [carry[min(at, len(carry) - 1)][0] for at in depth.tolist()])

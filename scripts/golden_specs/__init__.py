@@ -24,7 +24,7 @@ Reader = Callable[[Case], Call | None]  # None: pardec does not build what the c
 Pure = Callable[..., str | None]  # (case, ...) -> what differs first
 Replay = Callable[[Case, Path, dict[str, Tensor]], str | None]  # (case, set, its tensors) -> what differs first
 
-TOLERANCE = 1e-4  # of logits and pixels, relative to the largest of the tensor
+TOLERANCE = 1e-4  # tolerance of logits and pixels, relative to the largest of the tensor
 
 
 def relative(found: Tensor, expected: Tensor) -> float:

@@ -23,8 +23,8 @@ from pardec.samplers.speculative.contracts import Acceptance, Draft, TargetDistr
 Case = dict[str, Any]
 CALLS: dict[str, Any] = {}  # none is a decode
 
-_CLOSE = 1e-5  # of probabilities
-_LEAST = 1e-12  # of probabilities that are compared by their ratio
+_CLOSE = 1e-5  # tolerance of probabilities
+_LEAST = 1e-12  # smaller probabilities are not compared by their ratio
 
 
 class Indexed:
@@ -68,7 +68,7 @@ class Tree:
 
     def __init__(self, root: tuple[int, list[float]], paths: Sequence[Sequence[tuple[int, list[float]]]]) -> None:
         self.tokens, self.parents, self.depths, self.logits = [root[0]], [-1], [0], [root[1]]
-        self.members: list[list[int]] = [[]]  # of each node: the paths through it
+        self.members: list[list[int]] = [[]]  # per node: the paths through it
         nodes: dict[tuple[int, int, tuple[float, ...]], int] = {}
         for number, path in enumerate(paths):
             at = 0

@@ -24,7 +24,7 @@ from pardec.models.caches.kv_cache import KVCache
 from pardec.models.plan import Hidden, Plan
 from pardec.samplers.rng import Keyed
 
-Rows = list[tuple[list[int], Tensor]]  # of each forward: the positions it was fed, and their logits
+Rows = list[tuple[list[int], Tensor]]  # per forward: the positions it was fed, and their logits
 
 
 @contextmanager

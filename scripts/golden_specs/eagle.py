@@ -33,7 +33,7 @@ from pardec.samplers.speculative.ops.verification import judge
 from pardec.samplers.speculative.shape.beam import Beam
 from pardec.samplers.speculative.shape.tree_growth import Tree
 
-_SCORES = 1e-4  # of cumulative log probabilities, which are recorded with five digits
+_SCORES = 1e-4  # tolerance of cumulative log-probabilities, which are recorded with five digits
 _Path = tuple[int, ...]
 
 
@@ -61,7 +61,7 @@ def _run(module: Any, tokens: Tensor, features: Tensor, cache: KVCache, start: i
     slots = torch.arange(start, start + count)[None]
     order, lengths = torch.arange(count)[None], torch.tensor([start + count])
     pattern = Visible.causal() if visible is None else Visible.mask(visible[None])
-    step = start // count if visible is not None else 0  # of an unroll
+    step = start // count if visible is not None else 0  # step of an unroll
     positions = slots if visible is None else order + step
     with torch.inference_mode():
         hidden: Hidden = module.run(Plan(tokens, positions, slots, pattern, lengths, order, soft=features), cache)
@@ -162,7 +162,7 @@ class _Tape:
     rounds: list[Case] | None  # uniforms of each round, where tokens are sampled
     number: int = -1
     tokens: list[int] = field(default_factory=list)
-    candidates: dict[_Path, float] = field(default_factory=dict)  # of the newest tree: every node's score
+    candidates: dict[_Path, float] = field(default_factory=dict)  # the score of every node of the newest tree
 
     def differs(self, what: str, found: Any, expected: Any) -> None:
         if found != expected:

@@ -19,7 +19,7 @@ from pardec.models.plan import Plan, Visible
 from pardec.samplers.ops.distribution import filter_logits
 
 _EPS = torch.finfo(torch.float32).eps
-LOOSE = 1000 * _EPS  # of a probability: its logit, which guidance multiplies, is a sum of as many rounded terms
+LOOSE = 1000 * _EPS  # tolerance of a probability: guidance multiplies its logit, a sum of about 1000 rounded terms
 
 
 def apart(found: Tensor, expected: Tensor) -> float:

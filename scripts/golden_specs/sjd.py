@@ -140,7 +140,7 @@ class _Judged(Acceptance):
         if draft.q is not None and draft.is_point_mass is not None:
             point = torch.where(draft.is_point_mass[0, :, None], point, draft.q[0])
         named = self.tape.tensors[drafted]
-        point[0] = named[0]  # of the committed token, which is not tested
+        point[0] = named[0]  # the committed token is not tested
         self.tape.far("the drafts' laws", point, drafted)
 
 

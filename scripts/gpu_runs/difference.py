@@ -20,7 +20,7 @@ from torch import Tensor
 from gpu_runs.smollm2 import Shape
 
 FINE = {"matrix": 0.55, "embedding": 1.1}  # between two stretches of training
-FILE_BYTES = 15 * 2**20  # of one file
+FILE_BYTES = 15 * 2**20  # bytes of one file
 _MOST = 7  # rounded numbers are -7 to 7
 
 

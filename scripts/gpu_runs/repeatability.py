@@ -37,7 +37,7 @@ class Recorder:
 
     twice: bool = False
     sums: list[Tensor] = field(default_factory=list)
-    again: list[Tensor] = field(default_factory=list)  # of the second call of each operation, with `twice`
+    again: list[Tensor] = field(default_factory=list)  # results of the second call of each operation, with `twice`
     places: list[tuple[int, int, str]] = field(default_factory=list)
     step: int = -1
     layer: int = -1

@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "gpu"
 WHOLE = 540.0  # seconds of the queue
-MOST_FILES, MOST_BYTES = 8, 16 * 2**20  # of the results
+MOST_FILES, MOST_BYTES = 8, 16 * 2**20  # limits of the results
 
 # What a sparse checkout holds: the code, the tests, and the models that the entries load.
 SLIM = (
@@ -49,7 +49,7 @@ class Entry:
     """One part of the queue."""
 
     letter: str
-    module: str  # of gpu_runs
+    module: str  # module of gpu_runs
     summary: str
     seconds: float | None  # its time limit; None: what is left of the queue's
     dry_seconds: float  # its time limit in a dry run

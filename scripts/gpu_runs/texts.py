@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gpu_runs.llama import Cached, Weights
 
-FILE_TOKENS = 5_000_000  # of one file
+FILE_TOKENS = 5_000_000  # tokens of one file
 MESSAGE, ANSWER = 96, 256  # tokens at most
 WARM = 0.3  # share of the batches whose answers are sampled; the others are greedy
 

@@ -206,7 +206,7 @@ def _resized(rows: np.ndarray, count: int) -> np.ndarray:
 def masked_by(rows: dict[str, np.ndarray], block: int, rng: np.random.Generator) -> np.ndarray:
     """Which answer tokens the first view masks, bool [B, L]: each block of a text draws a rate."""
     size = rows["ids"].shape
-    number = np.cumsum(rows["pos"] % block == 0, 1) - 1  # of the block in the row
+    number = np.cumsum(rows["pos"] % block == 0, 1) - 1  # number of the block in the row
     rates = rng.random((size[0], size[1] // block + 1))
     return np.asarray(rows["answer"] & (rng.random(size) < np.take_along_axis(rates, number, 1)))
 
@@ -267,7 +267,7 @@ def run(report: Report) -> None:
     if have < wanted:
         started = time.monotonic()
         model = Weights(shape, base, device, torch.bfloat16)
-        share = 0.6 if texts is None else 0.3  # of the entry's time; the rest is the training's
+        share = 0.6 if texts is None else 0.3  # share of the entry's time for texts; the rest is for training
         budget = min(WRITING_S, share * report.left())
         small = {"message": 24, "answer": 24} if report.dry else {}
         fresh = write(

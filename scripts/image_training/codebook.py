@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-DECAY = 0.98  # of the moving averages, a step
+DECAY = 0.98  # decay of the moving averages per step
 DEAD = 0.03  # share of an even share of the features below which a code is restarted
 EVERY = 25  # steps between looks for dead codes
 

@@ -24,7 +24,7 @@ from pardec.models.scales.tokenizer import MultiScaleVQ
 
 AUTOENCODER = "tiny-kl"  # whose network this one starts from
 GATHER = 16  # batches that the first codebook is made of
-ROUNDS = 12  # of k-means, each time
+ROUNDS = 12  # rounds of k-means each time
 CODES, COMMIT = 1.0, 0.25  # weights of the distances of sums to features, and of features to sums
 SQUARED = 4.0  # weight of the squared error beside the absolute one: edges and colours count more than texture
 CUT = 0.3  # share of the images decoded from some scales only, so that coarse scales learn what matters most

@@ -27,7 +27,7 @@ from pardec.samplers.scales.loop import decode
 
 EARLY = 0.1  # the weight in the loss of codes of the scales before LATE
 TOGETHER = 128  # images drawn at a time
-IMAGES = 1024  # of a chunk
+IMAGES = 1024  # images of a chunk
 
 
 class TeacherCorpus(Chunks):

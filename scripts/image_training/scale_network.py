@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-STEEPEST = math.log(100)  # of the logarithms of what queries are multiplied by
+STEEPEST = math.log(100)  # upper bound of the logarithm of the queries' factor
 
 
 class Attention(nn.Module):

@@ -23,7 +23,7 @@ from text_training.export import items, opening, write_model, write_pages
 from text_training.loop import Run
 from text_training.options import Options
 
-LENGTHS = tuple(range(32, 289, 32))  # of rows
+LENGTHS = tuple(range(32, 289, 32))  # lengths of rows
 CHUNK = 2048  # rows between two readings of the files
 INSTRUCTIONS = 0.4  # share of the rows that ask about a story or text
 MEASURED = 32  # held-out rows

@@ -81,7 +81,7 @@ class Architecture:
     expert_width: str = ""  # config key of the inner width of an expert; "": an MLP without experts
     normalizes: bool = False  # whether the weights of a token's experts are divided by their sum
     causal: bool = True  # a position sees those before it alone
-    shift: bool | None = None  # of masked models: a token is predicted at the position before it
+    shift: bool | None = None  # masked models: whether a token is predicted at the position before it
     scaled_frequencies: bool = False  # a tensor may divide the rotary frequencies, as Llama 3's does
 
     def published(self, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class BlockType:
     number: int  # in blocks.c
     block: int  # weights of a block in the file
     size: int  # bytes of a block in the file
-    bits: int  # of a code
+    bits: int  # bits of a code
     scales: int  # bytes of each row's scales and minima in a group
     head: int = 0  # bytes of each row's scales for all groups of a block of 256
     offset: int = 0  # subtracted from a code
@@ -88,11 +88,11 @@ TYPES = {
 class BlockWeight(PackedWeight):
     """A matrix [N, K] of block-quantized weights: matrices [n, K], each of one type, one below the other."""
 
-    packed: tuple[Tensor, ...]  # of each type: uint8 [ceil(n / 32), bytes of a panel]; zeros after the last row
+    packed: tuple[Tensor, ...]  # per type: uint8 [ceil(n / 32), bytes of a panel]; zeros after the last row
     types: tuple[str, ...]
     counts: tuple[int, ...]  # n of each
     activations: Activations
-    sections: tuple[tuple[int, int, int], ...]  # of each type: its number in blocks.c, n, and the memory address
+    sections: tuple[tuple[int, int, int], ...]  # per type: its number in blocks.c, n, and the memory address
 
     @staticmethod
     def __new__(

@@ -165,7 +165,7 @@ class LayerWeights:
     kv_heads: int
     dim: int
     attention_norm: Tensor | None = None  # None: the inputs of attention are given
-    head_norms: tuple[Tensor, Tensor] | None = None  # of queries and keys
+    head_norms: tuple[Tensor, Tensor] | None = None  # gains of the norms of queries and keys
     qkv_bias: Tensor | None = None
     gate_up_bias: Tensor | None = None
 

@@ -99,7 +99,7 @@ def _mean(outcomes: Sequence[Outcome], figure: str) -> float:
 class SearchResult:
     """The result of successive halving."""
 
-    trials: list[Trial]  # of every candidate, the finalists first and best first
+    trials: list[Trial]  # every candidate: the finalists first, best first
     finalists: int
     problems: int  # tuning problems used
     spent: int  # decodes, including the baseline's

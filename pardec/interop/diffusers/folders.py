@@ -63,6 +63,6 @@ def save(pipeline: Any, folder: Path) -> None:
         if part is not None:
             part.save_pretrained(folder / name)
             index[name] = [type(part).__module__, type(part).__name__]
-    if model.tokenizer is not None and not (folder / "model" / "tokenizer.json").exists():  # of an embedded model
+    if model.tokenizer is not None and not (folder / "model" / "tokenizer.json").exists():  # embedded model
         model.tokenizer.save_pretrained(folder / "model")
     (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -62,8 +62,8 @@ def separate_defaults(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dic
 class Generation:
     """One request's generation, resolved."""
 
-    arguments: dict[str, Any]  # of `Model.generate`
-    max_length: int | None = None  # of prompt and answer together; overrides max_new_tokens, as in transformers
+    arguments: dict[str, Any]  # arguments of `Model.generate`
+    max_length: int | None = None  # tokens of prompt and answer together; overrides max_new_tokens, as in transformers
     no_repeat_ngram_size: int = 0  # n-grams of this size are not repeated; 0 is off; AR models only
 
     def after(self, prompt: int) -> dict[str, Any]:

@@ -121,7 +121,7 @@ class _Reader:
     def members(self, items: Sequence[Any]) -> Expression:
         """A class in brackets; a negated class with categories has ASCII characters only."""
         negated = str(items[0][0]) == "NEGATE"
-        ascii_bytes: set[int] = set()  # of the members, printed or not
+        ascii_bytes: set[int] = set()  # the members' bytes, printed or not
         others: list[Expression] = []
         wide = True
         for kind, value in items[negated:]:

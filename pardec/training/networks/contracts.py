@@ -60,7 +60,7 @@ class Target:
     embedding: Tensor = field(init=False)  # [V, E], scaled as the target scales it
     head: Tensor = field(init=False)  # [V, E]
     norm: Tensor = field(init=False)  # [E] of the final norm
-    dtype: torch.dtype = field(init=False)  # of forwards: float32 where bfloat16 is emulated
+    dtype: torch.dtype = field(init=False)  # dtype of forwards: float32 where bfloat16 is emulated
     eps: float = field(init=False)
     theta: float = field(init=False)
 

@@ -29,7 +29,7 @@ from ..contracts import Cache, Canvas, QuerySpec
 from ..ops.schedule import block_share
 from .changes import LEAVE_ONE_OUT_REUSED, elapsed
 
-_WARMUP = 0.3  # of the steps of a schedule
+_WARMUP = 0.3  # share of a schedule's steps that are warm-up
 
 
 @register("mlcache", stage="cache", paper="arXiv:2510.06308", checked="reference:reference.naive_pictures.picture")

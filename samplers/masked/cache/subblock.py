@@ -58,7 +58,7 @@ class SubBlock(Cache):
     def query(self, canvas: Canvas, state: State) -> QuerySpec:
         block_start, block_end, first = canvas.block_start, canvas.block_end, canvas.first_open
         state.whole &= ~canvas.block_started
-        begin = block_start + (first - block_start) // self.size * self.size  # of the sub-block
+        begin = block_start + (first - block_start) // self.size * self.size  # start of the sub-block
         end = np.minimum(begin + self.size, block_end)
         begins = (
             canvas.block_started & (first == block_start) & (block_start > 0) & (self.first_before and canvas.shift > 0)

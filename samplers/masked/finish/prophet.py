@@ -36,7 +36,7 @@ from ...traits import Reasons, Trait, Why
 from ..contracts import Canvas, Finish, Predictions, Proposal, Request
 from ..query_plan import visible_open
 
-_BOUNDS = (0.33, 0.67)  # of the progress, between early, mid and late
+_BOUNDS = (0.33, 0.67)  # progress at which early becomes mid, and mid becomes late
 
 
 @register(

@@ -44,7 +44,7 @@ CONFLICTS: Reasons = {
     ),
 }
 Schedule = Literal["linear", "cosine"]
-_EDGE, _COSINE_EDGE, _LEAST = 1e-4, 1e-3, 1e-6  # of the published schedules
+_EDGE, _COSINE_EDGE, _LEAST = 1e-4, 1e-3, 1e-6  # bounds of the published schedules
 
 
 def random_tokens(

@@ -28,7 +28,7 @@ from ...ops.rank import top
 from ...registry import register
 from ..contracts import Canvas, Proposal, Revise, Revision
 
-_EVERY = 8  # of so many committed at a step one is taken back
+_EVERY = 8  # one token is masked again per this many committed at a step
 
 
 @dataclass

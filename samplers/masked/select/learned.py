@@ -83,7 +83,7 @@ class Learned(Select):
         first = canvas.block_start - canvas.prompt if canvas.moving else np.zeros_like(canvas.block_start)
         width, length = sure.shape[1], getattr(state, "block_length", canvas.block_length)
         column = upload(first[:, None] + np.arange(length), sure.device)
-        column += length  # of what is padded on either side: a block may begin before the prompt's end
+        column += length  # both sides are padded: a block may begin before the prompt's end
         logits: Tensor = state(pad(sure, (length, length), value=1.0).gather(1, column))
         assert self.tau is not None
         final = torch.zeros(len(sure), width + 2 * length, dtype=torch.bool, device=sure.device)

@@ -20,7 +20,7 @@ from ...rng import wide
 
 _DISTANCES = 1 << 24  # elements computed at a time
 _TABLES = 2  # neighbour tables in memory
-_digests: WeakIdKeyDictionary = WeakIdKeyDictionary()  # of tables in memory
+_digests: WeakIdKeyDictionary = WeakIdKeyDictionary()  # digests of tables in memory
 _prepared: dict[tuple[str, int], Tensor] = {}  # by digest and k, most recently used last
 
 

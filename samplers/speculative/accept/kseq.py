@@ -36,7 +36,7 @@ from ..contracts import (
 from ..ops.tree_walk import Walk
 from ..ops.verification import judge, total
 
-_HALVINGS = 36  # of an interval as long as k: finer than float32 probabilities
+_HALVINGS = 36  # halvings of an interval of length k: finer than float32 probabilities
 
 
 @register(

@@ -37,7 +37,7 @@ from ..ops.verification import Exact, Trial, judge
 from .greedy import follow
 
 _NOTHING = 1e-12  # a distance below this is rounding error
-_LEAST = 1e-4  # of eps, whose square divides probabilities in float32
+_LEAST = 1e-4  # least eps: its square divides probabilities in float32
 
 
 @register(

@@ -53,7 +53,7 @@ class TopK(Acceptance):
         behind = distributions.logits[rows, above]  # [B, T, V]
         own = behind.gather(-1, draft.ids[..., None])
         same = draft.ids == pick.gather(1, above)
-        better = (behind > own).sum(-1)  # of equals all are of one rank, but only the lowest id is the best
+        better = (behind > own).sum(-1)  # equal tokens have one rank, but only the lowest id is the best
         near = behind.amax(-1) - own[..., 0] <= self.tolerance
         fits = draft.tested & (same | ((better < self.k) & near & own[..., 0].isfinite()))
         path, count = longest(draft, fits, behind.log_softmax(-1).gather(-1, draft.ids[..., None])[..., 0])

@@ -177,8 +177,8 @@ def joined(drafted: Draft, copied: Draft, used: np.ndarray) -> Draft:
     )
 
 
-_ACCEPTANCE = 0.4  # of the model's first tokens at first, as two rounds
-_COST = 0.1  # of a drafting forward where the drafter cannot tell
+_ACCEPTANCE = 0.4  # prior acceptance of the model's tokens, counted as two rounds
+_COST = 0.1  # cost of a drafting forward, if the drafter cannot estimate it
 _EXAMPLE = 'auto:model="model:name=...",copy="lookup:k=7"; add shape, length and acceptance with +'
 
 

@@ -52,7 +52,7 @@ class HeadsState(DraftState, DraftModel):
 
     def observe(self, outcome: RoundResult) -> None:
         """Keeps the states at the ends of the accepted paths."""
-        if outcome.states is None:  # of the first round, whose states `read_prompt` has
+        if outcome.states is None:  # the first round: `read_prompt` has its states
             return
         path, count = outcome.verdict.path, outcome.verdict.count[:, None]
         self.states = self._at_path_end(outcome.states, path, count)

@@ -72,7 +72,7 @@ class MaskProbes:
 class MaskState(ProbeState):
     """The states of the masks after an accepted draft."""
 
-    adapter: GatedAdapter | None = None  # of the masks
+    adapter: GatedAdapter | None = None  # applies at the masks
 
     def failure(self) -> PardecError:
         model = self.context.model

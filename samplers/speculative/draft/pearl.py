@@ -92,7 +92,7 @@ class Pearl(Model):
         return {Trait.DRAFTS_TREES: Why("{me} drafts chains, and {other!r} is a tree", "leave {other!r} out")}
 
     def width(self, model: LanguageModel) -> int:
-        return self.k  # of a round's tokens the first has been tested before
+        return self.k  # the first token of a round was tested in the round before
 
     def propose(
         self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: DraftModelState

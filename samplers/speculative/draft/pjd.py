@@ -120,7 +120,7 @@ class Pjd(Drafter):
         real = np.arange(1, order.shape[1] + 1) < sizes[:, None]
         kind, cell = order // len(cells), order % len(cells)
         state.fed = np.concatenate((last, np.where(real, cell, -1)), 1)
-        above = (cell // wide) * wide + wide - 1  # of a stand-in: its cell is the last of the row above
+        above = (cell // wide) * wide + wide - 1  # a stand-in has the last cell of the row above
         newest = above - wide + np.take_along_axis(_counts(state.accepted, wide), cell // wide, 1)
         source = upload(np.where(kind == _STAND_IN, newest, cell), device)
         tokens = torch.cat((text.last[:, None], state.tokens.gather(1, source)), 1)
@@ -185,7 +185,7 @@ class Pjd(Drafter):
         counts = _counts(accepted, wide)  # [B, rows]
         cells, row = np.arange(rows * wide), np.arange(rows)
         top = (last + 1) // wide  # [B, 1]
-        ahead = np.concatenate((np.full_like(top, wide), counts[:, :-1]), 1)  # of the row above
+        ahead = np.concatenate((np.full_like(top, wide), counts[:, :-1]), 1)  # accepted tokens of the row above
         begun = (row > top) & ((counts > 0) | ((ahead >= lag) & (ahead < wide)))
         size = np.where(begun, np.minimum(self.window - 1, ahead - counts), 0)  # [B, rows]
         below = np.repeat(row > top, wide, 1)

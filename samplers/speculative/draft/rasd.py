@@ -114,7 +114,7 @@ def fused(draft: Draft, rows: Sequence[Sequence[Node]], most: int) -> Draft:
     more: list[list[Node]] = []
     for at, nodes in enumerate(rows):
         size = int(draft.sizes[at])
-        index = {0: 0}  # of each node of the tree in the draft
+        index = {0: 0}  # tree node -> its index in the draft
         child: dict[tuple[int, int], int] = {}
         for node in np.flatnonzero(tested[at]).tolist():
             child.setdefault((int(parents[at, node]), int(tokens[at, node])), node)

@@ -108,7 +108,7 @@ class Store(Places):
     def __init__(self, most: int) -> None:
         super().__init__()
         self.most = most
-        self.sizes: deque[int] = deque()  # of each text, with the end after it
+        self.sizes: deque[int] = deque()  # size of each text, its end token included
 
     def add(self, tokens: list[int]) -> None:
         """Adds a text. Where there are too many tokens, texts leave until a quarter is free."""

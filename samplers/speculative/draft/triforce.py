@@ -123,7 +123,7 @@ class InnerUniforms:
     """The random numbers of one inner round, drawn from the outer round's under other purposes."""
 
     outer: InverseCDFUniforms
-    number: int  # of the inner round
+    number: int  # number of the inner round
 
     def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
         return self.draw_uniform("accept", node)

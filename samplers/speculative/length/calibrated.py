@@ -37,7 +37,7 @@ _FIRST = 1.0  # rounds without a draft that the rate of tokens per cost begins w
 
 @dataclass
 class _Counts:
-    cost: float | None  # of a drafting forward, in forwards of the target
+    cost: float | None  # cost of a drafting forward, in forwards of the target
     tested: np.ndarray  # [B, buckets]
     accepted: np.ndarray  # [B, buckets]
     bucket: np.ndarray  # [B, steps] of this round's tokens

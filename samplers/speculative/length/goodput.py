@@ -111,7 +111,7 @@ class _Memory:
     tested: np.ndarray  # [B]
     accepted: np.ndarray  # [B]
     survival: np.ndarray  # [B, steps] of this round's tokens, by the drafter's estimates
-    costs: Costs | None = None  # of this round, if the drafter's estimates end its drafts
+    costs: Costs | None = None  # costs of this round, if the drafter's estimates end its drafts
     started: float | None = None  # seconds
     rounds: list[Round] = field(default_factory=list)
 

@@ -152,7 +152,7 @@ def _dropped(rates: Rates, paths: tuple[Path, ...], limit: int) -> PromptTree:
             for n, count in enumerate(carried)
         ]
         least = min(loss)
-        carried[max(n for n, each in enumerate(loss) if each <= least + 1e-15)] -= 1  # of equals the deepest
+        carried[max(n for n, each in enumerate(loss) if each <= least + 1e-15)] -= 1  # the deepest of equal ones
         tokens, share, _ = _steady(last, gains, tuple(carried))
     return PromptTree(paths, tuple(carried), tokens)
 
