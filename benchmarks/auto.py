@@ -3,7 +3,7 @@
 Each setting decodes with `sequential`, with the drafter of `auto` and with `auto`, in rotating order in one process.
 The first two decodes of each are not timed; `auto` measures there. Seconds are the process's own, since other work may
 share the machine. A figure is the median of the decodes' ratios of tokens per second, with its 95% bootstrap interval.
-A row ends once the interval of the last ratio is at most WIDTH wide, or after so many decodes. The table is written
+A row ends once the interval of the last ratio is at most WIDTH wide, or after `--most` decodes. The table is written
 into benchmarks/auto.md; `--only NAME` measures one model and keeps the rows of the others.
 """
 

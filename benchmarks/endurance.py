@@ -5,7 +5,7 @@
 - soak: requests of unequal length with six samplers, 16 at once, against a server of tiny-llama and one of tiny-dream;
   after every thousand, the server's memory and processor time, and the latencies. One answer in fifty is compared with
   `generate` alone. --models names one of the two; what the file says of the other stays.
-- resume: `pardec compare` over so many rows is killed (SIGKILL) at random moments and resumed with `--resume`; then its
+- resume: `pardec compare` over many rows is killed (SIGKILL) at random moments and resumed with `--resume`; then its
   rows are counted, and compared with those of a run that nothing disturbed, over the first fifth of the problems, a
   thousand at most.
 - long: tiny-llama's weights with room for 32,768 positions decode to the end: seconds per thousand tokens, and memory.
@@ -251,7 +251,7 @@ def page(data: Row) -> str:
         lines += [
             "## A text of 32,768 positions", "",
             f"{made['long']}.",
-            "tiny-llama's weights, with room for so many positions; processor seconds of a thousand tokens, and MiB",
+            "tiny-llama's weights, with room for this many positions; processor seconds of a thousand tokens, and MiB",
             "that the process has gained since before the text, after the first thousand, half, and all.", "",
             "| sampler | tokens | first 1,000 | in the middle | last 1,000 | all | MiB, first 1,000 | half | all |",
             "|---|---|---|---|---|---|---|---|---|",

@@ -142,7 +142,7 @@ class Decoder(nn.Module):
         if overwrites:
             for step in steps.values():
                 step.overwrites = True
-            h = h.clone() if taps or chosen.start else h  # these states are another's, too
+            h = h.clone() if taps or chosen.start else h  # others hold these states as well
 
         layers: list[DecoderLayer] = list(self.layers)  # type: ignore[arg-type]
         fused = None  # runs successive layers at once

@@ -127,7 +127,7 @@ def bytes_read(model: LanguageModel) -> int:
 def read_ids(source: str, folder: Path | None) -> list[int]:
     """The ids that `source` names: a JSON list, a safetensors file of one tensor, or the number of commonest ids.
 
-    A number takes so many ids from the beginning of `frequent_ids.json` in the checkpoint's `folder`.
+    A number takes this many ids from the beginning of `frequent_ids.json` in the checkpoint's `folder`.
     Raises ModelError for a file that holds no such list, and for a number above its length.
     """
     if not source.isdecimal():

@@ -50,7 +50,7 @@ class Request(RowRequest):
         constrained_spans: per row, the gaps whose tokens depend on each other; masked models only. () are none.
         grammars: per row, what its text follows from left to right; autoregressive models only. () are none.
         processors: logits processors of transformers; autoregressive models only.
-        logprobs: of each committed token the log-probability, and of so many likeliest ones; None records none.
+        logprobs: record the log-probability of each committed token, and of this many likeliest ones; None: no record.
         logprob_ids: candidates whose log-probabilities are recorded too, where `logprobs` is not None.
         finished: [B, L + 1] int64: the finished text of `Select.reference_sampler`, -1 where it has none.
     """

@@ -58,7 +58,7 @@ class Trace:
     # Per row and forward of the verify loop: drafted tokens (of a tree: of the deepest path), and accepted ones.
     drafted: tuple[tuple[int, ...], ...] = ()
     accepted: tuple[tuple[int, ...], ...] = ()
-    forced: tuple[tuple[int, ...], ...] = ()  # and of tokens without an alternative, counted only here; (): none
+    forced: tuple[tuple[int, ...], ...] = ()  # committed tokens without an alternative, in neither of these; (): none
     logprobs: TokenLogprobs | None = None  # log-probabilities at [B, L] positions; None if the request asks for none
     # [B, L] int32, if edits move tokens: a token's serial number is its first position; that of a mask that an edit
     # inserted is at least the row's length. All other fields use final positions.

@@ -70,7 +70,7 @@ class PrefixCache:
         self.nbytes = self.hits = self.misses = self.tokens = self.evictions = 0
         self._root = Block(b"", None)
         self._drafts: WeakKeyDictionary[Any, tuple[int, Block]] = WeakKeyDictionary()  # version and root by network
-        self._order: OrderedDict[Block, None] = OrderedDict()  # by use, the latest last; a block before those above it
+        self._order: OrderedDict[Block, None] = OrderedDict()  # by last use, latest last, before their ancestors
         self._version = 0  # version of the weights
 
     @property

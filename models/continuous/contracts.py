@@ -54,7 +54,7 @@ class Gaussian:
 class Fed:
     """The tokens that a call fed to a backbone with a cache; guidance feeds twice as many."""
 
-    spans: np.ndarray  # [R, 2] int64: the first one that the last call fed to each of its rows, and after the last one
+    spans: np.ndarray  # [R, 2] int64: start and stop of the tokens that the last call fed to each row
     prompts: np.ndarray  # [B] int64: tokens of the prompts of each condition, guidance included
 
 
@@ -173,7 +173,7 @@ class Backbone(Protocol):
 class ReusingBackbone(Backbone, Protocol):
     """A backbone whose calls reuse earlier results, for the same rows, which advance by equally many tokens."""
 
-    reuse: Reuse  # for the next calls
+    reuse: Reuse  # results that the next calls reuse
 
     @property
     def sequences(self) -> int:

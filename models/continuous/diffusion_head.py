@@ -91,7 +91,7 @@ class MARHead(nn.Module):
     With `outputs`, so many values are predicted instead: `flow_head` has d, the velocity.
     """
 
-    graphs: FunctionGraphs | None = None  # where transitions, which are short, are captured
+    graphs: FunctionGraphs | None = None  # CUDA graphs of transitions, which are short
 
     def __init__(self, *, size: int, condition: int, width: int, depth: int, outputs: int | None = None) -> None:
         super().__init__()

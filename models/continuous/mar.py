@@ -28,7 +28,7 @@ class LayerCache:
     def __init__(self) -> None:
         self.k, self.v = torch.empty(0), torch.empty(0)  # [R, L, H, D / H]
         self.at: Tensor | None = None  # [R, K] the positions that the coming calls compute; None: they replace all
-        self.first: int | None = None  # instead of `at`: calls compute so many first positions, and append new ones
+        self.first: int | None = None  # instead of `at`: calls compute this many first positions and append new ones
 
     def update(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Keeps what a call computes, and returns the keys and values of all positions."""
@@ -87,7 +87,7 @@ class MARBackbone(nn.Module):
     """Maps known tokens and a class to a vector z per token."""
 
     causal = False
-    graphs: FunctionGraphs | None = None  # where the decoder's forwards, whose shapes recur, are captured
+    graphs: FunctionGraphs | None = None  # CUDA graphs of the decoder's forwards, whose shapes recur
 
     def __init__(
         self,

@@ -37,11 +37,11 @@ from .static_cache import SLOTS, StaticCache, Stores
 from .steps import ForwardShape, Run, Step, StepGraph, StepMemories, StepMemory
 
 _MOST = 48  # limit of graphs; the least recently used one is dropped
-_LASTING = 16  # after so many forwards over a canvas of one length, graphs are made for this very length
+_LASTING = 16  # after this many forwards over a canvas of one length, graphs are made for exactly it
 _CANVASES = 1024  # limit of canvases that are counted
 _WIDEST = WIDEST
 
-_NARROW = 16  # up to so many queries per row, widths are rounded up, as for trees; wider windows have few widths
+_NARROW = 16  # widths up to this are rounded up, as for trees; wider windows have few widths
 
 # Values that pad a plan: queries without a position, stored in the scratch slot, that see no slot.
 _BLANK = {"positions": -1, "slots": -1, "want": -1, "parents": -1}
@@ -55,7 +55,7 @@ _Known = tuple[int | None, int | None, tuple[int, int] | None]
 class _Graph:
     """One captured forward."""
 
-    inputs: dict[str, Tensor]  # as `_tensors` names them
+    inputs: dict[str, Tensor]  # the static inputs, by the names of `_tensors`
     replay: Callable[[], Any]
     outputs: tuple[Tensor, ...]  # states, taps, what `Plan.tail` made
     hidden: Hidden  # what the captured forward returned: its head, its taps' layers

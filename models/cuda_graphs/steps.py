@@ -38,7 +38,7 @@ class ForwardShape:
 
     rows: int
     width: int
-    visible: Visible  # without tensors
+    visible: Visible  # the pattern without its tensors
     uniform: int | None  # as in `Plan`, and `span` too
     span: tuple[int, int] | None
 

@@ -40,7 +40,7 @@ class DraftFiles:
     name: str
     folder: Path
     config: Mapping[str, Any]
-    published: Mapping[str, Published]  # by tensor name
+    published: Mapping[str, Published]  # the tensors by name
     quantize: str | None = None  # "int8": matrices are multiplied in 8 bits
     source: str = "config.json"  # the file that its config is from
 

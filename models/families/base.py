@@ -37,8 +37,8 @@ class ConfigKeys:
     followed: frozenset[str]
     refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # values that the stack computes; others raise
     inside: Mapping[str, ConfigKeys] = field(default_factory=dict)  # tables of nested configs
-    ignored: frozenset[str] | None = None  # for files that people write: all other known keys
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of the reference, for keys that a config leaves out
+    ignored: frozenset[str] | None = None  # all other known keys, of files that people write
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # the reference's values of keys that a config leaves out
 
     def read(self, config: Config) -> Config:
         """The followed keys of a config. Raises Unsupported, with the key, for a refused value and an unknown key."""

@@ -110,7 +110,7 @@ class ImagingParts:
     device: torch.device
     dtype: torch.dtype
     decoder: str | None  # the image tokenizer that the caller names
-    text_encoder: str | None  # and the text encoder
+    text_encoder: str | None  # the text encoder that the caller names
     offline: bool
     embedding: Callable[[], Tensor] | None = (
         None  # the input embeddings [V, E], for captions that the model itself reads
@@ -263,7 +263,7 @@ class ImageModel:
     choice: str = field(default="", repr=False)  # why this device and dtype
     adapter: str | None = None  # the LoRA adapter that is merged into its weights
     weights_version: int = field(default=0, init=False)  # how often its weights were replaced in place
-    graphs: FunctionGraphs | None = field(default=None, init=False, repr=False)  # where forwards are captured
+    graphs: FunctionGraphs | None = field(default=None, init=False, repr=False)  # CUDA graphs of forwards
     # Attributes that only language models use.
     tokenizer: ClassVar[None] = None
     quantized: ClassVar[None] = None

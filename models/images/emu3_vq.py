@@ -44,7 +44,7 @@ class Emu3VQ:
 
     config: Any  # transformers' Emu3VQVAEConfig
     published: Mapping[str, Published]  # its tensors, by their published names
-    origin: str  # where they come from, for errors
+    origin: str  # where the tensors come from, for errors
     device: torch.device
     range: tuple[Tensor, Tensor]  # [3] mean and deviation of the pixels that it was trained on
     _network: Any = field(default=None, repr=False)

@@ -29,7 +29,7 @@ from .variable import forced
 if TYPE_CHECKING:
     from torch.nn.attention.bias import CausalBias
 
-_LAST = 256  # the kernel in C takes a mask of at most so many slots at the end of a row
+_LAST = 256  # the kernel in C takes a mask of at most this many slots at the end of a row
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -62,7 +62,7 @@ class Fused:
     norm_swiglu: Callable[[Tensor, Tensor | None, float, Tensor, Tensor | None], Tensor]  # without a gain: x is normed
     add_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # h, x, gain, eps
     norm_rotary: Callable[..., tuple[Tensor, Tensor, Tensor]]  # `rotary_and_cache`; last the heads' gains and epsilon
-    few: int  # up to so many rows, a norm costs nothing before its matmul
+    few: int  # up to this many rows, a norm costs nothing before its matmul
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

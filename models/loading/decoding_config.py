@@ -169,7 +169,7 @@ def check_tokenizer(name: str, spec: FamilySpec, config: dict[str, Any], tokeniz
     if spec.attention != "causal" or spec.imaging or tokenizer is None:
         return
     token, number = _own_mask(tokenizer)
-    if number is None or number >= vocab or (token == "<mask>" and spec.name.startswith("gemma")):  # of its vocabulary
+    if number is None or number >= vocab or (token == "<mask>" and spec.name.startswith("gemma")):  # no id of it
         return
     how = (
         f'load it with attention="bidirectional", mask_id={number} (--attention, --mask-id), and shift=0 if '

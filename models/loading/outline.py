@@ -36,7 +36,7 @@ class Matrix:
     shape: tuple[int, ...]
     types: str  # its block types in memory, such as "Q4_K+Q6_K", or its dtype
     stored: str  # its types in the file
-    bytes: int  # in memory
+    bytes: int  # bytes in memory
     read: float  # share of it that a forward of one token reads
     rows: bool  # it is looked up by rows, and multiplies nothing
 

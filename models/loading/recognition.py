@@ -39,7 +39,7 @@ class Recognised:
     config: dict[str, Any]
     published: dict[str, Published]  # empty where the weights cannot be found or read
     spec: FamilySpec | None  # its native family
-    why: str = ""  # without one: why transformers must run it; "" for `NO_LANGUAGE_MODELS`
+    why: str = ""  # without a family: why transformers must run it; "" for `NO_LANGUAGE_MODELS`
 
 
 def read_checkpoint(source: Source, *, attention: str | None = None, adapted: bool = False) -> Recognised:

@@ -71,7 +71,7 @@ class Shares:
         tensors = torch.split(weight, list(self.config.fused_rows(name)) or [weight.shape[0]])
         # No source: every process has read the weight, and takes its share without a message from the others.
         parts = [distribute_tensor(each, self.mesh, [Shard(axis)], src_data_rank=None).to_local() for each in tensors]
-        return torch.cat(parts)  # one part, too, is copied, so that the whole can go
+        return torch.cat(parts)  # copies a single part as well, so that the whole is freed
 
     def divide(self, decoder: Decoder) -> None:
         """Makes a decoder whose parameters are shares run as its share of the whole."""

@@ -162,7 +162,7 @@ class Block(nn.Module):
 class MapTransformer(nn.Module):
     """The base of transformers of token maps, which make the modules that are named here."""
 
-    graphs: FunctionGraphs | None = None  # where the blocks' forwards over a scale are captured
+    graphs: FunctionGraphs | None = None  # CUDA graphs of the blocks' forwards over a scale
     stores: Stores  # the caches' memory, with `graphs`
     word_embed: nn.Module
     pos_start: nn.Parameter

@@ -33,7 +33,7 @@ from .published import config_of
 from .report import Column, markdown
 
 META = torch.device("meta")
-ARCHITECTURE = 90  # that Triton would compile for
+ARCHITECTURE = 90  # the architecture that Triton would compile for
 _RESERVES = ("aten::empty", "aten::new_empty", "prim::")
 PROMPT, WINDOW = 448, 32
 

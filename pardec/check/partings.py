@@ -25,7 +25,7 @@ from ..result import Result
 Cause = Literal["tie", "rounding", "fault", "lossy"]
 TOP = 20  # likeliest tokens that are recorded at each position
 _FLOOR = {torch.float32: 1e-4, torch.float64: 1e-9, torch.float16: 1e-2, torch.bfloat16: 0.1}  # nats
-_TIMES = 4  # times the measured rounding that still is rounding: a gap has two logits, each may err twice as much
+_TIMES = 4  # a gap up to this many times the measured rounding is rounding: two logits, each may err twice as much
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _between(plain: Result, checked: Result, row: int) -> float:
     assert checked.token_logprobs is not None, "they were requested"
     one, other = plain.token_logprobs[row], checked.token_logprobs[row]
     length = min(len(one), len(other))
-    if plain.trace.accepted:  # from left to right
+    if plain.trace.accepted:  # decoded from left to right
         same = np.cumprod(np.array(plain.tokens[row][:length]) == np.array(checked.tokens[row][:length])).astype(bool)
     else:
         steps, common = plain.step_map[row][:length], _common(plain, checked, row)

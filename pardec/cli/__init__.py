@@ -62,7 +62,7 @@ def run(arguments: Sequence[str]) -> int:
         if isinstance(error, BatchError) and not error.leads:
             return 1
         if isinstance(error, PardecError):
-            of_a_file = re.search(r", line \d+\b", str(error))  # which has fields, not options
+            of_a_file = re.search(r", line \d+\b", str(error))  # a file has fields, not options
             names = {} if of_a_file else wording.option_names(command_line(), arguments)
             message, hint = (
                 wording.as_options(text, names) for text in (str(error), error.hint or _default_hint(error))

@@ -109,7 +109,7 @@ def _reference_entry(entry: Entry, specs: Sequence[str], known: dict[tuple[str, 
         if _identity(same) in known:
             return known[_identity(same)]
     new = replace(resolved[0], reference=True)
-    if any(other.sampler == new.sampler for other in known.values()):  # with the arguments of another preset
+    if any(other.sampler == new.sampler for other in known.values()):  # it has the arguments of another preset
         new = replace(new, sampler=f"{new.sampler} as {entry.sampler}")
     known[_identity(new)] = new
     return new

@@ -41,7 +41,7 @@ def curves(
     the `tau` of `threshold`, which a masked sampler selects by where it names no select. A preset stays one point: its
     other arguments belong to its setting. Masked models are judged against `threshold`, and `fixed` is always included;
     an acceptance is judged against its drafter alone, a sampler of vectors against `mar` with the same steps, one of
-    token maps against `sequential`. With `points` a curve has at most so many settings, the strictest and the loosest
+    token maps against `sequential`. With `points` a curve has at most this many settings, the strictest and the loosest
     among them; so do those that others are judged against, or they would have the finer choice.
     """
     by_name: dict[str, Curve] = {}

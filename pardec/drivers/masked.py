@@ -65,7 +65,7 @@ class MaskedDriver(TextDriver):
         sampler = registry.resolve(value, "masked")
         exact = _exact_cache(model)
         if exact is not None and not isinstance(value, MaskedSampler) and _names_no_cache(value):
-            try:  # where a stage does not work with that cache, the resolved one stays, which no branch or window takes
+            try:  # if a stage refuses that cache, the sampler keeps its own, which branches and windows cannot use
                 sampler = registry.resolve(replace(sampler.spec, cache=exact), "masked")
             except SpecError:
                 if sampler.branch is not None or exact.name == "next_sequence":

@@ -85,7 +85,7 @@ def _weight_settings(
     """
     source = locate(name, revision=options.get("revision"), offline=options.get("offline", False))
     moved: dict[str, Any] = {each: options.get(each) or None for each in ("device_map", "adapter", "tp")}
-    multiplied = activations if quantize is None else None  # by blocks of a file
+    multiplied = activations if quantize is None else None  # what blocks of a GGUF file multiply
     packing, _ = choose_packing(source, device, dtype, packed, multiplied, quantize=quantize, **moved)
     kept: dict[str, Any] = {"quantize": quantize}
     if in_blocks(quantize, device):

@@ -19,11 +19,11 @@ FORMAT = (
 )
 SETTINGS = tuple(each.name for each in ARGUMENTS.values() if each.per_prompt)  # arguments that one prompt may set
 PER_PROMPT = ("prompt", "messages", "input_ids", "label", "prompt_embeds", *SETTINGS)  # fields for `serve_batch`
-ANSWERS = ("answer", "answers")  # for a scorer; they change nothing in what is decoded
+ANSWERS = ("answer", "answers")  # read by scorers; they do not change decoding
 GENERATED = (*ANSWERS, "input_ids", *SETTINGS)  # fields in lines for `pardec generate`
 COMPARED = (*ANSWERS, *(name for name in SETTINGS if name != "seed"))  # fields for `compare` and `tune`
 _TABLES = {".csv": ",", ".tsv": "\t"}
-_REFUSED = (".yaml", ".yml", ".toml", ".xml", ".html", ".parquet", ".xlsx", ".pkl")  # not prompts line by line
+_REFUSED = (".yaml", ".yml", ".toml", ".xml", ".html", ".parquet", ".xlsx", ".pkl")  # not one prompt per line
 _JSON_FIELDS = ("messages", "input_ids", "answers", *(name for name in SETTINGS if name not in ("stop", "template")))
 
 

@@ -36,7 +36,7 @@ class Option:
     """The option of the command line for an argument."""
 
     help: str  # its line in --help
-    flags: tuple[str, ...] = ()  # where they are other than --name
+    flags: tuple[str, ...] = ()  # its options, if not --name
     images: bool | str = False  # whether `pardec image` has it, or its line in --help there
     alone: bool = False  # only commands that list it have it; other options are in every command that decodes text
     more: Mapping[str, Any] = field(default_factory=dict)  # arguments of `typer.Option`

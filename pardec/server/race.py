@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..api import Model
 
 _PROMPT = "Tom has 8 cups. He loses 3. How many cups does Tom have now?"
-_FASTER = {"masked": "threshold", "ar": "lookup"}  # beside `sequential`, needs no other model
+_FASTER = {"masked": "threshold", "ar": "lookup"}  # the page's second sampler; needs no other model
 
 
 def page(model: Model, name: str, *, key: bool) -> str:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Kind = tuple[Any, ...]
 
-_LAG = 5.0  # seconds by which a batch is ahead of another one at most
+_LAG = 5.0  # a batch is at most this many seconds ahead of another one
 
 
 class Listener(Protocol):

@@ -4,7 +4,7 @@
 target = "gpu0"
 draft = ["gpu1", "gpu2"]
 
-[devices.gpu0.target]                seconds of a layer, and of the head, in a forward of so many tokens:
+[devices.gpu0.target]                seconds of a layer, and of the head, in a forward of this many tokens:
 layer = [2e-4, 1e-6]                 a + b * tokens,
 head = 1e-4                          or the same for any number,
 [devices.gpu1.draft]

@@ -31,7 +31,7 @@ WORDINGS = {
     "{name} works with {before}": 0.35,
     "{name} works for {before}": 0.25,
 }
-LINE_TOKENS = 13  # with the embedded models' tokenizer, whatever the wording
+LINE_TOKENS = 13  # tokens per line with the embedded models' tokenizer, in any wording
 _LINE = re.compile(
     r"([A-Z][a-z]+) (?:gets from|works with|works for) ([A-Z][a-z]+): ([0-9]+) ([-+]) ([0-9]+) = ([0-9]+)\."
 )

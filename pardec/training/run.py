@@ -41,7 +41,7 @@ class Plan:
     batch: int = 3000  # tokens per step
     rate: float = 1e-3  # peak learning rate
     optimizer: str = "adamw"
-    weight_decay: float = 0.02  # on matrices, times the learning rate, per step
+    weight_decay: float = 0.02  # per step, times the learning rate; on matrices only
     seed: int = 0
     every: float = 3.0  # minutes between measurements and exports
     validation: int = 64  # texts that are held out

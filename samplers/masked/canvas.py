@@ -250,7 +250,7 @@ class Canvas(RowState):
         self.revises = self.moves = False  # whether committed tokens of an active block may change, and move within it
         self.commit_order: Tensor | None = None  # [B, W] int64 on the host, where a cache needs it
         self.max_logits: Callable[[], np.ndarray] | None = None  # [B, L]: see `REUSES_PREDICTIONS` of `Cache.provides`
-        self._later: list[tuple[Mapping[str, Tensor], Callable[[Mapping[str, np.ndarray]], None]]] = []  # to be read
+        self._later: list[tuple[Mapping[str, Tensor], Callable[[Mapping[str, np.ndarray]], None]]] = []  # reads
         self.block_start = self.block_end = np.full(len(rows), -1)
         self.bind()
         if moving:

@@ -213,7 +213,7 @@ class CapturedStep:
         if loop.note_late is None or canvas.on_host or canvas.sliding or loop.ended or loop.sampler.widen:
             return None
         if query.mask is not None:
-            return None  # which positions a forward computes may follow from the tokens
+            return None  # the tokens may decide which positions are computed
         count = loop.sampler.select.commits(canvas, loop.select_state)
         return None if count is None or (count >= canvas.block_remaining).any() else count
 

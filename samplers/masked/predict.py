@@ -40,7 +40,7 @@ from .query_plan import Group, Layout, Queries, QueryPlanner, VisiblePositions, 
 _NARROW_GAIN = 2000  # computing only the wanted outputs of the last layer pays if it saves at least this many values
 _CAPTURED = 1 << 24  # the most logits that are part of a captured forward, whose memory is never given to others
 
-_LOGITS: tuple[Any, ...] = (LogitBias, RepetitionPenalty, CountPenalty)  # in this order
+_LOGITS: tuple[Any, ...] = (LogitBias, RepetitionPenalty, CountPenalty)  # applied in this order
 
 Prepare = Callable[[Plan, Group], Plan]
 Read = Callable[[Hidden, Group, "Tensor | None"], Hidden]

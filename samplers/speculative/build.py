@@ -23,7 +23,7 @@ _BASES = {
     "cache": Cache,
     "texts": Texts,
 }
-_ORDER = ("greedy", "distribution", "relaxed")  # from the strictest to none
+_ORDER = ("greedy", "distribution", "relaxed")  # promises, the strictest first
 
 
 def build(parsed: Spec, *, sampling: bool = False) -> SpeculativeSampler:

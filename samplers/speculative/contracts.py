@@ -337,7 +337,7 @@ class Drafter(Stage):
         """The drafters inside this one; they are also checked against the rest of the sampler."""
         return ()
 
-    default_acceptance: ClassVar[str | None] = None  # where the spec names none; None: exact sampling, or greedy
+    default_acceptance: ClassVar[str | None] = None  # if the spec names none; None: exact sampling, or greedy
     device: str | None = None  # the device of the checkpoint it needs; None: the target's
 
     def width(self, model: LanguageModel) -> int:

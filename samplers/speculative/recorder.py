@@ -34,7 +34,7 @@ class TraceRecorder:
         self.commit_step, self.commit_score = text.commit_step.copy(), text.commit_score.copy()
         self.lengths = text.length.copy()
         self.finished_rows: dict[int, RowFinished] = {}
-        self.rounds: list[Round] = []  # not yet in the following counts
+        self.rounds: list[Round] = []  # rounds that the counts below lack
         self._drafted: list[list[int]] = [[] for _ in range(count)]
         self._accepted: list[list[int]] = [[] for _ in range(count)]
         self.forced: list[list[int]] = [[] for _ in range(count)]

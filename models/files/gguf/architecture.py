@@ -20,7 +20,7 @@ _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3.1 and later: a divisor of each ro
 class Target:
     """The published name of a tensor, and whether its rows are reordered."""
 
-    name: str  # as published
+    name: str  # the published name
     heads: int | None = None  # number of heads whose rows are put back into the published order; None: none
 
 

@@ -20,7 +20,7 @@ class Contents:
     """A model in a GGUF file, without its tokenizer."""
 
     config: Mapping[str, Any]
-    tensors: Mapping[Target, StoredTensor]  # by what each becomes
+    tensors: Mapping[Target, StoredTensor]  # published target -> tensor of the file
 
 
 def identity(file: Path) -> tuple[object, ...]:

@@ -26,7 +26,7 @@ _CHUNK = 1 << 24  # values dequantized at a time
 class FileTensor:
     """One tensor of a GGUF file."""
 
-    name: str  # in the file
+    name: str  # its name in the file
     file: Path
     shape: tuple[int, ...]
     kind: str  # "F32", "Q4_1", ...

@@ -50,7 +50,7 @@ class PackedWeight(Tensor):
                 return type(args[0])(*args[0].parts)
         if func is torch.ops.aten.embedding.default and isinstance(args[0], PackedWeight):
             return args[0].rows(args[1])
-        if func is torch.ops.aten.linear.default and isinstance(args[1], PackedWeight):  # in inference mode
+        if func is torch.ops.aten.linear.default and isinstance(args[1], PackedWeight):  # F.linear in inference mode
             return args[1].matmul(args[0], *args[2:])
         if func._schema.is_mutable and isinstance(args[0], PackedWeight):
             raise NotImplementedError(f"{func} would write to packed weights, which are only read")

@@ -101,7 +101,7 @@ def acceptance_section(rows: Sequence[Row], run_rows: Rows) -> str:
     """A heat map of acceptance by draft position; empty if no row has drafts."""
     shares = acceptance(row for row in run_rows if not row["reference"])
     table = _map("Acceptance by draft position", rows, shares, "rounds")
-    caption = "The share of the rounds drafting at least so many tokens that accepted all of them, in percent."
+    caption = "Of the rounds that drafted at least this many tokens, the percentage that accepted this many."
     return f"<p>{caption}</p>{table}" if table else ""
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # that write several texts are left out: those cannot be compared with one answer.
 _EXCLUDED = {"propose", "texts"}
 _MIX_PROBABILITY = 1 / 3  # probability that a stage is part of a combination
-_MAX_REPEATS = 200  # after so many specs in a row without a new one the space counts as exhausted
+_MAX_REPEATS = 200  # after this many specs in a row without a new one, the space counts as exhausted
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,7 +146,7 @@ class Grammar:
         if most is not None:
             most = max(min(most, _MOST_ITEMS), least)
         last = max(least, len(items) - 1) if most is None else most
-        following = ""  # the rule after so many items, from the last one to none
+        following = ""  # the rule after each number of items, from the last to none
         for count in range(max(last, 1), -1, -1):
             name = self._new()
             comma = (self._text(","),) if count else ()

@@ -88,7 +88,7 @@ class JsonGrammar:
         self.compiled, self.budget, self.stop_ids = compiled, budget, list(stop_ids)
         self._matcher: Any = compiled.matcher()
         self._ids: list[int] = []  # ids that the matcher has read
-        self._states = [0]  # before each of them, and after the last
+        self._states = [0]  # the state before each id, and after the last
 
     def mask(self, ids: Sequence[int]) -> np.ndarray:
         """[V] bool: the tokens that may follow the generated `ids`; all, if these are not a prefix of an answer."""

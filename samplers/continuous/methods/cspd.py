@@ -161,8 +161,8 @@ def _join_paths(paths: list[DenoisingPath], order: Tensor) -> DenoisingPath:
     return DenoisingPath(points, means, deviations)
 
 
-_ROWS = 256  # tries at once, unless there are more tokens to try for
-_TRIES = 2**16  # for a token: right densities need more once in 10^5 tokens at worst
+_ROWS = 256  # tries per call, unless more tokens need one
+_TRIES = 2**16  # tries per token; with correct densities at most one token in 10^5 needs more
 
 
 def exact_round(method: CSpDSettings, context: ContinuousContext, drafter: Drafter) -> RoundResult:

@@ -27,7 +27,7 @@ class GroupMethod(Policy):
     last: Last | None  # a spec may leave it open; then `__post_init__` sets it
     head: int | None
     head_to: int | None = None  # transitions at the last step of the schedule; None: `head` throughout
-    head_every: int = 1  # the head's blocks compute every so many transitions: see `Head.ready`
+    head_every: int = 1  # the head's blocks compute every `head_every` transitions: see `Head.ready`
     order: str = "random"  # order of the tokens; "checker": every second one of the grid comes at the last step
 
     def __post_init__(self) -> None:

@@ -102,6 +102,6 @@ class Fixed(Select):
         """[B, W] bool: the highest-scored candidates, as many as the quota."""
         if self.reference:
             return top_as_published(score, state.quota, canvas.window_host, canvas.total)
-        if isinstance(state.quota, np.ndarray) and (state.quota == 1).all():  # else the device has it
+        if isinstance(state.quota, np.ndarray) and (state.quota == 1).all():  # else only the device knows it
             return best(score)
         return top(score, upload(state.quota, score.device)[:, None])

@@ -52,7 +52,7 @@ class Klass(Select):
     kl: Annotated[float, "KL divergence between steps below which it is stable, in nats"] = 0.01
     history: Annotated[int, "steps for which it must be stable"] = 2
     steps: Annotated[
-        int | None, "if nothing passes, commit by a schedule of so many steps for the whole canvas; none: one token"
+        int | None, "if nothing passes, commit by a schedule of this many steps for the whole canvas; none: one token"
     ] = None
 
     def __post_init__(self) -> None:

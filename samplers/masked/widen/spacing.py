@@ -52,7 +52,7 @@ class Spacing(Widen):
         rank = descending(proposal.score)[1]
         ahead = near & (rank[:, None, :] < rank[:, :, None])  # [B, W, W]: the surer ones in reach of each position
         left, spaced = chosen & proposal.eligible, torch.zeros_like(chosen)
-        for _ in range(-(-width // int(gap.min()))):  # as many as there can be at that distance
+        for _ in range(-(-width // int(gap.min()))):  # at most this many positions keep the distance
             leads = left & ~(ahead & left[:, None, :]).any(2)
             spaced = spaced | leads
             left = left & ~(near & leads[:, None, :]).any(2)

@@ -65,7 +65,7 @@ class Reflection(RowState):
         probe, device = self.probe, draft.tokens.device
         sizes = draft.sizes + self.added(draft).clip(0)
         size, width = upload(draft.sizes, device)[:, None], int(sizes.max())
-        behind = torch.arange(width, device=device) - size  # where in what is added
+        behind = torch.arange(width, device=device) - size  # index among the added nodes
         copied = (behind - len(probe) + 1).clamp(0, draft.width - 1)
         tokens = torch.where(behind < 0, pad(draft.tokens, (0, width))[:, :width], draft.tokens.gather(1, copied))
         if len(probe):

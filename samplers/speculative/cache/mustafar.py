@@ -6,7 +6,7 @@ Mustafar: Promoting Unstructured Sparsity for KV Cache Pruning in LLM Inference,
 
 A head takes D / 8 bytes of bitmap, and what is kept in the model's dtype. The newest tokens stay dense.
 
-Deviates from the authors' code: of entries as large as the threshold only so many stay that the number is right, while
+Deviates from the authors' code: of entries equal to the threshold only as many stay as make the number right, while
 theirs keep one more, and all equal ones.
 Exact: no. With `aligned`, drafted tokens are those of `sequential` with the same cache.
 """

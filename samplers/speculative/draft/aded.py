@@ -86,7 +86,7 @@ def last_pair(text: np.ndarray) -> Pair:
 class _Branch:
     """A node of the search: its possible continuations, and how often roll-outs visited them."""
 
-    index: int  # among the nodes, 0 for the text's last token
+    index: int  # index among the nodes; 0: the text's last token
     pair: Pair
     reach: float  # product of the probabilities on the path
     tokens: list[int]

@@ -124,7 +124,7 @@ class Iterate:
 class JacobiWindow(Drafter):
     """Guesses for a window, all of which are replaced by the target's picks in every round."""
 
-    name: ClassVar[str]  # in the registry
+    name: ClassVar[str]  # its name in the registry
 
     window: Annotated[int, "tokens fed in a forward, including the last committed one"] = 16
     policy: Annotated[Literal["sliding", "block"], "block: a window is finished before the next one begins"] = "sliding"
@@ -132,7 +132,7 @@ class JacobiWindow(Drafter):
         Init, "fresh guesses: any token, a prompt token, the token before, an n-gram's next, image token left, up"
     ] = "prompt"
     exit_iterations: Annotated[
-        int | None, "policy=block: accept guesses untested after so many iterations; none: never"
+        int | None, "policy=block: accept guesses untested after this many iterations; none: never"
     ] = None
     exit_tokens: Annotated[int, "policy=block: accept guesses untested if at most this many tokens changed"] = 0
 

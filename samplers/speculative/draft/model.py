@@ -17,7 +17,7 @@ https://arxiv.org/abs/2507.02659
 With `vocab` the drafter's head has the rows of some ids alone, and q is 0 elsewhere:
 VOCABTRIM: Vocabulary Pruning for Efficient Speculative Decoding in LLMs, https://arxiv.org/abs/2506.22694
 
-With `parallel` drafted tokens go through so many layers at once (see `models.layers.layer_groups`), and the next round
+`parallel`: drafted tokens go through this many layers at once (see `models.layers.layer_groups`), and the next round
 feeds the accepted ones again, one layer after the other, in the forward that also predicts its first token:
 EasySpec: Layer-Parallel Speculative Decoding for Efficient Multi-GPU Utilization, https://arxiv.org/abs/2502.02493
 

@@ -171,7 +171,7 @@ def _extended(draft: Draft, sizes: np.ndarray, table: Tensor, added: Tensor) -> 
     )
 
 
-_END = -1  # after each text of a store
+_END = -1  # marks the end of each text of a store
 
 
 class Store:

@@ -145,7 +145,7 @@ class Sjd(Drafter):
         False
     )
     reuse: Annotated[float | None, "a guess stays if its new probability is above this; none: off"] = None
-    tree: Annotated[str | None, "tokens per position and positions that have so many, as 3x3; none: one each"] = None
+    tree: Annotated[str | None, "tokens per position x positions, such as 3x3; none: one token each"] = None
 
     def __post_init__(self) -> None:
         if self.window is not None:

@@ -37,7 +37,7 @@ from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 from .text_history import PerRow, chain
 from .tries import Node, tree_draft
 
-_END = -1  # after each text of a store
+_END = -1  # marks the end of each text of a store
 
 
 class Places:

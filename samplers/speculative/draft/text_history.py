@@ -93,7 +93,7 @@ class SuffixIndex:
     def __init__(self) -> None:
         self.length = 0
         self.text = np.empty(64, dtype=np.int64)
-        self.common = np.zeros(64, dtype=np.int64)  # before index 0, 1, ...
+        self.common = np.zeros(64, dtype=np.int64)  # length of the match before index 0, 1, ...
 
     def extend(self, tokens: list[int]) -> None:
         """Appends `tokens`."""

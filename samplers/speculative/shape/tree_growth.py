@@ -79,7 +79,7 @@ class Tree:
         order = (-values).argsort(axis=1, kind="stable")[:, :count]
         chosen = np.zeros(values.shape, dtype=bool)
         chosen[self.rows, order] = True
-        chosen &= values > 0  # not for NaN
+        chosen &= values > 0  # excludes NaN
         return chosen
 
     def packed(self, chosen: Any, most: int) -> Any:
