@@ -107,8 +107,10 @@ def measured(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--most", type=int, default=100, help="decodes of a row at most")
-    parser.add_argument("--width", type=float, default=0.015, help="of the interval at which a row ends")
+    parser.add_argument("--most", type=int, default=100, help="most decodes per row of the table")
+    parser.add_argument(
+        "--width", type=float, default=0.015, help="width of the interval at which a row of the table is done"
+    )
     parser.add_argument("--only", choices=MODELS, nargs="+", default=list(MODELS))
     parser.add_argument("--batch", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--temperature", type=float, nargs="+", default=TEMPERATURES)

@@ -277,7 +277,7 @@ def page(data: Row) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("soak", "resume", "long", "processes"))
-    parser.add_argument("--models", nargs="+", choices=SAMPLERS, default=list(SAMPLERS), help="of the soak")
+    parser.add_argument("--models", nargs="+", choices=SAMPLERS, default=list(SAMPLERS), help="models of the soak")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--kills", type=int, default=20)

@@ -117,7 +117,9 @@ def main() -> None:
     parser.add_argument("--cut", type=int, help="about how many tokens to keep at the end of long prompts")
     parser.add_argument("--batches", nargs="*", type=int, default=[6, 1])
     parser.add_argument("--pairs", choices=["all", "apart"], default="all")
-    parser.add_argument("--activations", choices=["float32", "int8"], help="as in pardec.load, of packed weights")
+    parser.add_argument(
+        "--activations", choices=["float32", "int8"], help="activations= of pardec.load, for packed weights"
+    )
     parser.add_argument("--run", type=Path, default=Path("runs/greedy_equality"), help="folder of results so far")
     parser.add_argument("--out", type=Path, default=HERE / "greedy_equality", help="path without suffix")
     options = parser.parse_args()

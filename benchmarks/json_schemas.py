@@ -265,7 +265,7 @@ def page(document: Row) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--libraries", nargs="*", choices=LIBRARIES, default=LIBRARIES, help="those to run again")
+    parser.add_argument("--libraries", nargs="*", choices=LIBRARIES, default=LIBRARIES, help="libraries to run again")
     parser.add_argument("--venv", type=Path, help="folder that keeps the environments")
     parser.add_argument("--json", type=Path, default=HERE / "json_schemas.json")
     parser.add_argument("--markdown", action="store_true", help="write benchmarks/json_schemas.md from the JSON file")

@@ -162,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("model", help="a GGUF file, a folder or an embedded name of a chat model")
     parser.add_argument("-s", "--sampler", action="append", required=True, help="a spec; may be repeated")
     parser.add_argument("--tokens", default="4000,8000", help="lengths of the prompts")
-    parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--kinds", default=",".join(KINDS), help=f"kinds of prompts, among {', '.join(KINDS)}")
     parser.add_argument("--new", type=int, default=64, help="tokens to generate")
     parser.add_argument("--repeats", type=int, default=1, help="pairs of each prompt and spec")
     parser.add_argument("--out", type=Path, help="a JSON file for all lines")

@@ -99,9 +99,9 @@ CONTRACTS = {
     "texts": (
         "how several texts of a prompt come from one pass over it",
         ("begin", "candidates", "scores", "mixture"),
-        "a state a prompt; tokens and log-probabilities [B, T]; scores [n, T]; weights [n]",
+        "a state per prompt; tokens and log-probabilities [B, T]; scores [n, T]; weights [n]",
     ),
-    "accept": ("which drafted tokens stand, and which one follows", ("accept",), "a `Verdict`"),
+    "accept": ("which drafted tokens are accepted, and which token follows", ("accept",), "a `Verdict`"),
     "vectors": ("how the vectors of an image are sampled", ("start", "round"), "its state; a `RoundResult`"),
     "maps": ("how the token maps of an image are sampled", ("start", "round"), "its state; a `RoundResult`"),
 }

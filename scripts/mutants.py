@@ -354,10 +354,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--list", type=Path, nargs="+", metavar="FILE", help="mutants, instead of tests/mutants/*.jsonl"
     )
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these mutants")
-    parser.add_argument("--paper", nargs="+", metavar="NUMBER", help="mutants of these papers, by arXiv number")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="apply only these mutants")
     parser.add_argument(
-        "--limit", type=float, default=300, metavar="SECONDS", help="for a named test; own files have 3 times as long"
+        "--paper", nargs="+", metavar="NUMBER", help="apply only mutants of these papers, by arXiv number"
+    )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=300,
+        metavar="SECONDS",
+        help="most seconds of a named test; a test file gets three times as many",
     )
     parser.add_argument("--fresh", action="store_true", help="forget results of earlier runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")

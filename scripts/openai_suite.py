@@ -564,7 +564,7 @@ def start_reference(model: str, port: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="tiny-llama")
-    parser.add_argument("--url", help="of a server that runs, with /v1")
+    parser.add_argument("--url", help="address of a running server, with /v1")
     parser.add_argument("--reference", action="store_true", help="the server is llama.cpp's")
     parser.add_argument("--start-reference", metavar="GGUF")
     parser.add_argument("--port", type=int, default=8099)

@@ -205,7 +205,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="llada-100m")
-    parser.add_argument("--type", choices=TYPES, default="Q4_K_M", help="of all matrices")
+    parser.add_argument("--type", choices=TYPES, default="Q4_K_M", help="type of all matrices")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--family", choices=ARCHITECTURES)
     for field in fields(Shape):

@@ -38,7 +38,7 @@ def run_of(argv: list[str] | None = None) -> StoryRun:
     parser.add_argument("--lr", type=float, default=4e-3, help="peak learning rate")
     parser.add_argument("--every", type=float, default=10.0, help="minutes between exports")
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto")
-    parser.add_argument("--shape", default="num_hidden_layers=6", help="sizes to change, as of train_text.py")
+    parser.add_argument("--shape", default="num_hidden_layers=6", help="sizes to change, as in train_text.py")
     parser.add_argument("--state", type=Path, default=ROOT / "runs" / "stories", help="folder of tokenizer, state, log")
     parser.add_argument("--out", type=Path, required=True, help="export folder")
     given = parser.parse_args(argv)

@@ -151,7 +151,7 @@ call = model.prepare("Tom has 3 cups.", end_penalty=2)
 assert call.request.end_penalty == call.settings["end_penalty"] == 2.0
 assert "end_penalty" not in model.prepare("Tom has 3 cups.", end_penalty=0).settings
 assert call.request.kind != model.prepare("Tom has 3 cups.").request.kind
-assert "end_penalty: what is taken off the logits of end tokens." in pardec.Model.generate.__doc__
+assert "end_penalty: number subtracted from the logits of end tokens." in pardec.Model.generate.__doc__
 assert generation({"end_penalty": 2}, {}).arguments["end_penalty"] == 2
 assert "end_penalty" in ChatBody.model_fields and "end_penalty" not in ImageBody.model_fields
 for one, arguments, says in (

@@ -35,7 +35,7 @@ STAGES = {
     "draft": "where drafted tokens come from",
     "shape": "how a draft model's proposals form a tree",
     "length": "how many tokens are drafted each round",
-    "accept": "which drafted tokens stand, and which token follows",
+    "accept": "which drafted tokens are accepted, and which token follows",
     "texts": "how several texts of a prompt come from one pass over it",
     "vectors": "how the vectors of an image are drawn",
     "maps": "how the token maps of an image are drawn",

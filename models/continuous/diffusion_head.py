@@ -88,7 +88,7 @@ class Times(nn.Module):
 class MARHead(nn.Module):
     """The network that predicts the noise in a point, and where the variance lies between its bounds.
 
-    With `outputs`, so many values are predicted instead: `flow_head` has d, the velocity.
+    With `outputs`, this many values are predicted instead: `flow_head` has d, the velocity.
     """
 
     graphs: FunctionGraphs | None = None  # CUDA graphs of transitions, which are short

@@ -52,7 +52,7 @@ def _lines(entry: dict[str, Any]) -> list[str]:
         (
             f"  layers {', '.join(map(str, reading['layers']))}" if reading["layers"] else "  the last state",
             f"{reading['share']:.1%}",
-            "these are read" if reading["read"] else "the other reading of the same ids",
+            "these are read" if reading["read"] else "the other numbering of the same ids",
         )
         for reading in entry["agreement"]
     ]

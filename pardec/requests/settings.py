@@ -171,7 +171,7 @@ class Settings:
 
     # fmt: off
     input_ids: Any = argument(
-        doc="in place of a prompt, LongTensor [B, P] or a list of 1-D tensors or lists of unequal length.",
+        doc="token ids in place of a prompt: LongTensor [B, P], or a list of 1-D tensors or lists of unequal length.",
         check=check_count, takes=Takes.TEXT, json="prompt",
         related=(
             "attention_mask", "position_ids", "token_type_ids", "prompt_token_ids", "prompt_ids", "ids",
@@ -238,29 +238,29 @@ class Settings:
     min_p: float | None = argument(
         doc="leave out tokens that are less likely than min_p times the likeliest.",
         check=Number(("at least 0 and at most 1", lambda x: 0 <= x <= 1)),
-        example="min_p=0.05 leaves out what is less than 0.05 times as likely as the likeliest; 0 keeps all",
+        example="min_p=0.05 leaves out tokens less than 0.05 times as likely as the likeliest; 0 keeps all",
         takes=Takes.TEXT | Takes.CODES, off=(None, 0), in_request=True, filters=(None, 0),
         option=Option("Exclude tokens below p times the highest probability."), lm_eval=True,
         related=("typical_p", "top_a", "epsilon_cutoff", "eta_cutoff", "top_h"),
         hint="top_k=, top_p= and min_p= leave unlikely tokens out",
     )
     repetition_penalty: float | None = argument(
-        doc="above 1 makes tokens less likely that the row holds already, the prompt's included, as in transformers; "
-        "for a masked model those are the prompt's and all committed ones, at any position, end tokens excepted.",
+        doc="above 1 makes tokens that the row already holds, the prompt's included, less likely, as in transformers; "
+        "a masked model's row holds the prompt's and all committed tokens, at any position; end tokens are excepted.",
         check=Number((f"from {LEAST:g} to {MAX_SCALE:g}", lambda x: LEAST <= x <= MAX_SCALE)),
         example="repetition_penalty=1.1 makes tokens that the row holds already less likely; 1 is off",
         takes=Takes.TEXT, off=(None, 1), in_request=True, option=Option("Above 1, repeated tokens are less likely."),
         lm_eval=True,
     )
     presence_penalty: float | None = argument(
-        doc="taken off the logits of tokens that the answer holds already, the prompt's not counted, as in OpenAI's "
-        "API; for a masked model those are the committed ones, at any position, end tokens excepted.",
+        doc="subtracted from the logits of tokens that the answer already holds, the prompt's not counted, as in "
+        "OpenAI's API; a masked model's answer holds all committed tokens, at any position; end tokens are excepted.",
         check=_PENALTY, example="presence_penalty=0.5 makes tokens of the answer less likely again; 0 is off",
         takes=Takes.TEXT, off=(None, 0), in_request=True,
         option=Option("Above 0, tokens that the answer holds are less likely."),
     )
     frequency_penalty: float | None = argument(
-        doc="the same, times the number of times that the answer holds the token.",
+        doc="like presence_penalty, times how often the answer already holds the token.",
         check=_PENALTY, example="frequency_penalty=0.5 makes a token less likely with each time it occurs; 0 is off",
         takes=Takes.TEXT, off=(None, 0), in_request=True,
         option=Option("Above 0, tokens are less likely the more often the answer holds them."),

@@ -59,7 +59,7 @@ class Confident(Select):
         float | None, "candidates above this score are committed, a probability; none: only the schedule"
     ] = 0.95
     steps: Annotated[int | None, "steps for the whole canvas; none: one per token"] = None
-    eps: Annotated[float, "last time of the schedule"] = 1e-3
+    eps: Annotated[float, "diffusion time at which the schedule ends"] = 1e-3
     order: Annotated[
         Literal["score", "left"], "if no score exceeds tau: commit the best scores, or the leftmost position"
     ] = "score"

@@ -47,7 +47,9 @@ class Leap(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)}
 
     tau: Annotated[float, "least score of a committed candidate, a probability"] = 0.7
-    window: Annotated[int | None, "positions from the first open one on; none: half of what is generated"] = None
+    window: Annotated[int | None, "positions in the window, from the first open one on; none: half of the answer"] = (
+        None
+    )
     border: Annotated[
         Literal["tau", "margin"], "end of the run: the first score below tau, or by the margins of the logits"
     ] = "tau"

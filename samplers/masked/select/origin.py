@@ -50,7 +50,7 @@ class Origin(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}
 
     steps: Annotated[int | None, "steps for the whole canvas; none: one per token"] = None
-    eps: Annotated[float, "last time of the schedule"] = 1e-3
+    eps: Annotated[float, "diffusion time at which the schedule ends"] = 1e-3
 
     def __post_init__(self) -> None:
         self.require("steps", least=1)

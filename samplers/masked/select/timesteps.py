@@ -52,7 +52,7 @@ class Timesteps(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}
 
     steps: Annotated[int | None, "steps for the whole canvas; none: one per token"] = None
-    eps: Annotated[float, "last time of the schedule"] = 1e-3
+    eps: Annotated[float, "diffusion time at which the schedule ends"] = 1e-3
     alg_temp: Annotated[float | None, "draw positions by softmax(score / alg_temp); none or 0 takes the best"] = None
     reference: Annotated[bool, "order equal scores as the published code does"] = False
 

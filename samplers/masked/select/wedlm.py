@@ -31,8 +31,10 @@ class WeDLM(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.4, 0.2, 0.1, 0.05)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)}
 
-    tau: Annotated[float | None, "positions of lower entropy are committed, in nats; none: only the lowest"] = 0.4
-    distance: Annotated[float, "added to the entropy per position after the first open one, in nats"] = 0.02
+    tau: Annotated[
+        float | None, "positions of less entropy than this are committed, in nats; none: only the lowest"
+    ] = 0.4
+    distance: Annotated[float, "nats added to the entropy for each position after the first open one"] = 0.02
 
     def __post_init__(self) -> None:
         self.require("tau", "distance", least=0)

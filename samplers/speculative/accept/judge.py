@@ -57,7 +57,8 @@ class Judge(Acceptance):
 
     head: Annotated[str | None, "an embedded head, or a folder with head.safetensors and config.json"] = None
     thr: Annotated[
-        float | None, "tokens less likely than this to matter are accepted; none: the value stored with the head"
+        float | None,
+        "probability of an important token, by the head, at which it is rejected; none: the head's stored value",
     ] = None
 
     def __post_init__(self) -> None:

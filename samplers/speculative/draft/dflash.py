@@ -231,7 +231,9 @@ class DFlash(ModuleDrafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (15, 7, 4)}
 
     k: Annotated[int, "tokens drafted, which is how deep a tree grows; at most those of a block"] = 15
-    taps: Annotated[str | None, "layers whose outputs it reads, as 1-9-17; by default its config's"] = None
+    taps: Annotated[str | None, "target layers whose outputs the module reads, as 1-9-17; by default its config's"] = (
+        None
+    )
 
     @property
     def provides(self) -> frozenset[Trait]:

@@ -167,7 +167,7 @@ class Diffusion(Drafter):
     name: Annotated[ModelName | None, "the masked model: embedded name, folder or hub id"] = None
     k: Annotated[int, "most tokens drafted"] = 60
     step: Annotated[int, "tokens drafted at once"] = 10
-    low: Annotated[float, "least confidence of all of them at which more are drafted"] = 0.45
+    low: Annotated[float, "more tokens are drafted while every drafted one has this confidence"] = 0.45
     tau: Annotated[float, "least confidence of tokens that one forward commits together"] = 0.05
     small: Annotated[int, "positions in which a forward commits"] = 8
     block: Annotated[int, "masks that a bidirectional model sees at least; a block-causal one has its own blocks"] = 32

@@ -59,7 +59,9 @@ class PromptPairState(PairState):
 )
 @dataclass(frozen=True)
 class Eagle(ModuleDrafter):
-    taps: Annotated[str | None, "layers whose outputs an EAGLE-3 reads, as 1-29-57; by default its config's"] = None
+    taps: Annotated[
+        str | None, "target layers whose outputs an EAGLE-3 module reads, as 1-29-57; by default its config's"
+    ] = None
 
     prompt_ids: Annotated[
         bool, "also draft the ids of a row's prompt, if the module drafts with some rows of the target's head"

@@ -62,7 +62,7 @@ class Model(StateDrafter):
     name: Annotated[ModelName | None, "the draft model: embedded name, folder or hub id"] = None
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
     vocab: Annotated[
-        str | None, "ids that it drafts: a file with a list, or how many of the checkpoint's frequent_ids.json"
+        str | None, "ids that may be drafted: a file with a list, or how many of the checkpoint's frequent_ids.json"
     ] = None
     map: Annotated[
         Literal["ids", "direct", "text"],
