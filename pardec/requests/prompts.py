@@ -219,8 +219,8 @@ def _encode_one(
     messages, shown = conversation(model, item, tools)
     options: Any = {"tools": shown, "add_generation_prompt": True, "tokenize": True, "return_dict": True}
     template = f"the chat template of {model.name}"
-    taken = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters}
     for name in variables:
+        taken = {"messages", *inspect.signature(tokenizer.apply_chat_template).parameters}
         if name in taken or not re.search(rf"\b{re.escape(name)}\b", str(tokenizer.chat_template)):
             raise SpecError(f"chat_template_kwargs has {name!r}, which {template} does not use", hint="leave it out")
     hint = "it may want no system message, or messages of user and assistant in alternation"
