@@ -76,7 +76,7 @@ def invalid(error: ValidationError, document: Any) -> RequestError:
     value, known = _at(document, path)
     if faults[0]["type"] == "missing" or not known:
         text = "is missing"
-    elif faults[0]["type"] == "extra_forbidden":
+    elif any(fault["type"] == "extra_forbidden" for fault, other in zip(faults, paths, strict=True) if other == path):
         text = "is not supported: leave it out"
     elif value is None:
         text = "is null: leave it out, or give a value"

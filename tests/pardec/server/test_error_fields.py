@@ -113,6 +113,13 @@ def test_fields_that_request_nothing_are_ignored(client: TestClient) -> None:
         assert client.post(f"/v1/{path}", json=body).status_code == 200
 
 
+def test_error_of_a_part_with_an_unknown_field(client: TestClient) -> None:
+    for path in ("chat/completions", "messages"):
+        body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "audio": 1}]}], "max_tokens": 2}
+        message = client.post(f"/v1/{path}", json=body).json()["error"]["message"]
+        assert message == "messages.0.content.0.audio is not supported: leave it out"
+
+
 def test_messages_end_with_the_user(client: TestClient) -> None:
     """The form's answers continue a last message of the assistant, which templates would close."""
     turns = [*MESSAGES, {"role": "assistant", "content": "8 -"}]
