@@ -90,7 +90,7 @@ def test_ids_and_seeds_may_be_arrays(llama: pardec.Model) -> None:
         ({"prompt": b"Tom"}, "got bytes"),
         ({"input_ids": np.array([[0.5]])}, "neither a LongTensor"),
         ({"input_ids": np.array(5)}, "input_ids has no rows"),
-        ({"prompt": QUESTION, "seed": np.array([0.5])}, "seed is a whole number, got 0.5"),
+        ({"prompt": QUESTION, "seed": np.array([0.5])}, "a whole number, got 0.5"),
     ],
 )
 def test_other_types_are_refused(llama: pardec.Model, arguments: dict[str, Any], said: str) -> None:
