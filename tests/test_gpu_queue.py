@@ -49,7 +49,7 @@ def test_dry_run_runs_every_entry(tmp_path: Path) -> None:
     done = queue("--dry-run", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads((tmp_path / "results.json").read_text())
-    assert list(results["entries"]) == ["a", "b", "c", "d", "f", "g", "e"]
+    assert list(results["entries"]) == ["a", "b", "c", "d", "f", "g", "h", "e"]
     for letter, entry in results["entries"].items():
         assert entry["status"] == "done", entry
         assert f"{letter}  done in {entry['seconds']:.0f} s" in done.stdout
@@ -60,6 +60,7 @@ def test_dry_run_runs_every_entry(tmp_path: Path) -> None:
     assert all(row["different"] == 0 for row in results["entries"]["b"]["rows"])
     assert {"plain", "transformers"} <= {row["loop"] for row in results["entries"]["c"]["rows"]}
     assert all(row["launches"] > 0 for row in results["entries"]["d"]["rows"])
+    assert all(row["tokens_s"] > 0 for row in results["entries"]["h"]["rows"])
     assert all(row["apart"] < 0.05 for row in results["entries"]["f"]["rows"])
     files = list(tmp_path.iterdir())
     assert len(files) <= run_queue.MOST_FILES
@@ -117,7 +118,7 @@ def test_only_chooses_entries(capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 def test_list_names_every_entry_with_its_time() -> None:
     lines = queue("--list").stdout.splitlines()
-    assert [line[0] for line in lines] == ["a", "b", "c", "d", "f", "g", "e"]
+    assert [line[0] for line in lines] == ["a", "b", "c", "d", "f", "g", "h", "e"]
     assert [line.split(",")[0].split("  ")[-1].strip() for line in lines] == [
         "60 s",
         "40 s",
@@ -125,6 +126,7 @@ def test_list_names_every_entry_with_its_time() -> None:
         "50 s",
         "40 s",
         "45 s",
+        "20 s",
         "the rest",
     ]
     assert sum(entry.seconds or 0 for entry in run_queue.ENTRIES) < run_queue.WHOLE <= 540

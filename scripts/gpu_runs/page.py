@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -222,11 +223,19 @@ def _kernels(rows: Sequence[Row]) -> str:
     return _table(columns, rows) if rows else ""
 
 
+def _rollouts(rows: Sequence[Row]) -> str:
+    columns = [
+        (name.replace("_s", " per second"), itemgetter(name)) for name in ("model", "sampler", "rows", "tokens_s")
+    ]
+    return _table(columns, [row for row in rows if "tokens_s" in row]) if rows else ""
+
+
 _SECTIONS: tuple[tuple[str, str, Callable[[Sequence[Row]], str]], ...] = (
     ("a", "Tests", _tests),
     ("b", "Whether a decode repeats bit by bit", _repeatability),
     ("c", "Seconds of a step", _steps),
     ("d", "What a step launches", _profile),
     ("f", "Kernels", _kernels),
+    ("h", "Rollouts", _rollouts),
     ("e", "Training", _training),
 )

@@ -66,6 +66,7 @@ ENTRIES = (
     Entry("d", "step_profile", "launches, gaps and busy time of a step", 50, 90),
     Entry("f", "kernels", "each kernel beside the version before it and its definition, in GPU time", 40, 120),
     Entry("g", "mtp_layer", "the next stretch of an MTP layer with which SmolLM2 drafts for itself", 45, 150),
+    Entry("h", "rollouts", "tokens per second of rollouts, 128 rows at once", 20, 60),
     Entry("e", "training", "the next stretch of SmolLM2 as a masked model", None, 90),
 )
 
