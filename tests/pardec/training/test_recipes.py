@@ -116,6 +116,7 @@ def test_tuning_with_tvd_plus_plus_leaves_a_lower_total_variation_than_with_cros
 def test_pretraining_and_then_texts_of_the_target_s_own_beat_a_drafter_that_was_not_aligned() -> None:
     """Pretrained on texts of another source, then tuned on few of the target's; decoded from held-out prompts."""
     losses.test_the_slope_written_out_is_that_of_autograd("ce")
+    losses.test_a_label_off_the_list_costs_nothing()
     unaligned = trained("ce", written(100, 1, by=9))
     aligned = trained("fkl", written(60, 3), unaligned, steps=60)
     given = prompts([2] * 40, seed=11, vocab=VOCAB)

@@ -373,6 +373,7 @@ def test_unified_layer_skipping_runs_as_few_layers_as_the_target_speed_up_says()
     for layers, ratio, count in ((4, 0.45, 1), (32, 0.45, 27), (6, 1.0, 8), (6, 0.0, 0)):
         test_a_share_of_the_inner_sub_blocks_is_skipped(layers, ratio, count)
     assert uniform(4, 0.45) == {(2, "attn")}  # of an odd number the last is the attention of a layer
+    assert {layer for layer, _ in uniform(8, 0.5)} == {2, 4, 6}  # from the middle of each of three parts
     model, prompt = uneven(), [1, 2, 3]
     with counted_blocks() as count:
         done = run(model, "layerskip:ratio=0.6,k=3", [prompt], 24)
