@@ -13,7 +13,7 @@ from pardec.simulation import SCHEDULES, Machine
 from pardec.simulation.exits import Exit
 from pardec.simulation.rounds import Round
 from pardec.simulation.schedules import timeline
-from pardec.simulation.setting import Setting
+from pardec.simulation.setting import ID_BYTES, Setting
 from pardec.simulation.timeline import Timeline
 
 K = 4
@@ -29,7 +29,8 @@ def machine(target: str = "a", draft: tuple[str, ...] = ("b",), link: float = 0.
     devices = {
         name: {"target": {"layer": costs.get("t", 1.0)}, "draft": {"layer": costs.get("d", 0.25)}} for name in names
     }
-    links = [{"between": [one, other], "seconds": link} for one in names for other in names if one < other]
+    cost = {"seconds": link, "seconds_per_byte": costs.get("per_token", 0.0) / ID_BYTES}
+    links = [{"between": [one, other], **cost} for one in names for other in names if one < other]
     return Machine.of({"roles": {"target": target, "draft": list(draft)}, "devices": devices, "links": links})
 
 
@@ -103,6 +104,11 @@ def test_pearl_takes_the_longer_of_the_two(t: float) -> None:
     assert max(done.utilisation().values()) == pytest.approx(1.0)
     crossing = clock("pearl", setting(machine(t=t, link=0.1)))
     assert crossing.seconds > done.seconds
+    sends = [each for each in clock("pearl", setting(machine(t=t, per_token=0.01))).intervals if each.copies]
+    gained = [each.gained for row in ROWS for each in row]
+    assert sorted(each.end - each.start for each in sends) == pytest.approx(
+        sorted(0.01 * tokens for tokens in [K] * COUNT + gained)  # each draft, and what each verdict commits
+    )
 
 
 @pytest.mark.parametrize(("layers", "size"), [(5, 2), (7, 3), (4, 4)])

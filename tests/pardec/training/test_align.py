@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,12 @@ import torch
 import pardec
 from pardec.models.draft_modules.load import load_draft_module
 from pardec.models.errors import SpecError
+from pardec.training.align import Alignment, align
 from pardec.training.losses import loss
 from pardec.training.networks import KINDS, Options, Target
+from pardec.training.run import Plan
 from pardec.training.served import served
+from pardec.training.setup import RATE
 
 Cli = Callable[..., tuple[int, str, str]]
 SHORT = ("--steps", "2", "--batch", "200", "--drafts", "2", "--validation", "2")
@@ -155,12 +159,30 @@ def test_one_prompt_is_not_enough_and_no_other_folder_is_replaced(cli: Cli, rows
     assert (out / "README.md").read_text() == "mine"
 
 
+def test_answers_alone_are_learned_at_a_tenth_of_the_rate(
+    model: pardec.Model, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def prepare(target: object, files: object, plan: Plan, chosen: dict[str, Any], **more: object) -> None:
+        asked.update(chosen, rate=plan.rate)
+        raise InterruptedError
+
+    monkeypatch.setattr("pardec.training.align.prepare", prepare)
+    with pytest.raises(InterruptedError):
+        align(model, "tiny-llama-eagle", Alignment([rows], tmp_path / "other"))
+    assert asked["rate"] == pytest.approx(RATE["eagle"] / 10)
+    assert (asked["prompt_share"], asked["ramp"]) == (0, (0, 0))
+
+
 @pytest.mark.slow
 @pytest.mark.seeds("arXiv:2310.07177")
 def test_on_a_stream_that_drifts_a_drafter_that_goes_on_learning_is_accepted_more(
-    cli: Cli, model: pardec.Model, tmp_path: Path
+    cli: Cli, model: pardec.Model, rows: Path, tmp_path: Path
 ) -> None:
     """Texts that no task has. The frozen drafter is held against what it becomes on other prompts of the stream."""
+    with pytest.MonkeyPatch.context() as patched:
+        test_answers_alone_are_learned_at_a_tenth_of_the_rate(model, rows, tmp_path, patched)
     draw = random.Random(0)
     names, things = ("Ann", "Tom", "Mia", "Ben", "Zoe"), ("cups", "plums", "books", "pens")
     stream = [f"{draw.choice(names)} sees {draw.randint(2, 90)} {draw.choice(things)} and" for _ in range(90)]
