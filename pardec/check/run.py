@@ -130,7 +130,9 @@ def _refuse(
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise SpecError(f"{name} must be a whole number of at least {least}, got {value!r}", hint=f"{name}={least}")
     if expected is not None and not 1 <= expected < float("inf"):
-        raise SpecError(f"expected is a number of tokens per round, at least 1, got {expected!r}", hint="expected=3.7")
+        raise SpecError(
+            f"expected must be a number of tokens per round of at least 1, got {expected!r}", hint="expected=3.7"
+        )
 
 
 def _conditions(model: Engine, prompts: Sequence[Any] | None, *, sampled: bool) -> list[Any]:

@@ -48,7 +48,8 @@ class SearchRequest:
                 check_whole(name, getattr(self, name), least, hint=f"for example {name}=100")
         if not (is_number(self.max_drop) and 0 <= self.max_drop < 100):
             raise SpecError(
-                f"max_drop is in points, at least 0 and below 100, got {self.max_drop}", hint="1.0 is one point"
+                f"max_drop must be a number of points of at least 0 and below 100, got {self.max_drop}",
+                hint="1.0 is one point",
             )
 
     def space(self, fit: Fit) -> Space:

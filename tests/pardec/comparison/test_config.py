@@ -86,7 +86,7 @@ def test_true_is_no_number_of_a_comparison(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["budget", "confirm", "seed", "max_drop"])
 @pytest.mark.parametrize("value", [True, "3"])
 def test_true_is_no_number_of_a_search(name: str, value: Any) -> None:
-    with pytest.raises(pardec.SpecError, match=f"{name} is"):
+    with pytest.raises(pardec.SpecError, match=f"{name} must be"):
         tuning.preview("tiny-dream", "lists", samplers=["threshold"], **{name: value})
 
 

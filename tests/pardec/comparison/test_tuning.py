@@ -478,7 +478,7 @@ def test_command_prints_one_spec_and_the_evidence_elsewhere(capsys: pytest.Captu
     ("arguments", "message"),
     [
         ({"cost": "nfes"}, "did you mean 'nfe'"),
-        ({"max_drop": -1.0}, "max_drop is in points"),
+        ({"max_drop": -1.0}, "max_drop must be a number of points"),
         ({"samplers": ["treshold"]}, "unknown sampler"),
         ({"samplers": ["threshold"], "budget": 3}, "too small"),
         ({"task": "arithmetics"}, "arithmetic"),
