@@ -74,6 +74,7 @@ def test_a_step_makes_no_more_transfers_than_listed(spec: str, temperature: floa
     if not (each := crossings(device, case)):
         assert name_of(case) not in LISTED
         pytest.skip("not for this model, or not alone")
+    assert name_of(case) in LISTED, f"new: python -m tests.samplers.transfer_counts '{own}' adds its line"
     assert all(found <= known for found, known in zip(most(each), LISTED[name_of(case)], strict=True)), most(each)
 
 

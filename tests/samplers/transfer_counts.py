@@ -1,11 +1,12 @@
 """Transfers between host and device per step, for every method: `python -m tests.samplers.transfer_counts` lists them.
 
-They are the most of any step after the first, with a batch of two rows. The list is `transfer_counts.txt`; names after
-the command measure these methods alone, and `--where` shows the lines that transfer.
+They are the most of any step after the first, with a batch of two rows. The list is `transfer_counts.txt`; names of
+methods or specs after the command measure these alone, and `--where` shows the lines that transfer.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -98,7 +99,8 @@ def main(*names: str, where: bool) -> None:
     found = listed() if names else {}
     with FakeDevice() as device:
         for case in cases():
-            if names and not any(name in (case[1], name_of(case)) for name in names):
+            method = re.findall(r"(?:^|[+@])(\w+)", case[1])[-1]  # the one that the spec is for
+            if names and not any(name in (method, case[1], name_of(case)) for name in names):
                 continue
             if not (each := crossings(device, case)):
                 continue
