@@ -29,7 +29,7 @@ from pardec.models.plan import Plan
 from tests.models import chameleon_files
 from tests.models.emu3_files import write_library
 from tests.models.families.test_diffusion_gemma import published as diffusion_gemma
-from tests.models.families.test_families import EXPERTS, LLAMA3, published
+from tests.models.families.test_families import CAUSAL, EXPERTS, LLAMA3, published
 
 GROUPED = {"num_key_value_heads": 2}
 GEMMA = GROUPED | {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 24, "pad_token_id": 0}
@@ -378,6 +378,14 @@ def test_config_keys_of_the_class_in_transformers_are_all_tried(family: str) -> 
         field.name for field in fields(CONFIG_MAPPING["llama"])
     }
     assert own - common - set(VALUES) - STRUCTURE - NO_LOGITS == set()
+
+
+@pytest.mark.parametrize("family", sorted({case.split()[0].rstrip(",") for case in CAUSAL}))
+def test_config_keys_of_a_causal_family_are_tried_and_its_windows_followed_or_refused(family: str) -> None:
+    assert family in CLASSES, "each family of CAUSAL in test_families.py has a class and a config in CLASSES"
+    keys = FAMILIES[family].keys
+    assert isinstance(keys, ConfigKeys)
+    assert "sliding_window" in keys.followed | set(keys.refused), "a class without windows has **NO_WINDOWS"
 
 
 @pytest.mark.parametrize("family", FAMILIES)
