@@ -274,7 +274,8 @@ class Settings:
     )
     cfg: float | None = argument(
         doc="guidance, l_u + cfg * (l_c - l_u); None is off. For continuous tokens it guides the noise. For token "
-        "maps it is VAR's number: l_c + t * (l_c - l_u), t from 0 at the first map to cfg at the last; 0 is off.",
+        "maps it is VAR's number: l_c + t * (l_c - l_u), t from 0 at the first map to cfg at the last; 0 is off. "
+        "Infinity's is cfg at every map, and 1 is off.",
         check=Number(("at least 0", lambda x: x >= 0), (f"at most {MAX_SCALE:g}", lambda x: x <= MAX_SCALE)),
         example="cfg=1 is the model without guidance, larger is stronger; leave it out to turn guidance off",
         takes=~Takes.AR, in_request=True, compared=True,

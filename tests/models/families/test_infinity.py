@@ -295,6 +295,9 @@ def test_other_samplers_of_maps_draw(model: ScaleModel, folder: Path, monkeypatc
     refined = run(model, spec, cfg=3.0, refiner=load_scales(folder, device="cpu", dtype="float32"))
     assert np.array_equal(refined.tokens, own.tokens)
     assert refined.nfe == (3, 3)
+    large: dict[str, Any] = {"size": (64, 64), "source": Keyed((5, 6))}
+    refined = run(model, spec, **large, refiner=load_scales(folder, device="cpu", dtype="float32"))
+    assert np.array_equal(refined.tokens, run(model, **large).tokens)
 
 
 # --- refusals ---
