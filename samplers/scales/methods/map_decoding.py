@@ -73,7 +73,6 @@ class MapMethod(Policy):
         maps, request = context.maps, context.request
         digits, vocab = maps.quantizer.digits, maps.quantizer.vocab
         with context.watch("draw"):
-            highest = finite.highest(logits)
             if digits > 1:
                 logits = rearrange(logits, "n s (digit v) -> n (s digit) v", v=vocab)
             temperature = request.temperature * self._at("temperatures", float, maps.scale, 1.0)
@@ -89,7 +88,7 @@ class MapMethod(Policy):
                 place = vocab ** torch.arange(digits - 1, -1, -1, device=codes.device)
                 codes = (rearrange(codes, "n (s digit) -> n s digit", digit=digits) * place).sum(-1)
                 score = rearrange(score, "n (s digit) -> n s digit", digit=digits).prod(-1)
-        maps.commit(codes, score, highest)
+        maps.commit(codes, score, finite.highest(logits))
 
     def _at(self, name: str, kind: Callable[[str], _N], scale: int, default: _N) -> _N:
         """The value of a list at a scale; the last one applies to all further scales."""
