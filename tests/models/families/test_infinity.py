@@ -363,6 +363,14 @@ def test_tensors_of_another_layout_are_refused_by_name(tmp_path: Path, changes: 
         load_any(damaged(tmp_path, **changes), device="cpu")
 
 
+def test_a_bit_without_a_distribution_is_found(tmp_path: Path) -> None:
+    tensors = files.transformer()
+    tensors["head.bias"][4:6] = -torch.inf  # both values of the third bit
+    own = load_scales(files.folder(tmp_path, tensors=tensors), device="cpu", dtype="float32")
+    with pytest.raises(ModelError, match="logits that are not finite: its weight head.bias holds"):
+        run(own)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
