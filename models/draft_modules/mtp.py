@@ -156,8 +156,8 @@ def read_layout(files: DraftFiles) -> MtpLayout:
     for key in COUNTS:
         if files.config.get(key) not in (None, len(layers)):
             raise ModelError(
-                f"the config of {files.name} has {key}={files.config[key]}, and its files {len(layers)} such layers",
-                "some copies leave such layers out: fetch the files again",
+                f"the config of {files.name} has {key}={files.config[key]}, and its files have {len(layers)}",
+                "some copies leave layers of this kind out: fetch the files again",
             )
     whole = layer_shape(files, files.config, stem.removesuffix("."), files.published)
     return MtpLayout(style, stem, len(layers), replace(whole, layers=1, each=()))

@@ -258,7 +258,7 @@ def test_what_cannot_run_is_refused_by_name(config: dict[str, Any], error: str, 
 
 def test_vectors_of_another_width_are_refused(tmp_path: Path) -> None:
     wide: LanguageModel = toy_ar(0, 5, width=24)
-    with pytest.raises(ModelError, match=r"prompt_embeddings \[3, 16\].*\[3, 24\]"):
+    with pytest.raises(ModelError, match=r"prompt_embeddings has shape \[3, 16\].*\[3, 24\]"):
         load_draft_module(prompts(tmp_path / "p", target()), wide)
 
 
