@@ -52,7 +52,7 @@ def sequential(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: E
 def plain(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exit | None) -> str | None:
     """The forwards of the drafter, then the forward of the target."""
     for row.round, each in enumerate(rounds):
-        last = _verify(row, each, _draft(row, each, _home(row, last, each)), last)
+        last = _verify(row, each, _draft(row, each, _home(row, last, rounds)), last)
     return last
 
 
@@ -89,7 +89,7 @@ def pearl(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exit |
 def easyspec(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exit | None) -> str | None:
     """`plain`, but from the second drafted token on, a group of layers runs on all devices in parallel."""
     for row.round, each in enumerate(rounds):
-        home = _home(row, last, each)
+        home = _home(row, last, rounds)
         last = _verify(row, each, _draft(row, each, home, grouped=True), last)
     return last
 
@@ -107,7 +107,7 @@ def mirror(row: Row, last: str | None, rounds: Sequence[Round], exit_hits: Exit 
     below = exit_hits.layer + 1
     ready: str | None = None  # the rollout that continues from the verdict, on the target's device
     for row.round, each in enumerate(rounds):
-        draft = ready if ready is not None else _draft(row, each, _home(row, last, each))
+        draft = ready if ready is not None else _draft(row, each, _home(row, last, rounds))
         nodes, kappa = each.nodes, exit_hits.kappa
         lower = row.run(
             "lower layers", target, setting.layers("target", nodes, below, target), reads=_after(last, draft)
@@ -138,13 +138,17 @@ def _after(*parts: str | None) -> tuple[str, ...]:
     return tuple(part for part in parts if part is not None)
 
 
-def _home(row: Row, last: str | None, each: Round) -> str | None:
-    """Sends the verdict to the drafter's device, with the states of the new tokens that it reads."""
-    machine = row.setting.machine
-    if last is None or not each.depth:
+def _home(row: Row, last: str | None, rounds: Sequence[Round]) -> str | None:
+    """Sends the tokens committed since the last draft to the drafter's device, with their states that it reads."""
+    machine, tokens = row.setting.machine, 0
+    if last is None or not rounds[row.round].depth:
         return last
+    for number in range(row.round - 1, -1, -1):
+        tokens += rounds[number].gained
+        if rounds[number].depth:
+            break
     size = ID_BYTES + row.setting.state_bytes
-    return row.send(last, size * max(1, each.accepted + 1), machine.target, machine.draft[0])
+    return row.send(last, size * max(1, tokens), machine.target, machine.draft[0])
 
 
 def _draft(row: Row, each: Round, home: str | None, *, grouped: bool = False) -> str | None:

@@ -95,6 +95,17 @@ def test_links_are_paid_twice_a_round() -> None:
     linked = clock("dovetail", setting(machine(link=0.2))).seconds
     free = clock("plain", setting(machine())).seconds
     assert linked - free == pytest.approx(0.2 * (2 * COUNT - 1))  # before the first draft nothing has to cross
+    # With its state of 8 bytes a committed token is 3 ids long. It crosses before the draft that reads it, a row's
+    # first one as one token. The third round drafts nothing, so that the fourth reads 1 + 1 tokens.
+    row = [
+        Round(10, K + 1, K, 4, 5, K),
+        Round(15, K + 1, K, 0, 1, K),
+        Round(16, 1, 0, 0, 1, 0),
+        Round(17, 5, K, 2, 3, K),
+    ]
+    done = clock("dovetail", setting(machine(per_token=0.01), state_bytes=8), [row, row[:1]])
+    home = [each.end - each.start for each in done.intervals if each.copies and each.makes.endswith(" on b")]
+    assert home == pytest.approx([0.03 * tokens for tokens in (5, 2, 1)])
 
 
 @pytest.mark.parametrize("t", [0.2, 1.0])
