@@ -68,7 +68,7 @@ def test_steps_commit_more_than_one_token_and_answers_stay_right() -> None:
     """Probabilities near 1 leave little above their mean, so such a model gains few forwards."""
     what_is_taken_back_by_hand()
     test_above_mean.test_eight_tokens_by_hand()
-    for family, least, size in (("llada", 2, 4), ("dream", 3, 16), ("llada", 1, 8)):
+    for family, least, size in (("llada", 2, 4), ("dream", 2, 4), ("dream", 3, 16), ("llada", 1, 8)):
         test_it_follows_its_paper(family, least, size, False)
     for task in ("arithmetic", "records"):
         right, result = answered("tiny-dream", task, "saber", 6)
