@@ -162,7 +162,7 @@ def test_sizes_and_what_cannot_be_planned() -> None:
         with pytest.raises(ModelError, match="makes images: only memory of text models is planned"):
             plan(name, prompt=4, new=4, device="cpu")
     masked = pardec.Model(toy(VOCAB - 1))
-    with pytest.raises(SpecError, match="has none"):
+    with pytest.raises(SpecError, match="drafts nothing"):
         plan(masked, "threshold", prompt=4, new=4, acceptance=0.5)
     for spec, keeps in (
         ("dapd", "attention maps"),

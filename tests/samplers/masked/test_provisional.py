@@ -84,7 +84,6 @@ def test_an_end_token_is_never_provisional(monkeypatch: pytest.MonkeyPatch) -> N
     assert end not in {int(token) for ids in spied for token in ids.unique()}
 
 
-@pytest.mark.parametrize("alternate", ["false", "true"])
 def as_likely_as_tau_is_enough_and_a_new_block_begins_without() -> None:
     """Of four positions the likeliest tokens have 1/2, 1/2 and it ends the text, 1/3 and 1/2."""
     distributions = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 0, 1], [0, 1, 1, 0]], dtype=torch.float32)
@@ -107,6 +106,7 @@ def as_likely_as_tau_is_enough_and_a_new_block_begins_without() -> None:
     assert not state.fed.any()
 
 
+@pytest.mark.parametrize("alternate", ["false", "true"])
 def test_a_provisional_token_can_change_and_fall_back(alternate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, given = toy("dream", sharp=1.2), prompts(LENGTHS)
     spec = f"sequential+provisional:tau=0.25,alternate={alternate}"
