@@ -28,9 +28,10 @@ from ..errors import ModelError
 from ..files.weights import count_parts
 from ..images.autoencoder_names import fill, latent_diffusion
 from ..images.level_shape import GROUPS, LevelShape, multiples
-from ..images.weight_files import check_codes, find_file, read_tensors
+from ..images.weight_files import find_file, read_tensors
 from ..layers.empty_weights import empty_weights
 from .contracts import Scales
+from .tokenizer import total_of
 
 PATTERNS = ("infinity_vae*.safetensors", "infinity_vae*.pt", "infinity_vae*.pth")
 _WHAT = "bitwise image tokenizer"
@@ -64,16 +65,7 @@ class BitwiseQuantizer:
 
     def total(self, codes: Tensor) -> Tensor:
         """The running sum of codes [B, L]; scales whose codes are -1 add nothing. Raises ModelError."""
-        if codes.ndim != 2 or codes.shape[1] != self.scales.tokens or not codes.numel():
-            raise ModelError(f"codes must be [images, {self.scales.tokens}], got {list(codes.shape)}")
-        check_codes(codes, 2**self.digits, least=-1)
-        total = self.start(len(codes))
-        for scale, (begin, end) in enumerate(zip(self.scales.starts, self.scales.starts[1:], strict=False)):
-            own = codes[:, begin:end]
-            known = (own >= 0).all(1)
-            if bool(known.any()):
-                total = torch.where(known[:, None, None, None], self.add(total, own.clamp(min=0), scale), total)
-        return total
+        return total_of(self, codes, 2**self.digits)
 
 
 @dataclass(frozen=True)
@@ -90,7 +82,7 @@ class DecoderShape(LevelShape):
 
     @staticmethod
     def of(tensors: Mapping[str, Tensor]) -> DecoderShape:
-        """The shape of these tensors. Raises ModelError for another model's, and for those of video."""
+        """The shape of these tensors. Raises ModelError for tensors of another model or of a video tokenizer."""
         for name in ("decoder.conv_in.weight", "decoder.conv_out.weight"):
             if name not in tensors or tensors[name].ndim not in (4, 5):
                 hint = "name the authors' infinity_vae_d32reg.pth, or another of their tokenizers of images"

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import ModelError
 from ..images.level_shape import GROUPS
 from ..images.weight_files import check_codes
-from .contracts import Scales
+from .contracts import MultiScaleQuantizer, Scales
 from .shape import TokenizerShape
 
 
@@ -110,16 +110,7 @@ class MultiScaleVQ(nn.Module):
 
     def decode(self, codes: Tensor) -> Tensor:
         """Pixels [B, 3, H, W] of codes [B, L]; scales whose codes are -1 add nothing. Raises ModelError."""
-        if codes.ndim != 2 or codes.shape[1] != self.scales.tokens or not codes.numel():
-            raise ModelError(f"codes must be [images, {self.scales.tokens}], got {list(codes.shape)}")
-        check_codes(codes, self.vocab, least=-1)
-        total = self.start(len(codes))
-        for scale, (begin, end) in enumerate(zip(self.scales.starts, self.scales.starts[1:], strict=False)):
-            own = codes[:, begin:end]
-            known = (own >= 0).all(1)
-            if bool(known.any()):
-                total = torch.where(known[:, None, None, None], self.add(total, own.clamp(min=0), scale), total)
-        return self.pixels(total)
+        return self.pixels(total_of(self, codes, self.vocab))
 
     def pixels(self, total: Tensor) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1], float32, of running sums [B, C, h, w]."""
@@ -148,3 +139,18 @@ class MultiScaleVQ(nn.Module):
             codes.append(nearest)
             rest = rest - self._added(F.embedding(nearest, table), scale)
         return torch.cat(codes, 1)
+
+
+def total_of(quantizer: MultiScaleQuantizer, codes: Tensor, most: int) -> Tensor:
+    """The sum of the maps of codes [B, L] below `most`; a scale whose codes are -1 adds nothing. Raises ModelError."""
+    scales = quantizer.scales
+    if codes.ndim != 2 or codes.shape[1] != scales.tokens or not codes.numel():
+        raise ModelError(f"codes must be [images, {scales.tokens}], got {list(codes.shape)}")
+    check_codes(codes, most, least=-1)
+    total = quantizer.start(len(codes))
+    for scale, (begin, end) in enumerate(zip(scales.starts, scales.starts[1:], strict=False)):
+        own = codes[:, begin:end]
+        known = (own >= 0).all(1)
+        if bool(known.any()):
+            total = torch.where(known[:, None, None, None], quantizer.add(total, own.clamp(min=0), scale), total)
+    return total
