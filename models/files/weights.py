@@ -236,7 +236,7 @@ def mismatches(
     expected: Mapping[str, tuple[int, ...]],
     harmless: Sequence[str],
 ) -> str:
-    """What is wrong with the published tensors, of which `used` are expected, in these shapes; "" if nothing is.
+    """The error in the published tensors, which must have those of `used` in these shapes; "" if there is none.
 
     Others may be there if their names have one of the `harmless` patterns.
     """

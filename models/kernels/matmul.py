@@ -1,4 +1,4 @@
-"""Matmuls with weights, x @ W.T, alone or added to a residual: PyTorch's, or those of packed weights."""
+"""Matmuls x @ W.T of plain and packed weights, alone or added to a residual."""
 
 from __future__ import annotations
 

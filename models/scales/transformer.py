@@ -188,7 +188,7 @@ class MapTransformer(nn.Module):
     def block_inputs(
         self, layer: int, labels: Tensor, rows: Tensor | None, at: slice, which: Tensor | None
     ) -> tuple[Any, ...]:
-        """Further inputs of a block for the tokens `at`, of the last scale only those of `which` [R, k]."""
+        """Further inputs of a block for the tokens `at`; `which` [R, k] selects tokens of the last scale, None all."""
         return ()
 
     @property
