@@ -2,7 +2,7 @@
 
     python benchmarks/masked_answers.py --parent FILE.gguf --model MODEL --prompts spec_bench.jsonl --run FOLDER
         [--count 480] [--max-new-tokens 64] [--batch 8] [--specs SPEC ...] [--parts answers copies choices]
-        [--dtype float32] [--out NAME.md]
+        [--dtype float32] [--quantize int8 --activations int8] [--out NAME.md]
 
 Prompts are lines of JSON with `turns`, as in Spec-Bench's question file: the first turn is asked, as a user's turn in
 the chat template of the model that answers. Where the two models have different tokenizers, answers are compared as
@@ -258,7 +258,8 @@ def about(folder: Path) -> str:
 def page(given: argparse.Namespace, results: dict[str, tuple[Rows, int]], command: str, alike: bool) -> str:
     """The tables and the bars."""
     parts = [f"# Answers of {given.model.name}\n", about(given.model)]
-    parts += [f"`{command}`\n", f"{processor()}, {given.dtype}.\n"]
+    packed = f", the masked model in {given.quantize} with activations in {given.activations or 'float32'}"
+    parts += [f"`{command}`\n", f"{processor()}, {given.dtype}{packed if given.quantize else ''}.\n"]
     if not alike:
         parts.append("The tokenizers differ: answers are compared as texts, and counted in the parent's tokens.\n")
     if "answers" in results:
@@ -310,10 +311,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--specs", nargs="+", default=list(SPECS), help="samplers of the masked model")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--quantize", help="quantization of the masked model")
+    parser.add_argument("--activations", help="activations of the quantized model")
     parser.add_argument("--out", type=Path, help="the page (default: printed)")
     given = parser.parse_args(argv)
     given.run.mkdir(parents=True, exist_ok=True)
-    parent, model = (pardec.load(each, device="cpu", dtype=given.dtype) for each in (given.parent, given.model))
+    parent = pardec.load(given.parent, device="cpu", dtype=given.dtype)
+    packed = {"quantize": given.quantize, "activations": given.activations}
+    model = pardec.load(given.model, device="cpu", dtype=given.dtype, **packed)
     if not model.language_model.decoding_config.masked or parent.language_model.decoding_config.masked:
         parser.error("--parent is autoregressive, and --model masked")
     work = {"answers": run_answers, "copies": run_copies, "choices": run_choices}

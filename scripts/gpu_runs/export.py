@@ -1,4 +1,4 @@
-"""Writes the trained masked model as a checkpoint folder in Fast-dLLM v2's format, which pardec loads.
+"""Writes the trained masked model as a checkpoint folder in Fast-dLLM v2's format, which pardec loads, with a card.
 
     scripts/gpu_queue --export FILE.gguf FOLDER
 
@@ -63,6 +63,14 @@ def export(gguf: Path, folder: Path, state: Path) -> int:
     tensors = {name: (base[name] + changes[name]).to(torch.bfloat16) for name in base}
     write(folder, shape, tensors, template, Recipe.block)
     parent.tokenizer.save_pretrained(folder)
-    total = Recipe.total / 1e6
-    print(f"{folder}: SmolLM2 as a masked model after {float(about['tokens']) / 1e6:.1f} of {total:.0f} million tokens")  # type: ignore[arg-type]
+    tokens = f"{float(about['tokens']) / 1e6:.1f} of {Recipe.total / 1e6:.0f} million"  # type: ignore[arg-type]
+    card = {
+        "name": folder.name,
+        "summary": "SmolLM2-135M-Instruct adapted to a masked model, with the training not finished."
+        if float(about["tokens"]) < Recipe.total  # type: ignore[arg-type]
+        else "SmolLM2-135M-Instruct adapted to a masked model.",
+        "recipe": {"script": "scripts/gpu_queue, entry e", "steps": about["step"], "tokens": tokens},
+    }
+    (folder / "card.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+    print(f"{folder}: SmolLM2 as a masked model after {tokens} tokens")
     return 0
