@@ -21,16 +21,16 @@ from .cards import (
     find,
     register,
 )
-from .continuous import build as continuous
+from .continuous import contracts as continuous
 from .continuous.contracts import ContinuousSampler
-from .masked import build as masked
+from .masked import compatibility as masked
 from .masked.contracts import MaskedSampler
 from .presets import preset, presets
-from .scales import build as scales
+from .scales import contracts as scales
 from .scales.contracts import ScaleSampler
 from .spec import Part, Policy, Spec, format_value, parse
 from .spec_values import build_method, family_of
-from .speculative import build as speculative
+from .speculative import compatibility as speculative
 from .speculative.contracts import SpeculativeSampler
 
 __all__ = [

@@ -33,9 +33,8 @@ from pardec.models.plan import Plan, Visible
 from pardec.samplers.ops.confidence import confidence
 from pardec.samplers.ops.neighbourhood import mass_within, neighbour_sums
 from pardec.samplers.rng import Keyed as Source
-from pardec.samplers.speculative.contracts import Draft
+from pardec.samplers.speculative.contracts import Draft, RoundUniforms
 from pardec.samplers.speculative.ops.verification import judge
-from pardec.samplers.speculative.uniforms import RoundUniforms
 from tests.grids import thinned
 from tests.models.toys import model
 

@@ -11,7 +11,7 @@ from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.masked import compatibility
 from pardec.samplers.masked import loop as masked
-from pardec.samplers.masked.build import fit
+from pardec.samplers.masked.compatibility import fit
 from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.spec import Part, Policy, Spec, parse
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from pardec.models.continuous.contracts import Backbone, ContinuousModel, Head, States
 
 from ..spec import Spec
+from ..spec_values import build_single
 from ..stopwatch import Stopwatch
 from ..trace import Fed
 from .state import ImageRequest as ImageRequest
@@ -139,3 +140,8 @@ class ContinuousSampler:
     def stages(self) -> tuple[Any, ...]:
         """All stages."""
         return (self.method,)
+
+
+def build(spec: Spec, *, sampling: bool = False) -> ContinuousSampler:
+    """Builds the sampler with the one method of the spec. Raises SpecError if the spec names several."""
+    return ContinuousSampler(*build_single(spec, "continuous", "a sampler of vectors"))

@@ -38,10 +38,9 @@ from ..rng import assign_rows
 from ..trace import UNCOMMITTED
 from ..traits import Trait
 from . import compatibility
-from .build import fit
 from .canvas import Canvas, Revision, Span, Update
 from .captured_step import CapturedStep, obstacle
-from .compatibility import Read, demand_finite, mask_chosen
+from .compatibility import Read, demand_finite, fit, mask_chosen
 from .contracts import (
     Block,
     Cache,
@@ -58,9 +57,8 @@ from .contracts import (
     Stage,
     Stateful,
 )
-from .drafted_forward import DraftedForward
 from .hypotheses import Branching
-from .predict import LeaveOneOutForward, MaskedForward
+from .predict import DraftedForward, LeaveOneOutForward, MaskedForward
 from .query_plan import Queries, visible_open
 from .recorder import Before, CommittedLogprobs, TraceRecorder
 

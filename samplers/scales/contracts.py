@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from pardec.models.scales.contracts import ScaleModel
 
 from ..spec import Spec
+from ..spec_values import build_single
 from ..stopwatch import Stopwatch
 from .state import MapState
 from .state import ScaleRequest as ScaleRequest
@@ -71,3 +72,8 @@ class ScaleSampler:
     def stages(self) -> tuple[Any, ...]:
         """All stages."""
         return (self.method,)
+
+
+def build(spec: Spec, *, sampling: bool = False) -> ScaleSampler:
+    """Builds the sampler with the one method of the spec. Raises SpecError if the spec names several."""
+    return ScaleSampler(*build_single(spec, "scales", "a sampler of token maps"))

@@ -35,11 +35,10 @@ from ..host_transfer import DeviceColumn, Download, refill, refused, upload
 from ..ops.confidence import probability_of
 from ..rng import DeviceSeeds
 from ..traits import Trait
-from .contracts import Acceptance, Draft, RoundResult, SpeculativeSampler, TargetDistributions, Verdict
+from .contracts import Acceptance, Draft, RoundResult, RoundUniforms, SpeculativeSampler, TargetDistributions, Verdict
 from .forward import VerifyForward
 from .forward_features import ExtendedForward
 from .sequences import Sequences
-from .uniforms import RoundUniforms
 
 _CAUSAL = Visible.causal()
 _MOST = 1 << 24  # the most logits of a captured round: a graph gives their memory to nobody else

@@ -44,6 +44,7 @@ from .contracts import (
     Draft,
     Drafter,
     RoundResult,
+    RoundUniforms,
     SpeculativeSampler,
     TargetDistributions,
     Uniforms,
@@ -55,7 +56,6 @@ from .ops.processing import Processing
 from .recorder import TraceRecorder
 from .sequences import Sequences
 from .texts import prompt_decode
-from .uniforms import RoundUniforms
 
 
 def decode(

@@ -19,12 +19,11 @@ from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.rng import Keyed as Seeds
 from pardec.samplers.spec import parse
-from pardec.samplers.speculative.contracts import Draft, DraftModel, Length, RoundResult, Verdict
+from pardec.samplers.speculative.contracts import Draft, DraftModel, Length, RoundResult, RoundUniforms, Verdict
 from pardec.samplers.speculative.draft.eagle_state import PairState
 from pardec.samplers.speculative.draft_model import DraftModelState
 from pardec.samplers.speculative.forward import VerifyForward
 from pardec.samplers.speculative.sequences import Sequences
-from pardec.samplers.speculative.uniforms import RoundUniforms
 from pardec.samplers.traits import Trait
 from tests.samplers.ar_toys import plain_greedy, toy_ar
 

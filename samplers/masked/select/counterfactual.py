@@ -6,7 +6,7 @@ LEAP: Look-Ahead Parallel Decoding for Diffusion Language Models, https://arxiv.
     commit  = {i : p_i >= tau and argmax p_i = argmax p'_i},  p' its prediction where all other drafts are filled in
 
 p' comes from the same forward, by copies of the block's positions after the canvas, which does not see them: tokens of
-the drafts, and a copy of each open position that sees them in place of their masks (`drafted_forward.py`). A forward
+the drafts, and a copy of each open position that sees them in place of their masks (`DraftedForward`). A forward
 computes up to two positions more for each open one of the block.
 The summary of the paper that we know does not fix the layout of the copies; this one is ours: a copy that predicts i
 stands where i is predicted, and sees neither a draft of i nor its own original. In a block's first step there are no

@@ -15,7 +15,7 @@ import pytest
 from pardec.samplers import registry
 from pardec.samplers.cards import MASKED
 from pardec.samplers.events import Finished, Step
-from pardec.samplers.masked.build import SINGLE
+from pardec.samplers.masked.compatibility import SINGLE
 from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.masked.loop import MaskedLoop, decode
 from pardec.samplers.trace import PROMPT, UNCOMMITTED

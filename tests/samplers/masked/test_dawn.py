@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pardec.samplers.masked.build import fit
 from pardec.samplers.masked.canvas import Canvas
+from pardec.samplers.masked.compatibility import fit
 from pardec.samplers.masked.contracts import Update
 from pardec.samplers.masked.select.dawn import Dawn
 from pardec.samplers.registry import resolve

@@ -7,7 +7,7 @@ import pytest
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.batching import add_rows
-from pardec.samplers.masked.build import fit
+from pardec.samplers.masked.compatibility import fit
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.rng import JoinableSource
 from tests.samplers.toys import MASK, fill, fill_alone, names, prompts, request, same, toy

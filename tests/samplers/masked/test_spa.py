@@ -18,7 +18,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers import registry
 from pardec.samplers.masked import compatibility
-from pardec.samplers.masked.build import fit
+from pardec.samplers.masked.compatibility import fit
 from tests.reference import naive_spa as naive
 from tests.samplers.toys import EOS, MASK, fill, prompts, request, run, toy
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from pardec.samplers.rng import Keyed as Source
-from pardec.samplers.speculative.contracts import Draft, Verdict
+from pardec.samplers.speculative.contracts import Draft, RoundUniforms, Verdict
 from pardec.samplers.speculative.ops.verification import judge
-from pardec.samplers.speculative.uniforms import RoundUniforms
 from tests.grids import fewer_where
 from tests.triton_runs import DEVICE, INTERPRETED, WHERE_TRITON_RUNS
 

@@ -11,10 +11,10 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
+from pardec.samplers.speculative.contracts import RoundUniforms as Round
 from pardec.samplers.speculative.draft import lookahead
 from pardec.samplers.speculative.draft.lookahead import Lookahead, Pool, trie
 from pardec.samplers.speculative.loop import VerifyLoop
-from pardec.samplers.speculative.uniforms import RoundUniforms as Round
 from tests.reference import naive_jacobi
 from tests.samplers.ar_toys import picks, plain_greedy, prompts, request, rows, run, speculation, toy_ar
 from tests.samplers.drafter_checks import forwards_a_token

@@ -9,7 +9,7 @@ import torch
 from pardec.models.model import LanguageModel
 from pardec.samplers.rng import Keyed
 from pardec.samplers.speculative.accept.match import Match
-from pardec.samplers.speculative.uniforms import RoundUniforms as Uniforms
+from pardec.samplers.speculative.contracts import RoundUniforms as Uniforms
 from tests.samplers.ar_toys import logits, rows, run, toy_ar
 from tests.samplers.handmade_drafts import Given, distributions, tree
 

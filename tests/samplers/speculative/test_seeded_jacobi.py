@@ -77,7 +77,7 @@ def test_the_joint_law_is_the_target_s() -> None:
 
 def test_mutation_noise_that_changes_from_round_to_round_converges_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays exact, since `match` is, but it no longer is a fixed-point iteration."""
-    from pardec.samplers.speculative.uniforms import RoundUniforms as Round
+    from pardec.samplers.speculative.contracts import RoundUniforms as Round
 
     model, given = toy_ar(1, 6, 1.0), [[1, 2]] * 60
     right = run(model, "seeded_jacobi:window=8,init=repeat", given, 30, temperature=1.0)

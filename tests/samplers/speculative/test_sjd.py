@@ -16,10 +16,10 @@ from pardec.samplers.ops.allowed import AllowedRows
 from pardec.samplers.ops.inverse_cdf import sample
 from pardec.samplers.rng import Keyed
 from pardec.samplers.speculative.contracts import DecodeContext, Draft
+from pardec.samplers.speculative.contracts import RoundUniforms as Round
 from pardec.samplers.speculative.draft import sjd as redraw
 from pardec.samplers.speculative.draft.sjd import Sjd, WindowState, coupled_sample, gumbel_sample
 from pardec.samplers.speculative.sequences import Sequences
-from pardec.samplers.speculative.uniforms import RoundUniforms as Round
 from tests.samplers.ar_toys import counted, g_test, joint, plain_greedy, prompts, rows, run, speculation, toy_ar
 from tests.samplers.joint_distributions import WORLDS, World, measure, worst
 from tests.samplers.loop_drafters import Literal

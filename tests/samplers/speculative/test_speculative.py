@@ -8,8 +8,8 @@ import torch
 
 from pardec.samplers.rng import Keyed
 from pardec.samplers.speculative.accept.speculative import Speculative
+from pardec.samplers.speculative.contracts import RoundUniforms as Uniforms
 from pardec.samplers.speculative.ops import verification
-from pardec.samplers.speculative.uniforms import RoundUniforms as Uniforms
 from tests.reference import naive_acceptance as naive
 from tests.samplers.handmade_drafts import Given, InOrder, distributions, emitted, pairs, tree
 from tests.samplers.speculative.test_rrs import random_tree

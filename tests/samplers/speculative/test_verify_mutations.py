@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from pardec.models.model import LanguageModel
-from pardec.samplers.speculative.contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
+from pardec.samplers.speculative.contracts import DecodeContext, Draft, Drafter, RoundResult, RoundUniforms, Uniforms
 from pardec.samplers.speculative.ops import verification
 from pardec.samplers.speculative.shape import template
-from pardec.samplers.speculative.uniforms import RoundUniforms
 from tests.samplers.ar_toys import speculation
 from tests.samplers.joint_distributions import WORLDS, drafting, measure, worst
 
