@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from .comparison.tuning import Advice, tune
     from .images.pipeline import ImagePipeline
     from .memory_plan import MemoryPlan, plan
-    from .requests.empty_answer import EmptyAnswer
+    from .requests.answer_warnings import EmptyAnswer
     from .result import Result
     from .rollouts import Rollouts
     from .tasks import Problem, Task, list_tasks, task
@@ -50,7 +50,7 @@ _HOME = {
     "pardec.check": ("Check",),
     "pardec.comparison": ("Table", "compare"),
     "pardec.comparison.tuning": ("Advice", "tune"),
-    "pardec.requests.empty_answer": ("EmptyAnswer",),
+    "pardec.requests.answer_warnings": ("EmptyAnswer",),
     "pardec.models.errors": (
         *("CacheError", "CapacityError", "ModelError", "PardecError", "SpecError", "UnknownNameError"),
     ),

@@ -21,10 +21,10 @@ from pardec.models.plan import Plan
 from pardec.samplers.events import Event, Finished
 
 from .choice import Choice, choose, form_of, prompts_of
-from .deviation import Deviation, deviation
 from .engine import Engine
+from .likelihood import Deviation, deviation
 from .memory import OutOfMemory, memory_errors
-from .requests import empty_answer, slow_drafts
+from .requests import answer_warnings
 from .requests.call import Call
 from .requests.other_names import known_arguments
 from .requests.prompts import check_length
@@ -166,8 +166,8 @@ class Model(Engine):
                 finished = event
         assert finished is not None, "a loop ends with Finished"
         result = self.result(call, finished, time.perf_counter() - start)
-        empty_answer.warn(self, result, prompt, stacklevel=2)
-        slow_drafts.warn(result, finished.rounds_s, stacklevel=2)
+        answer_warnings.warn_of_empty(self, result, prompt, stacklevel=2)
+        answer_warnings.warn_of_slow_drafts(result, finished.rounds_s, stacklevel=2)
         return result
 
     def stream(self, prompt: Any = None, **arguments: Unpack[AnyNames]) -> Iterator[Event]:

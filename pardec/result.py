@@ -11,7 +11,7 @@ import numpy as np
 
 from pardec.models.printable import plain
 
-from .io import arrays, data_frames, saving
+from .io import arrays, saving
 from .result_data import ResultData
 
 
@@ -26,7 +26,7 @@ class Result(ResultData):
         without a tokenizer), step (the forward that committed it, -1 where none did), score (of the commit) and, if
         the request asked for `logprobs`, logprob. Raises SpecError for continuous tokens, which have no ids.
         """
-        return data_frames.frame(data_frames.token_rows(self) if tokens else self.rows())
+        return arrays.frame(arrays.token_rows(self) if tokens else self.rows())
 
     def to_arrays(self, *, pad_id: int = 0) -> dict[str, np.ndarray]:
         """Rows as arrays padded on the right, in the form that trainers take.

@@ -26,8 +26,7 @@ from until_done import until_done  # noqa: E402
 import pardec  # noqa: E402
 from pardec.training.losses import LOSSES  # noqa: E402
 from pardec.training.networks import KINDS  # noqa: E402
-from pardec.training.run import Plan, Run  # noqa: E402
-from pardec.training.setup import RATE, prepare  # noqa: E402
+from pardec.training.run import RATE, Plan, Run, prepare  # noqa: E402  # noqa: E402
 from pardec.training.texts import Writing, network_of, rows, write  # noqa: E402
 
 SHAPE = (  # options that are named like those of a network

@@ -25,7 +25,7 @@ from pardec.models.scales.transformer import VARTransformer
 from pardec.samplers import registry
 from pardec.training.networks import KINDS
 from pardec.training.run import Plan as TrainingPlan
-from pardec.training.setup import prepare
+from pardec.training.run import prepare
 
 DEVICE = os.environ.get("PARDEC_TEST_DEVICE", "cuda")
 pytestmark = [

@@ -34,7 +34,7 @@ from pardec.samplers.host_transfer import counted
 from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.traits import Trait
 
-from ..comparison.memory import Peak
+from ..memory import Peak
 from ..requests import chat_template
 from ..requests.call import Call
 from ..requests.images import with_defaults

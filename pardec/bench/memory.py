@@ -9,7 +9,7 @@ import pardec
 from pardec.models.errors import ModelError
 from pardec.samplers.events import Finished
 
-from ..comparison.memory import Peak
+from ..memory import Peak
 from .decode import prompt_ids
 
 SIZES = ((1, 256), (2, 512), (4, 1024), (8, 1024))  # rows, tokens to fill

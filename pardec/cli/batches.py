@@ -19,9 +19,9 @@ from pardec.samplers.events import Event, Finished, RowFinished, Step
 from ..api import Model
 from ..io.jsonl import RowsFile, key_of
 from ..io.prompt_files import Item
-from ..requests import cut_answers, empty_answer
+from ..requests import answer_warnings
 from ..requests.call import Call
-from ..requests.line_settings import LineCalls
+from ..requests.line_calls import LineCalls
 from ..result import Result
 from ..result_data import LOGPROB_FIELDS
 from ..views.terminal import Watch
@@ -196,13 +196,15 @@ class Batches:
         """Warns on stderr of answers that were cut, and of empty ones if the form of the prompts may be the reason."""
         empty = sum(not row["generated"] for row in self.rows.values())
         plain = any(isinstance(item.prompt, str) for item in self.items)
-        reason = empty_answer.explain_empty(self.model, plain=plain, way_out="leave --raw out") if empty else None
-        cut = [len(row["tokens"]) for index, row in self.rows.items() if cut_answers.is_cut(row, self._settings(index))]
+        reason = answer_warnings.explain_empty(self.model, plain=plain, way_out="leave --raw out") if empty else None
+        cut = [
+            len(row["tokens"]) for index, row in self.rows.items() if answer_warnings.is_cut(row, self._settings(index))
+        ]
         if cut:
-            text = cut_answers.sentence(len(cut), len(self.rows), max(cut))
+            text = answer_warnings.cut_sentence(len(cut), len(self.rows), max(cut))
             say(f"warning: {text}; a larger -n gives more", quiet=self.quiet)
         if reason is not None:
-            say(f"warning: {empty_answer.sentence(empty, len(self.rows))}: {reason}", quiet=self.quiet)
+            say(f"warning: {answer_warnings.empty_sentence(empty, len(self.rows))}: {reason}", quiet=self.quiet)
 
     def _settings(self, index: int) -> dict[str, Any]:
         """The settings of a row."""

@@ -157,16 +157,16 @@ class Conversation:
 
     def _report(self, call: Any, end: Any, seconds: float) -> None:
         """Prints the cost of the answer, and why it is empty or cut."""
-        from ..requests import cut_answers, empty_answer
+        from ..requests import answer_warnings
 
         if end is None:
             say("stopped", quiet=self.quiet)
             return
         tokens, generated = call.generated(0, end.tokens.tolist())
-        cut = cut_answers.is_cut({"tokens": tokens, "generated": generated, "finish": end.reason}, call.settings)
+        cut = answer_warnings.is_cut({"tokens": tokens, "generated": generated, "finish": end.reason}, call.settings)
         more = f"; cut at {len(tokens)} tokens, a larger -n gives more" if cut else ""
         plural = "" if end.nfe == 1 else "s"
         say(f"{generated} tokens in {end.nfe} forward{plural}, {seconds:.1f} s{more}", quiet=self.quiet)
-        reason = None if generated else empty_answer.explain_empty(self.model, plain=False, way_out="")
+        reason = None if generated else answer_warnings.explain_empty(self.model, plain=False, way_out="")
         if reason is not None:
             say(f"warning: the answer is empty: {reason}", quiet=self.quiet)

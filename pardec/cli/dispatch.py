@@ -14,8 +14,8 @@ from ..executors import Executor, batches_per_stream
 from ..executors.outline import load_without_weights
 from ..executors.ray import Ray
 from ..io.prompt_files import Item
-from ..requests import line_settings
-from ..requests.line_settings import LineCalls
+from ..requests import line_calls
+from ..requests.line_calls import LineCalls
 from .batches import EVERY_S, Batches
 from .common import say
 
@@ -74,7 +74,7 @@ class Generation:
         from ..api import load
 
         model = load(self.model, **self.load_arguments)
-        return Decoding(model, line_settings.prepare(model, self.items, self.arguments, "prompts"), self.batch_size)
+        return Decoding(model, line_calls.prepare(model, self.items, self.arguments, "prompts"), self.batch_size)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -9,11 +11,12 @@ import typer
 from pardec.models.errors import SpecError
 
 from ..executors import check_name
+from ..executors.base import Local
 from ..io import output_paths
-from ..io.prompt_files import GENERATED
-from ..requests import line_settings, preflight, prompt_settings
+from ..io.prompt_files import GENERATED, line_settings
+from ..requests import line_calls, preflight
 from ..requests.settings import ignored_filters, repeat_each
-from . import inputs, tensor_parallel_cli
+from . import inputs
 from . import options as o
 from .common import Json, dump, say
 from .wording import as_options
@@ -58,7 +61,7 @@ def generate(
     torchrun --nproc-per-node 8 -m pardec generate MODEL --prompts problems.jsonl -o rows.jsonl --executor torchrun
     """
     if tp:
-        tensor_parallel_cli.check(executor, output, prompts, has_prompt=bool(prompt))
+        check_tensor_parallel(executor, output, prompts, has_prompt=bool(prompt))
     items = inputs.read(prompt or [], prompts, GENERATED)
     to_rows = output is not None and output.suffix == ".jsonl"
     count = len(items) * (num_return_sequences or 1)
@@ -73,7 +76,7 @@ def generate(
         output_paths.check_file(output, append=True)
     else:
         output_paths.check_result(output)
-    own = [prompt_settings.of(item, f"{prompts or 'standard input'}, line {item.line}") for item in items]
+    own = [line_settings(item, f"{prompts or 'standard input'}, line {item.line}") for item in items]
     if output is not None and not to_rows and any(own):
         raise SpecError(f"{output} saves one request, and some lines have other settings", hint="name a .jsonl file")
     optional = {
@@ -98,7 +101,7 @@ def generate(
     from . import dispatch
     from .batches import Batches
 
-    runner = tensor_parallel_cli.TensorParallel() if tp else create_executor(executor, workers=workers)
+    runner = TensorParallel() if tp else create_executor(executor, workers=workers)
     if executor != "local":
         dispatch.check(executor, output, prompts, has_prompt=bool(prompt), stream=stream)
     quiet = quiet or not runner.leads
@@ -106,7 +109,7 @@ def generate(
     if loaded.imaging is not None:
         raise SpecError(f"{loaded.name} is an image model", hint=f'try "pardec image {model} -o out.png"')
     items = inputs.as_messages(items, loaded, chat=chat, quiet=quiet)
-    call = line_settings.prepare(loaded, items, arguments, str(prompts or "standard input"))
+    call = line_calls.prepare(loaded, items, arguments, str(prompts or "standard input"))
     ignored = ignored_filters(arguments, call.settings)
     if ignored is not None:
         say(f"warning: {as_options(ignored, o.OPTIONS)}", quiet=quiet)
@@ -130,3 +133,27 @@ def generate(
         dump(run.document())
     say(run.summary(), quiet=quiet)
     run.warn()
+
+
+class TensorParallel(Local):
+    """The executor of a process with a share of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leads = os.environ.get("RANK", "0") == "0"
+
+
+def check_tensor_parallel(executor: str, output: Path | None, prompts: Path | None, *, has_prompt: bool) -> None:
+    """Refuses another executor, prompts that only one process can read, and a .jsonl file."""
+    if executor != "local":
+        raise SpecError(
+            f"--tp splits one model over the processes, and the {executor} executor gives each a copy",
+            hint="leave --tp or --executor out",
+        )
+    if output is not None and output.suffix == ".jsonl":
+        raise SpecError(
+            f"--tp decodes all prompts in one run, and {output} would resume an earlier one",
+            hint="name a folder, or use --json > rows.json",
+        )
+    if not has_prompt and (prompts is None or str(prompts) == "-"):
+        raise SpecError("only one process of torchrun can read standard input", hint="name a file with --prompts")

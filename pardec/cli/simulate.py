@@ -86,9 +86,8 @@ def simulate(
 
     from ..io.saving import write_file
     from ..simulation import Machine
-    from ..simulation import html as page
     from ..simulation import simulate as run
-    from ..simulation.report import as_json, columns, exit_columns, markdown, table
+    from ..simulation.report import as_json, columns, exit_columns, markdown, page, table
 
     costs = None if machine is None else Machine.read(machine)
     loaded = pardec.load(model, **load_arguments)
@@ -106,7 +105,7 @@ def simulate(
     if json_ is not None:
         write_file(json_, as_json(report))
     if html is not None:
-        write_file(html, page.page(report))
+        write_file(html, page(report))
     for path in (json_, html):
         if path is not None:
             say(f"wrote {path}", quiet=quiet)

@@ -19,8 +19,8 @@ from pardec.models.errors import SpecError
 
 from ..api import Model, load
 from ..cards import list_drafters
+from ..requests.answer_warnings import SlowDrafts
 from ..requests.chat_template import applies, as_message
-from ..requests.slow_drafts import SlowDrafts
 from ..tasks import Problem, Task
 from . import sources
 

@@ -9,11 +9,9 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from pardec.models.errors import SpecError
+from pardec.models.errors import SpecError, did_you_mean
 
-from .frontier import GAINS, frontier
 from .report.columns import COLUMNS, percent, plain
-from .ticks import log_ticks, ticks
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 420.0, 260.0, 48.0, 12.0, 10.0, 42.0
 _LINE = 13.0  # height of a line of the key
@@ -191,3 +189,56 @@ class _Axis:
     def at(self, value: float) -> float:
         low, high, value = (math.log(each) if self.log else each for each in (self.low, self.high, value))
         return self.start + (self.stop - self.start) * (value - low) / (high - low)
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """At most `most` round numbers between two.
+
+    >>> ticks(0.4, 1.02)
+    [0.4, 0.6, 0.8, 1.0]
+    """
+    raw = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(times * power for times in (1, 2, 5, 10) if times * power >= raw)
+    return [
+        float(f"{at * step:.12g}") for at in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
+    ]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 of every power of ten, 1 alone over more than three powers, round numbers where that gives too few.
+
+    >>> log_ticks(3, 60), log_ticks(3, 4), log_ticks(1, 50000)
+    ([5.0, 10.0, 20.0, 50.0], [3.0, 3.2, 3.4, 3.6, 3.8, 4.0], [1.0, 10.0, 100.0, 1000.0, 10000.0])
+    """
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    digits = (1,) if math.log10(high / low) > 3 else (1, 2, 5)
+    found = [times * 10.0**power for power in powers for times in digits if low <= times * 10.0**power <= high]
+    return found if len(found) > 2 else ticks(low, high)
+
+
+# The figures that are better when they are larger; for all others, smaller is better.
+GAINS = {column.key for column in COLUMNS if column.better == "high"}
+
+
+def frontier(rows: Sequence[Mapping[str, Any]], cost: str, quality: str) -> list[dict[str, Any]]:
+    """The rows that no other row dominates (at least as good in both figures and better in one), cheapest first.
+
+    A figure such as tokens per second may be the cost: larger is better then. Rows that are equal in both figures are
+    all included; rows that lack one of them are left out. Raises SpecError for a column without numbers.
+    """
+    for name in (cost, quality):
+        figures = [key for key, value in rows[0].items() if not isinstance(value, str | dict | list)] if rows else []
+        if rows and name not in figures:
+            raise SpecError(
+                f"no column {name!r} has numbers{did_you_mean(name, figures)}",
+                hint=f"such columns: {', '.join(figures)}",
+            )
+    sign = {name: 1 if name in GAINS else -1 for name in (cost, quality)}
+    points = [
+        (sign[cost] * row[cost], sign[quality] * row[quality], row)
+        for row in rows
+        if row[cost] is not None and row[quality] is not None
+    ]
+    best = [(x, row) for x, y, row in points if not any(a >= x and b >= y and (a > x or b > y) for a, b, _ in points)]
+    return [dict(row) for _, row in sorted(best, key=lambda point: -point[0])]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..requests import chat_template, cut_answers
+from ..requests import answer_warnings, chat_template
 from .metrics import queue_reason
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _cut(row: Mapping[str, Any], run: Run) -> Iterator[str]:
     cut = [len(unit["tokens"]) for unit in units if unit.get("cut")]
     if cut:
         lengths = set(cut)
-        text = cut_answers.sentence(len(cut), len(units), lengths.pop() if len(lengths) == 1 else None)
+        text = answer_warnings.cut_sentence(len(cut), len(units), lengths.pop() if len(lengths) == 1 else None)
         yield f"{row['sampler']}: {text}, before an end token; a larger max_new_tokens (-n) gives more"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,14 +21,14 @@ from ..executors import executor as make_executor
 from ..io.jsonl import Row, RowsFile
 from ..requests.preflight import check_folder
 from ..tasks import Task
-from ..tasks.scorers import Score
+from ..tasks.functions import ScoreError, name_of
+from ..tasks.scorers import SCORERS, Score
 from . import sources, units
 from .entries import SamplerLike
 from .plan import Grid, Loading, Plan, loadable, plan
-from .progress import progress as show_progress
 from .run import Folder, Run
-from .scoring import ScorerCheck
 from .table import Table
+from .units import Problems
 
 if TYPE_CHECKING:
     from ..api import Model
@@ -231,3 +232,93 @@ def _warn_of_missing_answers(comparison: Plan) -> None:
 
 def _warn(text: str) -> None:
     print(plain(text), file=sys.stderr, flush=True)
+
+
+_FAILED = "ScoreError: "  # how the error of a row begins
+
+
+class ScorerCheck:
+    """Checks the first finished row of each task that a user's scorer rates; `warn` gets warnings."""
+
+    def __init__(self, tasks: Mapping[str, Task], problems: Problems, warn: Callable[[str], object]) -> None:
+        self._problems, self._warn = problems, warn
+        scorers = {name: getattr(task, "scorer", None) for name, task in tasks.items()}
+        self._unchecked = {
+            name: name_of(scorer) for name, scorer in scorers.items() if scorer and scorer not in SCORERS
+        }
+
+    def row(self, row: Row) -> None:
+        """Raises ScoreError if the scorer failed on the task's first row, and warns if it returned None."""
+        if row["task"] not in self._unchecked:
+            return
+        error = row["error"]
+        if error is not None and not error.startswith(_FAILED):
+            return  # the row was not decoded
+        name = self._unchecked.pop(row["task"])
+        if error is not None:
+            raise ScoreError(error.removeprefix(_FAILED), hint="nothing else was decoded; correct the scorer first")
+        if row["score"] is None:
+            self._warn(f"warning: the scorer {name!r} returned None for problem {row['problem']}, which is not a score")
+
+
+EVERY_S = 10.0  # seconds between two lines
+
+Report = Callable[[int], None]  # takes the number of finished rows
+
+
+@contextmanager
+def show_progress(visible: bool | None, total: int, before: int, references: int = 0) -> Iterator[Report]:
+    """Yields a function to call with the number of finished rows, of `total`; `before` were finished before this run.
+
+    Args:
+        references: how many of the rows belong to references.
+        visible: True for a bar or lines, None for a bar if stderr is a terminal, False for nothing.
+    """
+    note = f" ({references} of references)" if references else ""  # explains why there are more rows than problems
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    if visible is False or (visible is None and not terminal) or total == before:
+        yield lambda now: None
+    elif terminal:
+        with _bar(total, before, note) as report:
+            yield report
+    else:
+        yield Lines(total, before, note)
+
+
+class Lines:
+    """Prints a line every few seconds: finished rows, and the remaining time at the current pace."""
+
+    def __init__(self, total: int, before: int, note: str = "") -> None:
+        self.total, self.before, self.suffix = total, before, note
+        self.started = self.reported = time.monotonic()
+
+    def __call__(self, finished: int) -> None:
+        clock_now = time.monotonic()
+        if clock_now - self.reported < EVERY_S and finished < self.total:
+            return
+        self.reported = clock_now
+        time_left = (self.total - finished) * (clock_now - self.started) / max(finished - self.before, 1)
+        ending = f", {clock(time_left)} left" if finished < self.total else f" in {clock(clock_now - self.started)}"
+        print(f"{finished} of {self.total} rows{self.suffix}{ending}", file=sys.stderr, flush=True)
+
+
+def clock(seconds: float) -> str:
+    """Formats a duration.
+
+    >>> clock(83), clock(7384)
+    ('1:23', '2:03:04')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+@contextmanager
+def _bar(total: int, before: int, note: str) -> Iterator[Report]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(f"rows{note}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left"))
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("rows", total=total, completed=before)
+        yield lambda now: bar.update(task, completed=now)

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from pardec.models.printable import in_json, plain
 
-from ..io.data_frames import frame
+from ..io.arrays import frame
 from ..io.jsonl import Row
 from ..io.output_paths import check_figure
 from . import curve_table as curve_text
 from . import metrics
 from .curve_table import curve_table
-from .figure import figure
-from .frontier import frontier
+from .figure import figure, frontier
 from .notes import broken, notes
 from .report.columns import MEANINGS
 from .run import Run

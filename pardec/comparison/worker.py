@@ -16,14 +16,14 @@ from pardec.samplers.rng import row_seed
 from ..environment import processor
 from ..executors.base import describe_error
 from ..io.jsonl import Row
+from ..memory import Peak
 from ..requests import chat_template
+from ..requests.answer_warnings import is_cut
 from ..requests.call import Call
-from ..requests.cut_answers import is_cut
 from ..result import Result
 from ..tasks import Problem, Task
 from ..tasks.functions import ScoreError
 from .entries import Entry
-from .memory import Peak
 from .units import Problems, Unit
 
 if TYPE_CHECKING:

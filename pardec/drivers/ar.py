@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pardec.models.errors import SpecError, one_line
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.cards import find
@@ -15,7 +17,7 @@ from pardec.samplers.speculative import compatibility
 from pardec.samplers.speculative import loop as speculative
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
-from ..requests import corpus, draft_models
+from ..requests import draft_models
 from ..serving.rows import merge_requests
 from ..serving.running import Decoding, Progress, RunningBatch, WholeBatch
 from .text import TextCall, TextDriver
@@ -54,7 +56,7 @@ class ARDriver(TextDriver):
         return {
             "block_length": 1,
             "absolute": settings.block_align == "absolute",
-            "corpus": corpus.read(sampler, self.network),
+            "corpus": read_corpus(sampler, self.network),
             "draft_model": draft_models.for_text(sampler, self.network),
             "processors": tuple(settings.logits_processor or ()),
         }
@@ -94,3 +96,24 @@ class ARDriver(TextDriver):
     def cost_ratio(self, sampler: Any) -> float | None:
         resolved = registry.resolve(sampler, "ar")
         return resolved.draft.cost_ratio(self.network, draft_models.for_text(resolved, self.network))
+
+
+def read_corpus(sampler: SpeculativeSampler, model: LanguageModel) -> tuple[int, ...] | None:
+    """The tokens of the text file in which the sampler counts n-grams; None if it names none.
+
+    Raises SpecError for a file that cannot be read or is empty, and for a model without a tokenizer.
+    """
+    texts = sampler.texts
+    if texts is None or texts.needed_corpus is None:
+        return None
+    file = Path(texts.needed_corpus)
+    if model.tokenizer is None:
+        raise SpecError(f"corpus={file} is text and {model.name} comes without a tokenizer", hint="leave corpus out")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise SpecError(f"corpus={file} cannot be read as text: {one_line(error)}", hint="name a UTF-8 file") from error
+    ids = tuple(model.tokenizer(text, add_special_tokens=False)["input_ids"])
+    if not ids:
+        raise SpecError(f"corpus={file} is empty", hint="name a file with text like the answers")
+    return ids

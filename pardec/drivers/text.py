@@ -19,8 +19,7 @@ from pardec.samplers.traits import Trait
 from ..requests import allowed
 from ..requests.call import Call
 from ..requests.generation_config import rules_of
-from ..requests.image_layout import intersect
-from ..requests.images import ImageInputs, image_inputs, imaging_for, size_of
+from ..requests.images import ImageInputs, image_inputs, imaging_for, intersect, size_of
 from ..requests.preflight import check_family
 from ..requests.prompts import Row, check_length, encode
 from ..requests.settings import ARGUMENTS, Settings, repeat_each

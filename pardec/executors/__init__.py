@@ -37,7 +37,7 @@ def executor(name: str = "local", *, workers: int | None = None) -> Executor:
         if workers < 1:
             raise SpecError(f"workers must be at least 1, got {workers}", hint="leave it out for the default")
     if name == "local":
-        from .local import Local
+        from .base import Local
 
         return Local(workers)
     if name == "torchrun":

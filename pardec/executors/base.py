@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from pardec.models.errors import PardecError
+from pardec.models.errors import PardecError, SpecError
 
 Rows = list[dict[str, Any]]
 Sink = Callable[[Rows], None]  # stores finished rows before it returns
@@ -89,3 +89,31 @@ def batch_error(errors: Sequence[str], batches: int, *, leads: bool = True) -> B
 def describe_error(error: BaseException) -> str:
     """An exception as text, for rows and reports."""
     return f"{type(error).__name__}: {error}"
+
+
+class Local:
+    """Runs every batch in this process, in order."""
+
+    leads = True
+    workers = 1
+
+    def __init__(self, workers: int | None = None) -> None:
+        if workers not in (None, 1):
+            raise SpecError(
+                f"the local executor has one worker, got workers={workers}",
+                hint='for more, use executor="torchrun" or "ray"',
+            )
+
+    def wait(self) -> None:
+        """Returns at once: there is no other process."""
+
+    def run(self, job: Job, batches: Sequence[Sequence[Any]], sink: Sink) -> None:
+        if not batches:
+            return
+        worker = job.worker()
+        errors: list[str] = []
+        for batch in batches:
+            for rows in run_batch(worker, batch, errors):
+                sink(rows)
+        if errors:
+            raise batch_error(errors, len(batches))

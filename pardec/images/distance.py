@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from pardec.models.errors import SpecError
 
+from .drawing import SIDE
 from .reading import Reading, read
 from .scenes import BACKGROUNDS, COLOURS, SHAPES, SIZES
-from .shapes import SIDE
 
 _PALETTE = np.array([*COLOURS.values(), *BACKGROUNDS.values()], np.float32)
 _FIELDS = 4  # per side, for the share of pixels that differ from the background

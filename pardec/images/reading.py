@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from pardec.models.errors import SpecError
 
+from .drawing import AREA, BETWEEN, CENTROID, SIDE, Array, coverage
 from .scenes import BACKGROUNDS, COLOURS, POSITIONS, RELATIONS, Scene, Thing
-from .shapes import AREA, BETWEEN, CENTROID, SIDE, Array, coverage
 
 NEAR = 75.0  # levels within which a pixel has a named colour
 FAINT = 0.15  # share of a shape's colour below which a pixel counts as background

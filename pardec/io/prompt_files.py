@@ -12,7 +12,7 @@ from typing import Any
 from pardec.models.errors import SpecError, did_you_mean
 from pardec.models.files.json_text import parse
 
-from ..requests.settings import ARGUMENTS
+from ..requests.settings import ARGUMENTS, Settings
 
 FORMAT = (
     'each line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, with an "id" if you like'
@@ -208,3 +208,19 @@ ALLOWED_FORM = 'for example {"0": ["yes", "no"]}, or [["yes", "no"], null]'
 
 def _is_message(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
+
+
+def line_settings(item: Item, where: str) -> dict[str, Any]:
+    """The checked arguments of a line, named `where` in errors. Raises SpecError."""
+    values = item.settings
+    if "allowed" in values:
+        values["allowed"] = integer_keys(values["allowed"], where)
+    try:
+        Settings.of(values)
+    except SpecError as error:
+        raise SpecError(f"{where}: {error.message}", hint=error.hint) from error
+    if "seed" in values and not isinstance(values["seed"], int):
+        raise SpecError(
+            f"{where}: seed must be one whole number, got {values['seed']!r}", hint='{"prompt": "...", "seed": 7}'
+        )
+    return values

@@ -21,7 +21,7 @@ from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 
-from .rounds import Round
+from .setting import Round
 
 
 @dataclass(frozen=True)

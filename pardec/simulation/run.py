@@ -18,9 +18,8 @@ from ..requests.call import Call
 from .exits import Exit, ExitRanks, exit_ranks
 from .machine import Machine
 from .measure import measured
-from .rounds import Round, rounds
 from .schedules import SCHEDULES, timeline
-from .setting import Setting
+from .setting import Round, Setting, rounds
 from .timeline import Timeline
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from pardec.models.errors import SpecError
 from pardec.models.layers.layer_groups import SERIAL, group_of
 
 from .exits import Exit
-from .rounds import Round
-from .setting import ID_BYTES, Row, Setting
+from .setting import ID_BYTES, Round, Row, Setting
 from .timeline import Timeline
 
 Schedule = Callable[[Row, str | None, Sequence[Round], Exit | None], str | None]

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from pardec.models.errors import SpecError
 
 from ..images.distance import features
-from ..images.drawing import draw
+from ..images.drawing import SIDE, draw
 from ..images.scenes import captions, parse
 from ..images.scoring import Score, score
-from ..images.shapes import SIDE
 from .base import Problem, Task, checked_count
 
 _TRUE = 1 << 41  # image seeds from here on belong to the reference images

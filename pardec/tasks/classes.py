@@ -11,8 +11,7 @@ import numpy as np
 
 from ..images.classes import NAMES, Score, scene, score
 from ..images.distance import features
-from ..images.drawing import draw
-from ..images.shapes import SIDE
+from ..images.drawing import SIDE, draw
 from .base import Problem, Task, check_split, checked_count
 from .captions import pixels
 

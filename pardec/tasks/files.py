@@ -8,8 +8,7 @@ from typing import Any
 
 from pardec.models.errors import SpecError
 
-from ..io.prompt_files import COMPARED, Item, read_file
-from ..requests import prompt_settings
+from ..io.prompt_files import COMPARED, Item, line_settings, read_file
 from .base import Problem, Task, checked_count
 from .functions import name_of
 from .scorers import Score, Scorer
@@ -84,7 +83,7 @@ def problem_of(item: Item, answer: Any, where: str) -> Problem:
     """A prompt as a problem, with its own arguments of `generate`. Raises SpecError for one that cannot work."""
     if item.prompt is None:
         raise SpecError(f"{where} has no prompt", hint=FORM)
-    settings = prompt_settings.of(item, where)
+    settings = line_settings(item, where)
     return Problem(str(item.id), item.prompt, answer, settings=settings or None)
 
 

@@ -21,10 +21,8 @@ import pardec
 from pardec.models.errors import SpecError
 
 from .export import read_export
-from .measure import Acceptance, measure
-from .run import Plan
+from .run import RATE, Acceptance, Plan, measure, prepare
 from .served import served
-from .setup import RATE, prepare
 from .texts import network_of
 
 _GENTLE = 0.1  # share of the learning rate of a full training

@@ -6,8 +6,8 @@ import json
 import math
 import os
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import ModelError
+from pardec.models.model import LanguageModel
 
 from .export import Exported, export, read_export
 from .losses import loss as loss_by_name
-from .measure import Acceptance, measure
 from .networks import KINDS, Network, Options, Target
+from .networks.eagle import default_taps
+from .networks.kangaroo import Kangaroo, exit_taps
 from .resumable import AVERAGE, Resumable, Tensors
-from .states import States, Text
+from .states import Row, States, Text, open_states
 
 
 @dataclass
@@ -256,3 +258,83 @@ def optimizers(parameters: Mapping[str, Tensor], name: str, rate: float, decay: 
         return [torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))]
     muon = torch.optim.Muon(matrices, lr=rate, weight_decay=decay, momentum=0.95, adjust_lr_fn="match_rms_adamw")
     return [muon, *([torch.optim.AdamW(none, lr=rate, betas=(0.9, 0.95))] if none else [])]
+
+
+_TOKENS = 6000  # tokens of one batch
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """The acceptance of greedy chains on the target's greedy texts."""
+
+    length: float  # tokens per round, the target's own included
+    depths: tuple[float, ...]  # share of the positions at which the first j drafted tokens are all right
+    rounds: int
+
+
+def measure(network: Network, states: States, texts: Sequence[Text], drafts: int) -> Acceptance:
+    """Follows every text as decoding would: a round drafts `drafts` tokens, keeps the right ones and adds one."""
+    tokens = rounds = positions = 0
+    right = torch.zeros(drafts)
+    remaining = sorted((text for text in texts if text.length - text.prompt > 1), key=lambda text: text.length)
+    while remaining:
+        count = max(1, _TOKENS // remaining[-1].length)
+        part, remaining = remaining[-count:], remaining[:-count]
+        batch = states.batch(part)
+        drafted = network.chain(batch, drafts)  # [B, W, k]
+        width = batch.width
+        follows = torch.stack(
+            [torch.nn.functional.pad(batch.ids[:, 2 + j :], (0, min(2 + j, width)), value=-2) for j in range(drafts)],
+            -1,
+        )
+        accepted = (drafted == follows).long().cumprod(-1).cpu()  # [B, W, k]
+        for row, text in enumerate(part):
+            last = text.length - 1
+            known = accepted[row, text.prompt - 1 : last - drafts]
+            right += known.sum(0)
+            positions += len(known)
+            lengths = accepted[row].sum(-1).tolist()
+            at = text.prompt - 1  # the token at `at` + 1 is known
+            while at + 1 < last:
+                gain = min(lengths[at] + 1, last - at - 1)
+                tokens, rounds, at = tokens + gain, rounds + 1, at + gain
+    depths = tuple((right / max(1, positions)).tolist())
+    return Acceptance(tokens / max(1, rounds), depths, rounds)
+
+
+# Peak learning rates of a whole training.
+RATE = {"eagle": 2e-3, "medusa": 2e-3, "hydra": 2e-3, "dflash": 2e-3, "prompts": 2e-2, "kangaroo": 2e-3, "mtp": 2e-3}
+
+
+def prepare(
+    target: LanguageModel,
+    files: Mapping[str, Sequence[Row]],
+    plan: Plan,
+    chosen: Mapping[str, Any],
+    *,
+    folder: Path,
+    longest: int,
+    online: bool = False,
+    report: Callable[[str], object] | None = None,
+) -> Run:
+    """Sets up a run: the states of the texts, computed if `folder` lacks them, and the run, resumed if it was stopped.
+
+    Args:
+        target: the model that the drafter drafts for.
+        files: prompts and answers as ids, by the path of their file, for messages.
+        plan: all but the network's options.
+        chosen: the named `Options`; the others come from the exported drafter `plan.init`, or are the defaults.
+        folder: where states are stored, for every kind of drafter that reads the same layers.
+        longest: tokens of a text; prompts are cut at their beginning.
+        online: run the target over each batch in place of storing its states.
+        report: called with each line of the log, by default printed.
+
+    Raises:
+        ModelError: an option contradicts the exported drafter, which may also be of another kind or target.
+    """
+    exported = plan.init is not None and state_file(plan.init) is None
+    options = read_export(plan.init, target, plan.kind).options(chosen) if exported and plan.init else Options(**chosen)
+    taps = options.taps or (exit_taps if plan.kind == Kangaroo.kind else default_taps)(target.layers)
+    states = open_states(folder, taps, target, online=online)
+    states.update(files, longest)
+    return Run(Target(target), states, replace(plan, network=replace(options, taps=taps)), report)

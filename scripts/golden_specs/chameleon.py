@@ -22,7 +22,7 @@ from pardec.models.images.chameleon import LuminaImaging
 from pardec.models.images.chameleon_words import BOS, GRID, IMAGE_END, IMAGE_START, MESSAGE_END, ROW_END, ChameleonWords
 from pardec.models.images.contracts import Condition, ImageLayout
 from pardec.models.load import load
-from pardec.requests.image_layout import intersect
+from pardec.requests.images import intersect
 from pardec.requests.prompts import Row
 from pardec.samplers.ops.distribution import filter_logits
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from golden_specs import Case, Replay
 from pardec.models.images.emu3 import Emu3Imaging
 from pardec.models.images.emu3_words import TOKENS, Emu3Words
-from pardec.requests.image_layout import intersect
+from pardec.requests.images import intersect
 from pardec.requests.prompts import Row
 
 CALLS: dict[str, Any] = {}  # none is a decode

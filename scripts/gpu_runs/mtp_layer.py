@@ -24,8 +24,7 @@ from gpu_runs.report import Report
 from gpu_runs.smollm2 import Shape
 from gpu_runs.texts import Texts, write
 from gpu_runs.training import carried_model, tiny
-from pardec.training.run import Plan, Run
-from pardec.training.setup import RATE, prepare
+from pardec.training.run import RATE, Plan, Run, prepare
 from pardec.training.texts import network_of
 
 FILE = "mtp.safetensors"

@@ -16,7 +16,7 @@ import pardec
 from pardec.cli import run
 from pardec.cli.inputs import read_stop
 from pardec.models.errors import SpecError
-from pardec.requests import empty_answer
+from pardec.requests import answer_warnings
 from pardec.requests.settings import OTHER_NAMES, Arguments, Settings
 from pardec.samplers.rng import row_seeds
 
@@ -225,8 +225,8 @@ def test_from_python_an_embedded_model_says_what_it_knows() -> None:
         pardec.EmptyAnswer, match="is trained on arithmetic, lists, records, chains, .* sort and stories only"
     ):
         model.generate(FOREIGN)
-    assert empty_answer.tasks_of(model)[:3] == ["arithmetic", "lists", "records"]
-    assert "EmptyAnswer" in inspect.getsource(empty_answer)
+    assert answer_warnings.tasks_of(model)[:3] == ["arithmetic", "lists", "records"]
+    assert "EmptyAnswer" in inspect.getsource(answer_warnings)
 
 
 def test_an_option_of_another_engine_is_told_pardec_s_own_word(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import torch
 from pardec.models.images.captioned import CaptionedImaging
 from pardec.models.images.contracts import Condition, ImageLayout
 from pardec.models.model import LanguageModel
-from pardec.requests.image_layout import intersect
+from pardec.requests.images import intersect
 from pardec.requests.prompts import Row
 from pardec.samplers import registry
 from pardec.samplers.events import Event, Finished, Step

@@ -9,7 +9,7 @@ from typing import Any
 
 from ...views.document import spec
 from .. import curve_table
-from ..ticks import log_ticks
+from ..figure import log_ticks
 from . import tables
 from .columns import NOTHING, percent, plain
 

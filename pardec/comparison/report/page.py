@@ -7,16 +7,17 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...views import replay
+from ...views import image_view, replay
 from ...views.colour import ramp
 from ...views.document import asset, document, fill, spec, web
-from . import curves, grids, played, tables
-from .columns import Row, columns, plain
+from . import curves, tables
+from .columns import COLUMNS, Row, columns, plain
 from .commands import python, shell
 from .finding import finding
 from .orders import acceptance_section, order_section, rate_section
 
 if TYPE_CHECKING:
+    from ...result import Result
     from ..run import Run
 
 _HERE = "pardec.comparison.report"
@@ -34,14 +35,14 @@ def page(run: Run) -> str:
 
     table = Table(run)
     rows: list[Row] = [*table.rows]
-    prompts, plot = played.prompts(run), played.plot(rows)
+    replayed, plot = replays(run), plot_data(rows)
     tasks = list(dict.fromkeys(row["task"] for row in run.rows))
     candidates = {
         "results": ("Results", _results(rows, table.notes)),
         "quality": ("Quality against cost", asset(_HERE, "frontier.html") if plot else ""),
         "curves": ("Curves", curves.section(table.curves)),
-        "images": ("Images", grids.section(run)),
-        "decode": ("Decode replay", asset("pardec.views", "web/replay.html") if prompts else ""),
+        "images": ("Images", image_section(run)),
+        "decode": ("Decode replay", asset("pardec.views", "web/replay.html") if replayed else ""),
         "order": ("Commit order", order_section(rows, run.rows)),
         "accepted": ("Acceptance by draft position", acceptance_section(rows, run.rows)),
         "rates": ("Acceptance over forwards", rate_section(rows, run.rows)),
@@ -65,7 +66,7 @@ def page(run: Run) -> str:
         body,
         styles=[*web("page.css", "replay.css"), asset(_HERE, "report.css"), _heat_styles()],
         scripts=[*web("page.js", "replay.js"), asset(_HERE, "plot.js"), asset(_HERE, "report.js")],
-        data={"scale": replay.scale(), "prompts": prompts, "plot": plot},
+        data={"scale": replay.scale(), "prompts": replayed, "plot": plot},
     )
 
 
@@ -145,3 +146,111 @@ def _count(count: int, what: str) -> str:
 
 def _words(words: Sequence[Any]) -> str:
     return ", ".join(words[:-1]) + " and " + words[-1] if len(words) > 1 else "".join(words)
+
+
+_LEGEND = """<p>For each caption or class an image of every sampler, and its map: for each token, how many tokens were
+committed in the same forward, from 1 (dark) to {top} (light).</p>"""
+
+_MAPS_LEGEND = """<p>For each class an image of every sampler, and its token maps, coarse to fine: the lighter a
+code, the likelier it was.</p>"""
+
+
+def image_section(run: Run) -> str:
+    """The images whose results were saved; empty for text."""
+    by_problem: dict[tuple[str, int], list[tuple[Row, Result]]] = {}
+    for row in run.rows:
+        result = run.traces.get(row["key"])
+        if result is not None and result.images:
+            by_problem.setdefault((row["task"], row["index"]), []).append((row, result))
+    if not by_problem:
+        return ""
+    order = {entry["sampler"]: number for number, entry in enumerate(run.config["samplers"])}
+    top = max(image_view.max_count(result) for pairs in by_problem.values() for _, result in pairs)
+    maps = any(result.sides is not None for pairs in by_problem.values() for _, result in pairs)
+    parts = [_MAPS_LEGEND if maps else _LEGEND.format(top=top)]
+    for problem in sorted(by_problem):
+        pairs = sorted(by_problem[problem], key=lambda pair: (order[pair[0]["sampler"]], pair[0]["seed"]))
+        title = image_view.title(pairs[0][1], 0)
+        suffix = "" if pairs[0][1].shown == [title] else f": {pairs[0][0]['problem']}"
+        parts.append(f"<h3>{escape(title + suffix)}</h3>")
+        parts.append(f'<div class="images">{"".join(_figure(*pair, top) for pair in pairs)}</div>')
+    return "\n".join(parts)
+
+
+def _figure(row: Row, result: Result, top: int) -> str:
+    assert result.images is not None, "`image_section` selects results with images"
+    image = result.images[0]
+    counts = image_view.commit_counts(result, 0)
+    verdict = {None: "", 1.0: ", right", 0.0: ", wrong"}.get(row["score"], "")
+    caption = ", ".join(filter(None, (image_view.forwards_text(result, 0), image_view.acceptance_text(result, 0))))
+    alt = f"{row['sampler']}: {image_view.title(result, 0)}"
+    return (
+        f'<figure><img src="{image_view.data_url(image)}" alt="{escape(alt, quote=True)}">'
+        f'<img src="{image_view.data_url(image_view.heat(result, 0, top, image.size))}" '
+        f'alt="tokens gained per forward, at most {int(counts.max())}"><figcaption>'
+        f"{spec(row['sampler'])}<br>{escape(caption)}{verdict}</figcaption></figure>"
+    )
+
+
+COSTS = ("nfe", "nfe_to_end", "tokens_per_forward", "tokens_per_second")
+QUALITIES = ("accuracy", "lenient", "agreement")
+_LONG = {
+    "nfe": "Forwards per problem (NFE)",
+    "nfe_to_end": "Forwards to the end token",
+    "tokens_per_forward": "Tokens per forward",
+    "tokens_per_second": "Tokens per second",
+    "lenient": "Lenient accuracy",
+    "agreement": "Agreement with sequential",
+}
+
+
+def replays(run: Run) -> list[dict[str, Any]]:
+    """The replays: for each problem with saved traces, the decode of every sampler, references last."""
+    tasks = list(dict.fromkeys(row["task"] for row in run.rows))
+    order = sorted(run.rows, key=lambda row: (tasks.index(row["task"]), row["index"], row["reference"]))
+    by_problem: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in order:
+        result = run.traces.get(row["key"])
+        if result is None or result.images:
+            continue
+        key = row["task"], row["problem"]
+        if key not in by_problem:
+            label = f"{row['task']} {row['index'] + 1}"
+            by_problem[key] = {"label": label, "prompt": replay.prompt(result, 0), "runs": []}
+        name = f"{row['sampler']} (reference)" if row["reference"] else row["sampler"]
+        by_problem[key]["runs"].append({**replay.run(result, 0, name), "score": row["score"]})
+    return list(by_problem.values())
+
+
+def plot_data(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """Points and axes of quality against cost, overall and per task; None if nothing was scored."""
+    points = [
+        {
+            "number": number,
+            "name": row["sampler"],
+            "exact": row["exact"] != "relaxed",
+            "failed": row["failed"],
+            "all": figures,
+            "tasks": {task: _figures(task_row) for task, task_row in row["by_task"].items()},
+        }
+        for number, row in enumerate(rows, 1)
+        if "nfe" in (figures := _figures(row)) and not figures.keys().isdisjoint(QUALITIES)
+    ]
+    if not points:
+        return None
+    return {"samplers": points, "costs": _axes(COSTS, rows), "qualities": _axes(QUALITIES, rows)}
+
+
+def _figures(row: Row) -> dict[str, Any]:
+    keys = (f"{key}{end}" for key in (*COSTS, *QUALITIES) for end in ("", "_low", "_high"))
+    return {key: row[key] for key in keys if row.get(key) is not None}
+
+
+def _axes(keys: Sequence[str], rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The axes of the plot: title of a figure, which direction is better, and whether it is a share."""
+    known = {column.key: column for column in COLUMNS}
+    return [
+        {"key": key, "title": _LONG.get(key, known[key].title), "better": known[key].better, "share": key in QUALITIES}
+        for key in keys
+        if known[key].worth_showing(rows)
+    ]

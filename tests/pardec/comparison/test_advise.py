@@ -13,7 +13,7 @@ from pardec.cli import run
 from pardec.comparison import advise as advising
 from pardec.comparison.advise import Timed, advise, candidates
 from pardec.models.errors import SpecError
-from pardec.requests import slow_drafts
+from pardec.requests import answer_warnings
 
 
 def timed(spec: str, seconds: float, *, score: float | None, same: int) -> Timed:
@@ -85,14 +85,14 @@ def test_the_command_prints_one_spec_and_takes_prompts_without_answers(
 
 
 def test_slow_candidates_are_in_the_table_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slow_drafts, "_SLOWER", 0.0)
-    monkeypatch.setattr(slow_drafts, "_said", set())
+    monkeypatch.setattr(answer_warnings, "_SLOWER", 0.0)
+    monkeypatch.setattr(answer_warnings, "_said", set())
     model = pardec.load("tiny-llama", device="cpu")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         advise(model, prompts=["Tom has 8 cups. He loses 2. How many are left?"] * 3, budget=0.1, max_new_tokens=24)
-    assert not [str(each.message) for each in caught if each.category is slow_drafts.SlowDrafts]
-    assert slow_drafts._said
+    assert not [str(each.message) for each in caught if each.category is answer_warnings.SlowDrafts]
+    assert answer_warnings._said
 
 
 def test_image_models_are_refused_and_drafters_are_those_of_the_target() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import pardec
 from pardec.comparison import tuning
-from pardec.requests.cut_answers import is_cut
+from pardec.requests.answer_warnings import is_cut
 
 Cli = Callable[..., tuple[int, str, str]]
 QUIET = {"references": False, "progress": False, "device": "cpu"}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import pardec
-from pardec.comparison.frontier import GAINS
+from pardec.comparison.figure import GAINS
 from pardec.comparison.report import page
 from pardec.comparison.report.columns import COLUMNS
 from pardec.comparison.report.commands import call_arguments, python, shell

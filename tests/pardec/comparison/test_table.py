@@ -17,11 +17,9 @@ import pytest
 from rich.console import Console
 
 from pardec.comparison import Run, Table
-from pardec.comparison.figure import figure
-from pardec.comparison.frontier import GAINS, frontier
+from pardec.comparison.figure import GAINS, figure, frontier, log_ticks
 from pardec.comparison.report.finding import finding
 from pardec.comparison.table import _SHORT, FIELDS
-from pardec.comparison.ticks import log_ticks
 from pardec.models.errors import PardecError, SpecError
 
 ALONE = {"seconds": 1.0, "rows": 1, "forwards": 5, "padding": 0, "waits": None}

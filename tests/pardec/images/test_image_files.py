@@ -11,7 +11,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from pardec.images.distance import distance, features, frechet
-from pardec.images.drawing import draw
+from pardec.images.drawing import AREA, RADII, SIDE, coverage, draw
 from pardec.images.reading import DetectedShape, Reading, read
 from pardec.images.scenes import (
     BACKGROUNDS,
@@ -26,7 +26,6 @@ from pardec.images.scenes import (
     sample,
 )
 from pardec.images.scoring import compare, score
-from pardec.images.shapes import AREA, RADII, SIDE, coverage
 from pardec.models.errors import SpecError
 
 CAPTION = "a small red circle left of a large blue square on grey"

@@ -12,7 +12,7 @@ import pytest
 import pardec
 from pardec.io.prompt_files import COMPARED, GENERATED, PER_PROMPT, read_file
 from pardec.models.errors import SpecError
-from pardec.requests import line_settings
+from pardec.requests import line_calls
 from pardec.tasks import FileTask
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -147,4 +147,4 @@ def test_lines_take_what_serve_batch_takes() -> None:
 
 def test_calls_without_own_settings_are_one(tiny: pardec.Model, tmp_path: Path) -> None:
     items = read_file(write(tmp_path, "a", "b", name="p.txt"))
-    assert not isinstance(line_settings.prepare(tiny, items, {}, "p.txt"), line_settings.LineCalls)
+    assert not isinstance(line_calls.prepare(tiny, items, {}, "p.txt"), line_calls.LineCalls)

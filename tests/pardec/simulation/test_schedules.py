@@ -11,9 +11,8 @@ from pardec.models.errors import SpecError
 from pardec.models.layers.layer_groups import stages
 from pardec.simulation import SCHEDULES, Machine
 from pardec.simulation.exits import Exit
-from pardec.simulation.rounds import Round
 from pardec.simulation.schedules import timeline
-from pardec.simulation.setting import ID_BYTES, Setting
+from pardec.simulation.setting import ID_BYTES, Round, Setting
 from pardec.simulation.timeline import Timeline
 
 K = 4

@@ -17,10 +17,9 @@ from pardec.cli import run as command
 from pardec.models.errors import SpecError
 from pardec.models.plan import Plan
 from pardec.simulation import Machine, simulate
-from pardec.simulation.html import page
-from pardec.simulation.report import document
-from pardec.simulation.rounds import rounds
+from pardec.simulation.report import document, page
 from pardec.simulation.run import Report
+from pardec.simulation.setting import rounds
 from tests.pardec.simulation import test_schedules as schedules
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/two_gpus.toml"

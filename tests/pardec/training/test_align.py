@@ -17,9 +17,8 @@ from pardec.models.errors import SpecError
 from pardec.training.align import Alignment, align
 from pardec.training.losses import loss
 from pardec.training.networks import KINDS, Options, Target
-from pardec.training.run import Plan
+from pardec.training.run import RATE, Plan
 from pardec.training.served import served
-from pardec.training.setup import RATE
 
 Cli = Callable[..., tuple[int, str, str]]
 SHORT = ("--steps", "2", "--batch", "200", "--drafts", "2", "--validation", "2")

@@ -13,8 +13,7 @@ from pardec.models.errors import ModelError
 from pardec.training.export import read_export
 from pardec.training.losses import loss
 from pardec.training.networks import KINDS, Options, Target
-from pardec.training.run import Plan, Run
-from pardec.training.setup import prepare
+from pardec.training.run import Plan, Run, prepare
 from pardec.training.states import States
 
 SHAPE = {"heads": 2, "block": 4, "unroll": 2, "mlp_width": 64, "mask_id": 4, "ramp": (0.0, 0.1)}

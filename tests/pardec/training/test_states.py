@@ -12,7 +12,7 @@ from torch import Tensor
 import pardec
 from pardec.models.errors import ModelError
 from pardec.models.plan import Plan, Visible
-from pardec.training.measure import measure
+from pardec.training.run import measure
 from pardec.training.states import Batch, States, Text, open_states
 
 ROWS = [([2, 50, 60], [70, 80, 90, 3]), ([2, 51], [71, 81, 3])]

@@ -8,7 +8,7 @@ from unittest.mock import patch
 import pytest
 
 import pardec
-from pardec.requests import slow_drafts
+from pardec.requests import answer_warnings
 from pardec.samplers import pace
 from pardec.samplers.events import Finished
 from tests.samplers.speculative.test_auto import ScriptedClock
@@ -22,7 +22,7 @@ def generated(model: pardec.Model, sampler: str) -> tuple[Finished, list[str]]:
         model.generate("list 3 5 8 3 5 8", **arguments)
     *_, end = model.run(model.prepare("list 3 5 8 3 5 8", **arguments), steps=False)
     assert isinstance(end, Finished)
-    return end, [str(each.message) for each in caught if each.category is slow_drafts.SlowDrafts]
+    return end, [str(each.message) for each in caught if each.category is answer_warnings.SlowDrafts]
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def model() -> pardec.Model:
 
 
 def test_a_drafter_that_costs_more_than_it_gains_is_said_once_with_both_figures(model: pardec.Model) -> None:
-    with ScriptedClock(5.0), patch.object(slow_drafts, "_said", set()):
+    with ScriptedClock(5.0), patch.object(answer_warnings, "_said", set()):
         assert generated(model, "sequential")[1] == []
         end, said = generated(model, "model:name=tiny-llama-draft,k=4")
         assert end.rounds_s is not None
@@ -47,7 +47,7 @@ def test_a_drafter_that_costs_more_than_it_gains_is_said_once_with_both_figures(
 
 def test_nothing_is_said_of_a_drafter_that_pays_or_where_plain_rounds_are_unknown(model: pardec.Model) -> None:
     for node, first in ((0.0, "sequential"), (5.0, None)):
-        with ScriptedClock(node), patch.object(slow_drafts, "_said", set()):
+        with ScriptedClock(node), patch.object(answer_warnings, "_said", set()):
             if first is not None:
                 generated(model, first)
             end, said = generated(model, "model:name=tiny-llama-draft,k=4")

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
 
-from ..io.prompt_files import Item
-from .prompt_settings import of
+from ..io.prompt_files import Item, line_settings
 
 if TYPE_CHECKING:
     from ..api import Model
-    from ..requests.call import Call
+    from .call import Call
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def prepare(model: Model, items: Sequence[Item], arguments: Mapping[str, Any], w
     count, calls, own = int(shared_arguments.get("num_return_sequences") or 1), list[Any](), list[Mapping[str, Any]]()
     for index, item in enumerate(items):
         line = f"{where}, line {item.line}"
-        values = of(item, line)
+        values = line_settings(item, line)
         seed = values.pop("seed", None)
         if seed is None:
             seeds = [row_seed(int(shared_arguments.get("seed", 0)), index * count + sample) for sample in range(count)]
