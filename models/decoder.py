@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .caches.kv_cache import KVCache
-from .caches.readers import Reader
+from .caches.kv_cache import KVCache, Reader
 from .caches.reuse_cache import ReuseCache
 from .caches.skip_cache import SkipCache
 from .decoder_config import AttentionConfig
@@ -25,8 +24,7 @@ from .kernels.ops import choose_ops
 from .layers.attention_record import AttentionRecord
 from .layers.diffusion_gemma_layer import Conditioning, DiffusionGemmaLayer, canvas_of
 from .layers.fused_layers import Chain, FusedLayers, chains
-from .layers.head_norm_layer import HeadNormLayer, PostNormLayer
-from .layers.layer import DecoderLayer, LayerPass
+from .layers.layer import DecoderLayer, HeadNormLayer, LayerPass, PostNormLayer
 from .layers.layer_groups import LayerGroups
 from .layers.layer_hooks import Kept, LayerHooks
 from .layers.rope import GridRope, Rope

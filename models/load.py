@@ -313,7 +313,7 @@ def _native(
         elif isinstance(finish, Quantizer) and decoder.config.tied and not finish.embeddings:
             finish.skip("head.weight", "it is the embedding")
         return decoder
-    from .parallel.device_map import spread
+    from .parallel.placement import spread
 
     return spread(
         decoder,

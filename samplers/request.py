@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from pardec.models.draft_modules.contracts import DraftModule
-from pardec.models.errors import SpecError
-from pardec.models.images.conditioned import Prefix
+from pardec.models.errors import ModelError, SpecError
+from pardec.models.images.conditioned import Conditioned, Prefix
 from pardec.models.images.contracts import Condition
 from pardec.models.model import LanguageModel
 
@@ -202,3 +202,24 @@ class Allowed(RowRequest):
 
     sets: Tensor  # [S, V] bool; set 0 allows everything
     at: tuple[Tensor, ...]  # per row [L_i] int64: the set of each position
+
+
+def conditioned_model(model: LanguageModel, request: Request, prefix: Prefix | None = None) -> LanguageModel:
+    """`model` with the request's conditions before its tokens, guided by `cfg`; the model itself without conditions.
+
+    Args:
+        prefix: the model's encoding of the conditions, if it exists already; a draft model encodes them itself.
+
+    Raises:
+        ModelError: it does not generate images.
+    """
+    if not request.conditions:
+        return model
+    if model.imaging is None:
+        raise ModelError(
+            f"{model.name} generates no images, and the request has image conditions", "use an image model"
+        )
+    imaging = model.imaging if request.size is None else model.imaging.resized(*request.size)
+    prefix = prefix if prefix is not None else imaging.prefix(request.conditions)
+    stack = Conditioned(model.decoder, prefix, request.prompts, cfg=request.cfg, interval=request.cfg_interval)
+    return replace(model, decoder=stack, imaging=imaging)

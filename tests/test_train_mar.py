@@ -27,7 +27,7 @@ from train_image import options  # noqa: E402
 
 import pardec  # noqa: E402
 from pardec.images.classes import Score, score  # noqa: E402
-from pardec.models.continuous.schedule import denoising  # noqa: E402
+from pardec.models.continuous.diffusion_head import denoising  # noqa: E402
 from pardec.models.images.kl import (  # noqa: E402  # noqa: E402
     KL,
     KLShape,

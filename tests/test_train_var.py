@@ -33,7 +33,7 @@ from pardec.models.images.kl import (  # noqa: E402
     save_kl,
 )
 from pardec.models.scales.contracts import Scales  # noqa: E402
-from pardec.models.scales.shape import TokenizerShape  # noqa: E402
+from pardec.models.scales.tokenizer import TokenizerShape  # noqa: E402
 from pardec.models.scales.tokenizer_files import load_tokenizer  # noqa: E402
 from tests.resumed import check_a_resumed_run  # noqa: E402
 

@@ -27,8 +27,7 @@ from ..errors import CapacityError
 from ..host_transfer import to_host, upload
 from ..kernels.attention import AttentionPattern
 from ..plan import Plan, Visible
-from .kv_cache import KVCache, written
-from .readers import Reader, attend_hidden
+from .kv_cache import KVCache, Reader, Slots, attend_hidden, written
 
 
 class CompactCache(KVCache):
@@ -239,3 +238,40 @@ def _shifted_mask(visible: Visible, shift: Tensor, same: int | None) -> Visible:
     inside = order < dense.shape[-1]
     index = order.clamp(max=dense.shape[-1] - 1)[:, None].expand(-1, dense.shape[1], -1)
     return Visible.mask(dense.gather(2, index) & inside[:, None])
+
+
+class PartialCache(CompactCache):
+    """K/V of the whole text, and a compact cache of the part that the model reads.
+
+    Prompts are fed to the `whole` cache, densely. From then on, every forward reads and writes the compact one, and
+    what is committed is copied to the whole cache, from which the compact one is filled again. `begun` says whether it
+    has been filled.
+    """
+
+    by_row: ClassVar[tuple[str, ...]] = (*CompactCache.by_row, "whole")
+
+    def __init__(self, whole: KVCache, *, slots: int) -> None:
+        super().__init__(whole, batch=whole.batch, slots=slots, reach=whole.capacity)
+        self.whole = whole
+        self.begun = False
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.whole.nbytes
+
+    def layout(self, plan: Plan) -> Plan:
+        return super().layout(plan) if self.begun else plan
+
+    def extent(self, plan: Plan) -> int:
+        return super().extent(plan) if self.begun else self.whole.extent(plan)
+
+    def slots(self, plan: Plan, *, in_parts: bool = False) -> Slots:
+        return super().slots(plan, in_parts=in_parts) if self.begun else self.whole.slots(plan, in_parts=in_parts)
+
+    def reader(self, plan: Plan, rope: Any, device: torch.device) -> Reader | None:
+        return super().reader(plan, rope, device) if self.begun else None
+
+    def put(self, rows: Tensor, other: KVCache) -> None:
+        assert isinstance(other, PartialCache), "both are of one request's kind"
+        super().put(rows, other)
+        self.begun = self.begun or other.begun

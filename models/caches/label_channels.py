@@ -27,8 +27,7 @@ from ..errors import ModelError
 from ..kernels.attention import AttentionPattern, additive_mask, visible_rows
 from ..model import LanguageModel
 from ..plan import Plan
-from .kv_cache import KVCache
-from .readers import Reader
+from .kv_cache import KVCache, Reader
 
 FILE = "label_channels.json"  # in a checkpoint's folder: pairs of channels per layer and key head, most important first
 

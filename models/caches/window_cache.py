@@ -21,8 +21,7 @@ from torch import Tensor
 from ..errors import CacheError
 from ..kernels.attention import visible_slots
 from ..plan import Plan, Visible
-from .kv_cache import KVCache, Slots
-from .readers import Reader
+from .kv_cache import KVCache, Reader, Slots
 from .window_readers import Capped, CappedReader, Far, PromptReader
 
 

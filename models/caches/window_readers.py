@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..kernels.attention import AttentionPattern, additive_mask, visible_rows
 from ..kernels.ops import apply_rotary
-from .readers import Reader
+from .kv_cache import Reader
 
 Far = Literal["offsets", "zero"]  # positions of sinks before the window: their own, or all 0
 

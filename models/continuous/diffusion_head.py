@@ -1,4 +1,4 @@
-"""MAR's diffusion head: the distribution of a token, as transitions from noise.
+"""Heads of images of vectors, MAR's diffusion and NextStep-1's flow: a token's distribution as transitions from noise.
 
 Autoregressive Image Generation without Vector Quantization, https://arxiv.org/abs/2406.11838
 
@@ -18,15 +18,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..cuda_graphs.functions import FunctionGraphs
+from ..errors import ModelError
 from ..kernels.matmul import Linear
-from ..layers.image_layer import modulated
+from ..layers.layer import modulated
 from .contracts import Gaussian, States
-from .schedule import Denoising, denoising
 
 EPS = 1e-6
 WAVES = 256  # size of a timestep's sinusoidal embedding
@@ -319,3 +320,124 @@ class DiffusionHead(TransitionHead):
 def _conditioning(states: States) -> Tensor:
     """[N, W], or [2, N, W] with guidance: with and without the condition."""
     return states.cond if states.uncond is None else torch.stack((states.cond, states.uncond))
+
+
+_MOST = 1000  # limit of steps
+
+
+class FlowHead(TransitionHead):
+    """NextStep-1's flow-matching head: a token's distribution as steps of a stochastic flow from noise.
+
+    NextStep-1: Toward Autoregressive Image Generation with Continuous Tokens at Scale, https://arxiv.org/abs/2508.10711
+    SiT: Exploring Flow and Diffusion-based Generative Models, https://arxiv.org/abs/2401.08740
+
+        x_t = t token + (1-t) noise;  v(x_t, t) predicts token - noise;  score = (t v - x_t) / (1-t)
+        step:  x += dt (v + w (1-t) score) + sqrt(2 w (1-t) dt) e
+        times: u = 0, 1/T .. (T-1)/T, 1;  t = u / (shift - (shift-1) u);  guidance mixes velocities
+
+    The marginals are those of the flow for every w: 1 as published beside the weights, 0 is Euler's method for the
+    ordinary differential equation, in which x_T alone is random. Steps of w > 0 are Gaussian, so that paths have
+    densities. The code that trains NextStep-1.1 has other noise, w (1-t) = 0.32 (1-t) / t, which is not supported.
+
+    Deviates from the published code in half precision, where that rounds times to the model's dtype.
+    """
+
+    def __init__(self, network: MARHead, steps: int, *, noise: float = 1.0, shift: float = 1.0) -> None:
+        """`noise` is w, `shift` shifts times. Raises ModelError unless 2 <= steps <= 1000, w >= 0 and shift > 0."""
+        if not 2 <= steps <= _MOST:
+            raise ModelError(f"a flow takes 2 to {_MOST} steps, got {steps}", "NextStep-1 is published with 20 to 50")
+        if not (0 <= noise < math.inf and 0 < shift < math.inf):
+            raise ModelError(f"noise must be at least 0 and the shift of times above 0, got {noise} and {shift}")
+        self.noise, self.shift = float(noise), float(shift)
+        u = torch.arange(steps + 1, dtype=torch.float64) / steps
+        times = u / (self.shift - (self.shift - 1) * u)
+        t, dt = times[:-1].flip(0), times.diff().flip(0)  # index 0 is the last step
+        super().__init__(network, t.float())
+        self._signal = t
+        log_deviation = (2 * self.noise * (1 - t) * dt).log() / 2
+        columns = (1 - self.noise * dt, dt * (1 + self.noise * t), log_deviation)
+        self._columns = torch.stack(columns, 1).float().to(self._timesteps.device)  # [T, 3]
+
+    @property
+    def stochastic(self) -> bool:
+        return self.noise > 0
+
+    @property
+    def signal(self) -> Tensor:
+        return self._signal
+
+    def respaced(self, steps: int) -> FlowHead:
+        return self if steps == self.steps else FlowHead(self.network, steps, noise=self.noise, shift=self.shift)
+
+    @torch.inference_mode()
+    def distribution(self, x: Tensor, index: int | Tensor, states: States) -> Gaussian:
+        velocity = self.outputs(x, index, states)
+        if states.uncond is not None and states.scale is not None:
+            cond, uncond = velocity
+            velocity = uncond + states.scale[:, None] * (cond - uncond)
+        of_point, of_velocity, log_deviation = self._columns[index].unsqueeze(-1).unbind(-2)
+        return Gaussian(of_point * x + of_velocity * velocity, log_deviation.expand_as(x))
+
+
+TRAINED = 1000  # steps that heads are trained with
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Denoising:
+    """The schedule of T transitions, [T] each, float64 on the CPU; index 0 is the last transition.
+
+    Improved Denoising Diffusion Probabilistic Models, https://arxiv.org/abs/2102.09672
+
+        alpha_bar(u) = cos^2((u + .008) / 1.008 * pi / 2),  beta_i = min(1 - alpha_bar((i+1)/n) / alpha_bar(i/n), .999)
+        respaced to T steps: indices round(i (n-1) / (T-1)); beta_t = 1 - alpha_bar_t / alpha_bar_(t-1), over those kept
+        mean of x_(t-1): (beta_t sqrt(alpha_bar_(t-1)) x0 + (1 - alpha_bar_(t-1)) sqrt(alpha_t) x_t) / (1 - alpha_bar_t)
+        log variance: f log beta_t + (1 - f) log beta~_t,  f in [0, 1] from the network;
+        beta~ of index 0 is that of index 1
+    """
+
+    timesteps: Tensor  # int64: which of the TRAINED steps each is; the network's input
+    betas: Tensor
+    alpha_bar: Tensor
+    from_noise: Tensor  # x0 = x_t / sqrt(alpha_bar) - from_noise * noise
+    of_clean: Tensor  # the mean's factor of x0 ...
+    of_point: Tensor  # ... and of x_t
+    log_most: Tensor  # log variance at f = 1 ...
+    log_least: Tensor  # ... and at f = 0
+
+    def __len__(self) -> int:
+        return len(self.betas)
+
+
+def denoising(steps: int, trained: int = TRAINED) -> Denoising:
+    """The schedule over `steps` of the trained ones. Raises ModelError unless 2 <= steps <= trained."""
+    if not 2 <= steps <= trained:
+        raise ModelError(f"a head takes 2 to {trained} steps, got {steps}", "MAR is published with 100")
+    every = np.cumprod(1 - _cosine(trained))
+    stride = (trained - 1) / (steps - 1)
+    timesteps = np.array([round(stride * i) for i in range(steps)])
+    alpha_bar = every[timesteps]
+    before = np.append(1.0, alpha_bar[:-1])
+    betas = 1 - alpha_bar / before
+    # The cumulative product of the new alphas, as implementations compute it: the last ones are tiny differences.
+    alpha_bar = np.cumprod(1 - betas)
+    before = np.append(1.0, alpha_bar[:-1])
+    least = betas * (1 - before) / (1 - alpha_bar)
+    least[0] = least[1]
+    constants = {
+        "betas": betas,
+        "alpha_bar": alpha_bar,
+        "from_noise": np.sqrt(1 / alpha_bar - 1),
+        "of_clean": betas * np.sqrt(before) / (1 - alpha_bar),
+        "of_point": (1 - before) * np.sqrt(1 - betas) / (1 - alpha_bar),
+        "log_most": np.log(betas),
+        "log_least": np.log(least),
+    }
+    tensors = {name: torch.from_numpy(value) for name, value in constants.items()}
+    return Denoising(torch.from_numpy(timesteps), **tensors)
+
+
+def _cosine(steps: int) -> np.ndarray:
+    def alpha_bar(share: float) -> float:
+        return math.cos((share + 0.008) / 1.008 * math.pi / 2) ** 2
+
+    return np.array([min(1 - alpha_bar((i + 1) / steps) / alpha_bar(i / steps), 0.999) for i in range(steps)])

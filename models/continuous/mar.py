@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..cuda_graphs.functions import WIDEST, FunctionGraphs
 from ..kernels.matmul import Linear
-from ..layers.image_layer import attention, mlp
+from ..layers.layer import attention, mlp
 from .diffusion_head import EPS
 
 

@@ -22,6 +22,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from ..caches.kv_cache import KVCache
 from ..decoder_config import DecoderConfig
@@ -35,7 +36,6 @@ from ..layers.rope import Rope
 from ..model import LanguageModel
 from ..plan import Plan, TargetStates, Visible
 from .contracts import DraftFiles, DraftKind, DraftModule, register
-from .dflash_conv import BlockConvolution
 from .dflash_files import DFlashLayout, check_target, is_dflash, read_layout
 from .dflash_heads import Selector, Transition
 from .parameters import fill, is_copy, left_out, parameter, target_rows
@@ -285,3 +285,32 @@ KIND = register(
         },
     )
 )
+
+
+class BlockConvolution(nn.Module):
+    """DFlash 2's two causal convolutions around one layer, over the positions of each block.
+
+        out[i, c] = sum over taps t of (base[t, c] + d[i, t, g(c)]) x[i - t, c];   d = P x, g(c) the group of channel c
+
+    x is 0 before the block. One projection of a layer's input gives the kernels of its input and of its output.
+    """
+
+    def __init__(self, width: int, taps: int, group: int) -> None:
+        super().__init__()
+        self.taps, self.group = taps, group
+        self.base = nn.Parameter(torch.empty(2, taps, width))
+        self.projection = nn.Parameter(torch.empty(2 * taps * (width // group), width))
+
+    def kernels(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The kernels of input and output, both [B, Q, T, G], computed from a layer's `inputs` [B, Q, E]."""
+        both = matmul(inputs.flatten(0, 1), self.projection).view(*inputs.shape[:2], 2, self.taps, -1)
+        before, after = both.unbind(2)
+        return before, after
+
+    def forward(self, x: Tensor, kernel: Tensor, side: int) -> Tensor:
+        """x [B, Q, E] convolved with `kernel` [B, Q, T, G], `side` 0 being the input and 1 the output."""
+        width = x.shape[1]
+        groups = (*kernel.shape, self.group)  # [B, Q, T, G, C]
+        weight = self.base[side].to(x.dtype).view(groups[2:]) + kernel[..., None]
+        shifted = torch.stack([pad(x, (0, 0, tap, 0))[:, :width] for tap in range(self.taps)], 2)
+        return (weight * shifted.view(groups)).sum(2).flatten(-2)

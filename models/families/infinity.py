@@ -34,9 +34,8 @@ from ..images.weight_files import only_file
 from ..layers.empty_weights import empty_weights
 from ..loading.modules import fill_modules, named_tensors
 from ..scales.bitwise import PATTERNS, BitwiseDecoder, BitwiseQuantizer, find_decoder, load_decoder
-from ..scales.contracts import ScaleModel, Scales
+from ..scales.contracts import ScaleLayout, ScaleModel, Scales
 from ..scales.infinity import InfinityTransformer
-from ..scales.layout import ScaleLayout
 from .base import Config, ConfigKeys
 from .config_files import BOOKKEEPING, agree, sampling, stated
 

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from .. import finite
 from ..continuous.contracts import ContinuousModel, read_sizes
-from ..continuous.diffusion_head import MARHead
-from ..continuous.flow_head import FlowHead
+from ..continuous.diffusion_head import FlowHead, MARHead
 from ..continuous.nextstep import Grid, NextStepReader, Projectors, Prompts, normalised
 from ..errors import ArgumentError, ModelError
 from ..files.sources import Source

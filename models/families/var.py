@@ -25,8 +25,7 @@ from ..images.contracts import OneSize
 from ..images.weight_files import only_file
 from ..layers.empty_weights import empty_weights
 from ..loading.modules import fill_modules, named_tensors
-from ..scales.contracts import MultiScaleQuantizer, ScaleModel, Scales
-from ..scales.layout import ScaleLayout
+from ..scales.contracts import MultiScaleQuantizer, ScaleLayout, ScaleModel, Scales
 from ..scales.tokenizer import MultiScaleVQ
 from ..scales.transformer import VARTransformer
 from .base import Config, ConfigKeys

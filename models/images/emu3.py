@@ -10,17 +10,21 @@ The authors end every caption with a few words of praise and have a negative pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..errors import ModelError
+from ..errors import ModelError, listed, one_line
 from ..files.sources import read_json
+from ..files.tokenizers import load_tokenizer
 from .captioned import CaptionedImaging, generation_defaults
 from .contracts import AnySize, Condition, ImageLayout, ImagingParts
 from .emu3_vq import Emu3VQ
-from .emu3_words import Emu3Words
 
 SUFFIX = " masterpiece, film grained, best quality."
 NEGATIVE = (
@@ -111,3 +115,139 @@ def build(parts: ImagingParts) -> Emu3Imaging:
 
 def _area(parts: ImagingParts) -> Any:
     return read_json(parts.source.folder / "processor_config.json").get("image_area")
+
+
+# The tokens, in the order of `Tokens`.
+TOKENS = (
+    *("<|extra_203|>", "<|extra_204|>", "<|image start|>", "<|image token|>"),
+    *("<|extra_200|>", "<|extra_201|>", "<|image end|>"),
+)
+CODE = re.compile(r"<\|visual token (\d+)\|>")
+RANKS, VISION = "emu3.tiktoken", "emu3_vision_tokens.txt"  # the authors' own tokenizer
+_EXTRAS = 205
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Ids of the tokens around an image."""
+
+    bos: int
+    eos: int
+    image_start: int
+    image: int  # the last token of a prompt
+    row_end: int
+    frame_end: int
+    image_end: int
+
+
+class Emu3Words:
+    """The tokens that a checkpoint writes before, between and after the codes of an image."""
+
+    def __init__(self, tokenizer: Any, vocabulary: Mapping[str, int], name: str) -> None:
+        """Raises ModelError for a vocabulary without codes, or without one of the tokens around an image."""
+        missing = [token for token in TOKENS if token not in vocabulary]
+        if missing:
+            raise ModelError(
+                f"the vocabulary of {name} lacks the tokens {listed(missing)}",
+                "vocabulary_map in config.json must have every token of an image",
+            )
+        self.tokenizer, self.name = tokenizer, name
+        self.tokens = Tokens(*(int(vocabulary[token]) for token in TOKENS))
+        codes = {int(match[1]): int(i) for token, i in vocabulary.items() if (match := CODE.fullmatch(token))}
+        if not codes or max(codes) != len(codes) - 1:
+            have = f"{len(codes)} codes of images, up to {max(codes)}" if codes else "no codes of images"
+            raise ModelError(
+                f"the vocabulary of {name} has {have}",
+                "it must have <|visual token 000000|> and all following codes, without a gap",
+            )
+        self.ids = torch.tensor([codes[code] for code in range(len(codes))])  # [codes] int64
+        if tokenizer is not None:
+            other = [t for t in TOKENS if tokenizer.convert_tokens_to_ids(t) != vocabulary[t]]
+            if other:
+                raise ModelError(
+                    f"the tokenizer of {name} gives {listed(other)} other ids than its vocabulary_map",
+                    "the files of the folder are from different checkpoints",
+                )
+
+    @classmethod
+    def of(cls, parts: ImagingParts) -> Emu3Words:
+        """From a checkpoint's files. Raises ModelError where they name no ids for the tokens of images."""
+        folder, name = parts.source.tokenizer, parts.source.name
+        vocabulary: Any = parts.config.get("vocabulary_map")
+        if vocabulary is None and (folder / RANKS).is_file():
+            tokenizer = from_ranks(folder)
+            vocabulary = tokenizer.get_vocab()
+        elif not isinstance(vocabulary, Mapping):
+            raise ModelError(
+                f"{name} does not say which ids are codes of images",
+                f"add vocabulary_map to config.json, or {RANKS} and {VISION} of the authors' layout",
+            )
+        else:
+            tokenizer = load_tokenizer(folder)
+        words = cls(tokenizer, vocabulary, name)
+        if int(words.ids.max()) >= parts.vocab:
+            raise ModelError(f"{name} has codes up to id {int(words.ids.max())} and a vocabulary of {parts.vocab}")
+        return words
+
+    def prompt(self, caption: str, grid: tuple[int, int]) -> Tensor:
+        """[P] int64: the ids of a prompt. Raises ModelError without a tokenizer."""
+        if self.tokenizer is None:
+            raise ModelError(
+                f"{self.name} has no tokenizer, so it cannot read captions",
+                "copy the tokenizer's files into its folder",
+            )
+        bos, _, start, image, *_ = TOKENS
+        ids = self.tokenizer(f"{bos}{caption}{start}{grid[0]}*{grid[1]}{image}", add_special_tokens=False)["input_ids"]
+        return torch.tensor(ids)
+
+
+def from_ranks(folder: Path) -> Any:
+    """The authors' tokenizer, from its byte pairs by rank and its list of vision tokens. Raises ModelError."""
+    from tokenizers import normalizers
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    class Converter(TikTokenConverter):  # type: ignore[misc]
+        @staticmethod
+        def load_tiktoken_bpe(path: str) -> dict[bytes, int]:
+            return ranks(Path(path))
+
+    count = len(ranks(folder / RANKS))
+    try:
+        vision = [line.strip() for line in (folder / VISION).read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(
+            f"{folder / VISION} cannot be read: {one_line(error)}",
+            f"download it again: it lists the tokens that {RANKS} lacks",
+        ) from error
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *_extras(), *vision]
+    converted = Converter(str(folder / RANKS), SPLIT, extra_special_tokens=special).converted()
+    converted.normalizer = normalizers.NFC()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=converted, bos_token=TOKENS[0], eos_token=TOKENS[1], pad_token="<|endoftext|>"
+    )
+    if tokenizer.convert_tokens_to_ids(special[-1]) != count + len(special) - 1:
+        raise ModelError(f"{folder / VISION} repeats a token", "download it again")
+    return tokenizer
+
+
+def _extras() -> Iterable[str]:
+    return (f"<|extra_{index}|>" for index in range(_EXTRAS))
+
+
+def ranks(file: Path) -> dict[bytes, int]:
+    """The rank of each token, from a file with lines of a base64 token and its rank. Raises ModelError."""
+    from base64 import b64decode
+
+    try:
+        pairs = [line.split() for line in file.read_bytes().splitlines() if line]
+        known = {b64decode(token): int(rank) for token, rank in pairs}
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} cannot be read: {one_line(error)}", "download it again") from error
+    if sorted(known.values()) != list(range(len(known))):
+        raise ModelError(f"the ranks in {file} have a gap", "download it again")
+    return known

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..caches.kv_cache import Slots
@@ -257,3 +258,58 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, group: dist.ProcessG
 
 def _bias(size: int, present: bool) -> nn.Parameter | None:
     return nn.Parameter(torch.zeros(size)) if present else None
+
+
+_EPS = 1e-5  # epsilon of the heads' norms; the others have the config's
+
+
+class HeadNormLayer(DecoderLayer):
+    """Chameleon's layer: Llama's, with q, k <- LN(q) * w_h + b_h, LN(k) * w_h + b_h of each head's queries and keys."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config)
+        self.norms_heads = True
+        for name, heads in (("q_norm", config.heads), ("k_norm", config.kv_heads)):
+            self.register_parameter(name, nn.Parameter(torch.ones(heads, config.head_dim)))
+            self.register_parameter(f"{name}_bias", nn.Parameter(torch.zeros(heads, config.head_dim)))
+
+    q_norm_bias: nn.Parameter
+    k_norm_bias: nn.Parameter
+
+    def _normed_heads(self, qkv: Tensor, ops: Ops) -> Tensor:
+        config = self.config
+        assert self.q_norm is not None
+        assert self.k_norm is not None
+        q, k, v = torch.split(qkv, [config.heads, config.kv_heads, config.kv_heads], 2)
+        q = F.layer_norm(q, (config.head_dim,), eps=_EPS) * self.q_norm + self.q_norm_bias
+        k = F.layer_norm(k, (config.head_dim,), eps=_EPS) * self.k_norm + self.k_norm_bias
+        return torch.cat((q, k, v), 2)
+
+
+class PostNormLayer(HeadNormLayer):
+    """HeadNormLayer with RMSNorms after attention and MLP instead of before."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config)
+        del self.attn_norm, self.mlp_norm
+
+
+def modulated(
+    x: Tensor, scale: Tensor, shift: Tensor, eps: float, weight: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """scale * LN(x) + shift of x [..., E]; LN has a weight and a bias if they are given."""
+    return torch.addcmul(shift, F.layer_norm(x, x.shape[-1:], weight, bias, eps), scale)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention of q [R, Q, H, D] over k, v [R, S, H, D] -> [R, Q, H * D].
+
+    `mask` is bool, of any shape that broadcasts to [R, H, Q, S]: the slots that each query sees. None: all.
+    """
+    return attend(q, k, v, AttentionPattern("reference", k.shape[1], mask=mask)).flatten(-2)
+
+
+def mlp(x: Tensor, layers: nn.ModuleDict, approximate: str = "none") -> Tensor:
+    """fc2(gelu(fc1(x))) of the linear layers `fc1` and `fc2`."""
+    out: Tensor = layers["fc2"](F.gelu(layers["fc1"](x), approximate=approximate))
+    return out

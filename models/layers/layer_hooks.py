@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..caches.kv_cache import Slots
-from ..caches.readers import Reader
+from ..caches.kv_cache import Reader, Slots
 from ..decoder_config import DecoderConfig
 from ..errors import CacheError
 from ..kernels.attention import AttentionPattern, attend

@@ -1,15 +1,17 @@
-"""The choice of a device and dtype for a model, with the reason in words."""
+"""The choice of a device and dtype for a model, with the reason in words; layers spread over devices by accelerate."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from ..decoder import Decoder
 from ..errors import ArgumentError, ModelError
 from ..files import arguments
+from ..files.arguments import check_device_map
 from ..files.weights import Published
 
 T = TypeVar("T")
@@ -98,3 +100,61 @@ def guarded(name: str, make: Callable[[], T], published: Mapping[str, Published]
 def out_of_memory(error: Exception) -> bool:
     """Whether an error says that memory ran out: Python's, a GPU's or the CPU allocator's."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "allocate memory" in str(error)
+
+
+DeviceOf = Callable[[str], torch.device]
+
+
+def spread(
+    decoder: Decoder, device_map: str | dict[str, Any], dtype: torch.dtype, fill: Callable[[DeviceOf], None]
+) -> Decoder:
+    """Places the layers by `device_map`, reads the weights with `fill(device_of)`, and connects the parts by hooks.
+
+    Layers placed on the CPU beside a GPU are brought to the GPU when they run. Raises ModelError for a map that names
+    the disk, an unknown part or an unknown policy.
+    """
+    chosen = device_map if isinstance(device_map, dict) else _inferred(decoder, device_map, dtype)
+    if "disk" in chosen.values():
+        raise ModelError(
+            "the model does not fit the memory of all devices together, and layers are not kept on disk",
+            'load it in a smaller dtype, such as dtype="bfloat16"',
+        )
+    devices_of = {
+        part: torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        for part, device in chosen.items()
+    }
+
+    def device_of(name: str) -> torch.device:
+        parts = name.split(".")
+        for depth in range(len(parts), -1, -1):
+            if (device := devices_of.get(".".join(parts[:depth]))) is not None:
+                return device
+        raise ModelError(
+            f"device_map has no device for {name}", f"it has entries for {', '.join(map(repr, devices_of))}"
+        )
+
+    fill(device_of)
+    devices = [device_of(f"layers.{index}") for index in range(decoder.config.layers)]
+    main = next((device for device in devices_of.values() if device.type != "cpu"), torch.device("cpu"))
+    if len(set(devices_of.values())) > 1:
+        from accelerate import dispatch_model
+
+        dispatch_model(decoder, chosen, main_device=main)
+    decoder.placement = tuple(main if device.type == "cpu" else device for device in devices)
+    embed = device_of("embed.weight")
+    decoder.embed_device = main if embed.type == "cpu" else embed
+    return decoder
+
+
+def _inferred(decoder: Decoder, policy: str, dtype: torch.dtype) -> dict[str, Any]:
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    check_device_map(policy)
+    whole = sorted({type(layer).__name__ for layer in decoder.layers})
+    memory = None
+    if policy != "sequential" and torch.cuda.is_available():
+        memory = get_balanced_memory(
+            decoder, dtype=dtype, low_zero=policy == "balanced_low_0", no_split_module_classes=whole
+        )
+    return dict(infer_auto_device_map(decoder, max_memory=memory, dtype=dtype, no_split_module_classes=whole))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError
-from ..images.contracts import Condition, ImageModel
+from ..images.contracts import Condition, ImageLayout, ImageModel
 
 if TYPE_CHECKING:
     from ..caches.kv_cache import KVCache
@@ -237,3 +237,27 @@ def _probe(model: ScaleModel) -> Tensor:
     codes = torch.arange(min(8, quantizer.vocab), device=model.device)[:, None].expand(-1, model.scales.sizes[0])
     with torch.inference_mode():
         return quantizer.add(quantizer.start(len(codes)), codes, 0).float()
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleLayout(ImageLayout):
+    """The layout of all maps' codes; its grid is the last map's."""
+
+    scales: Scales = field(kw_only=True)
+
+    @staticmethod
+    def of(scales: Scales) -> ScaleLayout:
+        """The layout of these maps."""
+        return ScaleLayout(scales.sides[-1], scales.sides[-1], scales=scales)
+
+    @property
+    def tokens(self) -> int:
+        return self.scales.tokens
+
+    @property
+    def code_shape(self) -> tuple[int, ...]:
+        return (self.scales.tokens,)
+
+    def codes(self, tokens: Tensor) -> Tensor:
+        """Returns tokens [..., L]: they are the codes."""
+        return tokens[..., : self.scales.tokens]

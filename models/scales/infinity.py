@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ..kernels.matmul import Linear
-from ..layers.image_layer import attention, mlp, modulated
+from ..layers.layer import attention, mlp, modulated
 from ..layers.rope import default_frequencies
 from .contracts import Scales
 from .transformer import Block, MapTransformer, Modulation, ScaleCache

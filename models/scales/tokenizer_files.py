@@ -18,8 +18,7 @@ from ..images.autoencoder_names import from_published, latent_diffusion, to_publ
 from ..images.weight_files import arguments_file, check_names, find_file, read_tensors, write_tensors
 from ..layers.empty_weights import empty_weights
 from .contracts import Scales
-from .shape import TokenizerShape
-from .tokenizer import MultiScaleVQ
+from .tokenizer import MultiScaleVQ, TokenizerShape
 
 PATTERNS = ("vae*.safetensors", "vae*.pth", "vae*.pt")
 _IGNORED = ("quantize.ema_vocab_hit_SV",)  # a counter of training

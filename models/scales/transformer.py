@@ -26,7 +26,7 @@ from ..cuda_graphs.functions import WIDEST, FunctionGraphs
 from ..cuda_graphs.static_cache import Store, Stores
 from ..errors import CacheError
 from ..kernels.matmul import Linear
-from ..layers.image_layer import attention, mlp, modulated
+from ..layers.layer import attention, mlp, modulated
 from .contracts import Scales, TokenReduction
 
 _SHARPEST = math.log(100.0)  # upper bound of the learned factors of queries, as published

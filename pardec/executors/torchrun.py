@@ -106,7 +106,7 @@ def _process_state() -> Any:
     import torch
     from accelerate import PartialState
 
-    from pardec.models.parallel.processes import destroy_group_at_exit, find_interface
+    from pardec.models.parallel.tensor_parallel import destroy_group_at_exit, find_interface
 
     find_interface()
     gpu = torch.cuda.is_available()

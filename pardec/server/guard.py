@@ -125,7 +125,11 @@ def _too_slow(seconds: float) -> RequestError:
 
 
 class Origins:
-    """The origins that may use one server."""
+    """The web pages that may use a server without a key: its own, and pages of allowed origins.
+
+    A browser sends requests of any page to any address, a local one too. It names the page's origin; other programs do
+    not.
+    """
 
     def __init__(self, allowed: Sequence[str]) -> None:
         self._any = "*" in allowed

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from pardec.models.images.vq import to_images
-from pardec.models.scales.layout import ScaleLayout
+from pardec.models.scales.contracts import ScaleLayout
 from pardec.samplers.events import Event, Finished, RowFinished, Sampled, Started, Step
 
 from ..images.pngs import BLANK

@@ -26,7 +26,6 @@ from pardec.models.model import LanguageModel
 
 from ..batching import scatter_rows, take_rows, unbatchable
 from ..cards import name_of
-from ..conditioning import conditioned_model
 from ..endings import Endings
 from ..events import Event, Finished, RowFinished, Step
 from ..host_transfer import upload
@@ -34,6 +33,7 @@ from ..logprobs import LogprobRecorder
 from ..ops.confidence import suits_numpy
 from ..ops.rank import best
 from ..registry import resolve
+from ..request import conditioned_model
 from ..rng import assign_rows
 from ..trace import UNCOMMITTED
 from ..traits import Trait

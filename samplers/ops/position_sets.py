@@ -1,10 +1,12 @@
-"""Functions of sets of positions: columns, nucleus by share of a sum, gaps between positions."""
+"""Functions of sets of positions: columns, nucleus by share of a sum, gaps between positions, independent sets."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from .rank import descending
 
 
 def columns_of(which: np.ndarray, blank: int) -> np.ndarray:
@@ -53,3 +55,26 @@ def between(positions: np.ndarray, distance: int) -> np.ndarray:
     right = np.minimum.accumulate(np.where(positions, at, length + distance)[:, ::-1], axis=1)[:, ::-1]
     near: np.ndarray = right - left <= distance
     return near
+
+
+def independent_set(score: Tensor, nodes: Tensor, conflict: Tensor) -> Tensor:
+    """The subset of `nodes` [B, W] bool that a greedy pass by descending `score` [B, W] takes without conflicts.
+
+    `conflict` [B, W, W] bool is symmetric, without its diagonal. Equal scores go to the lowest position. Rounds take at
+    once whatever leads all of its conflicts, which is what the pass takes one by one.
+
+    >>> score, nodes = torch.tensor([[0.9, 0.8, 0.7]]), torch.ones(1, 3, dtype=torch.bool)
+    >>> chain = torch.tensor([[[0, 1, 0], [1, 0, 1], [0, 1, 0]]]).bool()
+    >>> independent_set(score, nodes, chain).tolist()
+    [[True, False, True]]
+    """
+    rank = descending(score.masked_fill(~nodes, -torch.inf))[1]
+    ahead = conflict & (rank[:, None, :] < rank[:, :, None])  # [B, W, W]: higher-scored nodes in conflict with each
+    left, taken = nodes, torch.zeros_like(nodes)
+    for _ in range(left.shape[1]):  # each round takes at least one
+        if left.device.type == "cpu" and not left.any():  # on a GPU, reading this would synchronize
+            break
+        leads = left & ~(ahead & left[:, None, :]).any(2)
+        taken = taken | leads
+        left = left & ~leads & ~(conflict & leads[:, None, :]).any(2)
+    return taken

@@ -705,3 +705,15 @@ class RoundUniforms:
     def draw_uniform(self, purpose: str, node: int = 0) -> Tensor:
         where = torch.full((len(self.rows), 1), node, device=self.device)
         return self.source.uniform(self.rows, self.rounds, where, purpose)[:, 0]
+
+
+def one_chain(does: str, otherwise: str = "") -> tuple[Reasons, Reasons]:
+    """The `requires` and `conflicts` of an acceptance that verifies one chain per row.
+
+    `does` tells what the acceptance does with the chain; `otherwise`, after a comma, another way out.
+    """
+    hint = f"draft with model:name=..., a draft module or lookup, without a shape{otherwise}"
+    own_nodes = Why(f"{{me}} {does}, and {{other!r}} lays out its own nodes or keeps rejected tokens", hint)
+    trees = Why(f"{{me}} {does}, and {{other!r}} drafts trees", f"leave the shape out: chain is the default{otherwise}")
+    branches = Why(f"{{me}} {does}, and {{does}}", hint)
+    return {Trait.DRAFTS_ONE_CHAIN: own_nodes}, {Trait.DRAFTS_TREES: trees, Trait.ADDS_BRANCHES: branches}

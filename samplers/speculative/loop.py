@@ -27,13 +27,12 @@ from pardec.models.model import LanguageModel
 
 from .. import pace
 from ..batching import scatter_rows, take_rows, unbatchable
-from ..conditioning import conditioned_model
 from ..endings import Endings
 from ..events import Accepted, Event, Finished, RowFinished, Started
 from ..host_transfer import to_host, upload
 from ..logprobs import LogprobRecorder
 from ..ops.confidence import probability_of
-from ..request import Request
+from ..request import Request, conditioned_model
 from ..rng import assign_rows
 from ..traits import Trait
 from . import compatibility, features

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pardec.models.caches.compact_cache import CompactCache
+from pardec.models.caches.compact_cache import CompactCache, PartialCache
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.caches.label_channels import LabelCache
-from pardec.models.caches.partial_cache import PartialCache
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel
 

@@ -18,8 +18,16 @@ from torch import Tensor
 
 import pardec
 from golden_specs import Case, relative
-from pardec.models.images.chameleon import LuminaImaging
-from pardec.models.images.chameleon_words import BOS, GRID, IMAGE_END, IMAGE_START, MESSAGE_END, ROW_END, ChameleonWords
+from pardec.models.images.chameleon import (
+    BOS,
+    GRID,
+    IMAGE_END,
+    IMAGE_START,
+    MESSAGE_END,
+    ROW_END,
+    ChameleonWords,
+    LuminaImaging,
+)
 from pardec.models.images.contracts import Condition, ImageLayout
 from pardec.models.load import load
 from pardec.requests.images import intersect

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from golden_specs import Case, Replay
-from pardec.models.images.emu3 import Emu3Imaging
-from pardec.models.images.emu3_words import TOKENS, Emu3Words
+from pardec.models.images.emu3 import TOKENS, Emu3Imaging, Emu3Words
 from pardec.requests.images import intersect
 from pardec.requests.prompts import Row
 

@@ -22,7 +22,7 @@ from image_training.painted import painted_right
 from image_training.run import Descent, device_of, muon_and_adamw
 from pardec.images.classes import NAMES
 from pardec.images.drawing import SIDE
-from pardec.models.continuous.schedule import TRAINED, denoising
+from pardec.models.continuous.diffusion_head import TRAINED, denoising
 from pardec.models.images.kl import load_kl
 
 AUTOENCODER = "tiny-kl"

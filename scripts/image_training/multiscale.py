@@ -11,8 +11,7 @@ from torch import Tensor
 
 from pardec.models.images.kl import KL
 from pardec.models.scales.contracts import Scales
-from pardec.models.scales.shape import TokenizerShape
-from pardec.models.scales.tokenizer import MultiScaleVQ
+from pardec.models.scales.tokenizer import MultiScaleVQ, TokenizerShape
 
 SHAPE: dict[str, object] = {
     "vocab_size": 512,

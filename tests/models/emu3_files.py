@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import Emu3Config, Emu3ForConditionalGeneration, Emu3Processor
 
-from pardec.models.images.emu3_words import RANKS, TOKENS, VISION, from_ranks
+from pardec.models.images.emu3 import RANKS, TOKENS, VISION, from_ranks
 
 CODES = 6
 WORDS = (b"th", b"re", b"the", b" a", b"ed")

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.caches.compact_cache import CompactCache
-from pardec.models.caches.kv_cache import KVCache
-from pardec.models.caches.readers import Reader, attend_hidden
+from pardec.models.caches.kv_cache import KVCache, Reader, attend_hidden
 from pardec.models.decoder import Decoder, DecoderConfig
 from pardec.models.errors import CapacityError
 from pardec.models.kernels.attention import AttentionPattern, visible_slots

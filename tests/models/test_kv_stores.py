@@ -11,14 +11,12 @@ from torch import Tensor
 
 from pardec.models.errors import CacheError
 from pardec.models.kv_stores.contracts import ChunkShape, Codec, layout_bytes
-from pardec.models.kv_stores.gear import LowRankResidual
-from pardec.models.kv_stores.groups import dequantize, group_size, quantize
-from pardec.models.kv_stores.int8 import TokenInt8
-from pardec.models.kv_stores.kivi import PerChannel, PerToken
-from pardec.models.kv_stores.mustafar import Pruned
-from pardec.models.kv_stores.packing import BITS, pack, packed_size, unpack
-from pardec.models.kv_stores.rotatekv import Rotated, hadamard, rotate
-from pardec.samplers.speculative.cache.rotatekv import RotateKV
+from pardec.models.kv_stores.groups import BITS, dequantize, group_size, pack, packed_size, quantize, unpack
+from pardec.samplers.speculative.cache.gear import LowRankResidual
+from pardec.samplers.speculative.cache.int8 import TokenInt8
+from pardec.samplers.speculative.cache.kivi import PerChannel, PerToken
+from pardec.samplers.speculative.cache.mustafar import Pruned
+from pardec.samplers.speculative.cache.rotatekv import Rotated, RotateKV, hadamard, rotate
 from tests.reference import naive_stores as naive
 from tests.samplers.speculative import test_kivi as kivi
 

@@ -11,8 +11,8 @@ import torch
 
 from pardec.models.errors import ModelError
 from pardec.models.layers.layer_groups import group_of, stages
-from pardec.models.parallel.layer_parallel import check_parallel
 from pardec.models.plan import Plan, Visible
+from pardec.samplers.speculative.draft.model import check_parallel
 from tests.samplers.ar_toys import toy_ar
 
 TEXTS = torch.tensor([[1, 3, 0, 2, 4, 4], [2, 2, 1, 0, 3, 1]])

@@ -13,8 +13,7 @@ import torch
 
 import pardec
 from pardec.models.errors import ArgumentError, ModelError
-from pardec.models.images.chameleon import ChameleonImaging
-from pardec.models.images.chameleon_words import ROW_END
+from pardec.models.images.chameleon import ROW_END, ChameleonImaging
 from pardec.models.images.vqgan import load_vqgan
 from pardec.models.loading.kinds import kind_of
 from pardec.models.loading.recognition import describe

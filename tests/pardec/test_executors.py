@@ -24,7 +24,7 @@ from pardec.executors import torchrun as torchrun_executor
 from pardec.executors.outline import load_without_weights
 from pardec.models.errors import ArgumentError, SpecError
 from pardec.models.kernels.cpu import blocks
-from pardec.models.parallel.processes import find_interface
+from pardec.models.parallel.tensor_parallel import find_interface
 from tests.models.loading.gguf_files import write_gguf
 from tests.models.loading.test_gguf import IDS
 

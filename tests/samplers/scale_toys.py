@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from pardec.models.images.contracts import OneSize
-from pardec.models.scales.contracts import ScaleModel, Scales, TokenReduction
-from pardec.models.scales.layout import ScaleLayout
+from pardec.models.scales.contracts import ScaleLayout, ScaleModel, Scales, TokenReduction
 from pardec.samplers.events import Finished
 from pardec.samplers.registry import resolve
 from pardec.samplers.rng import Keyed

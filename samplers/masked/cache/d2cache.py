@@ -39,7 +39,7 @@ from torch.nn.functional import pad
 
 from ...batching import RowState
 from ...host_transfer import upload
-from ...ops.certainty import certainty_density
+from ...ops.confidence import certainty_density
 from ...ops.position_sets import between, columns_of, first_columns, nucleus
 from ...registry import register
 from ...traits import Reasons, Trait, Why

@@ -20,7 +20,7 @@ from typing import Annotated, ClassVar
 import torch
 
 from ...host_transfer import upload
-from ...ops.certainty import certainty_density
+from ...ops.confidence import certainty_density
 from ...registry import register
 from ..contracts import Canvas, Evidence, Proposal, Propose
 

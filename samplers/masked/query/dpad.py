@@ -25,7 +25,7 @@ import torch
 
 from ...registry import register
 from ..contracts import Canvas, Request
-from .suffix_window import SuffixQuery
+from .suffix import SuffixQuery
 
 
 @register("dpad", stage="query", paper="arXiv:2508.14148", checked="reference:reference.naive_query.dpad")

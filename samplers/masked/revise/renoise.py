@@ -18,7 +18,7 @@ from ...host_transfer import upload
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import Canvas, Proposal, Revise, Revision, Update
-from ..ops.denoising import Denoising, DenoisingState
+from ..select.denoise import Denoising, DenoisingState
 
 
 @register(

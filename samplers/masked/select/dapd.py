@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ...host_transfer import upload
-from ...ops.independent import independent_set
+from ...ops.position_sets import independent_set
 from ...registry import register
 from ..contracts import AttentionSpec, Canvas, Proposal, Select
 

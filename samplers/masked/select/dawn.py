@@ -32,8 +32,7 @@ import torch
 from torch import Tensor
 
 from ...host_transfer import upload
-from ...ops.independent import independent_set
-from ...ops.position_sets import first_columns
+from ...ops.position_sets import first_columns, independent_set
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import AttentionSpec, Canvas, Proposal, Select

@@ -27,8 +27,7 @@ from torch.nn.functional import pad
 
 from ...registry import register
 from ...rng import wide
-from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
-from ..ops.one_chain import one_chain
+from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict, one_chain
 from ..ops.verification import drafted_probs, judge, total, uniforms_of_nodes
 from .greedy import follow
 

@@ -27,8 +27,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...registry import register
-from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
-from ..ops.one_chain import one_chain
+from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict, one_chain
 from ..ops.relaxed import end_of_chain
 from ..ops.verification import Exact, drafted_probs, judge, uniforms_of_nodes
 from .greedy import follow

@@ -39,8 +39,7 @@ from ...host_transfer import upload
 from ...ops.confidence import argmax
 from ...registry import register
 from ...traits import Reasons, Trait, Why
-from ..contracts import Acceptance, DecodeContext, Draft, TargetDistributions, Uniforms, Verdict
-from ..ops.one_chain import one_chain
+from ..contracts import Acceptance, DecodeContext, Draft, TargetDistributions, Uniforms, Verdict, one_chain
 from ..ops.relaxed import relaxed
 from ..ops.verification import Exact, Trial, judge
 from .greedy import follow

@@ -15,8 +15,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
-from pardec.models.kv_stores.contracts import Store
-from pardec.models.kv_stores.int8 import TokenInt8
+import torch
+from torch import Tensor
+
+from pardec.models.kv_stores.contracts import ChunkShape, Codec, Layout, Parts, Store
+from pardec.models.kv_stores.groups import KIND, checked_scale
 
 from ...registry import register
 from .stored_cache import StoredKV
@@ -35,3 +38,21 @@ class Int8(StoredKV):
     @cached_property
     def store(self) -> Store:
         return Store(TokenInt8(), TokenInt8(), self.chunk, self.residual)
+
+
+@dataclass(frozen=True)
+class TokenInt8(Codec):
+    """The plain baseline: near-lossless, at half the bytes of bfloat16."""
+
+    def layout(self, shape: ChunkShape) -> Layout:
+        heads = (shape.tokens, shape.heads)
+        return {"codes": ((*heads, shape.dim), torch.int8), "scale": (heads, KIND)}
+
+    def encode(self, x: Tensor, calibration: Parts) -> Parts:
+        scale = checked_scale(x.abs().amax(-1, keepdim=True) / 127)
+        step = scale.to(x.dtype)
+        codes = (x / step.masked_fill(step == 0, 1)).round_().clamp_(-127, 127)
+        return {"codes": codes.to(torch.int8), "scale": scale[..., 0]}
+
+    def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
+        return parts["codes"] * parts["scale"].to(shape.wide)[..., None]

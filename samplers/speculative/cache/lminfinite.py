@@ -25,7 +25,7 @@ from ...registry import register
 from ...traits import Reasons, Trait
 from ..contracts import Cache
 from ..sparse_kv import LETS_GO, READS_PART
-from .window_settings import window_cache
+from .streaming import window_cache
 
 
 @register(

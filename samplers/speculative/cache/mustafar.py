@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
-from pardec.models.kv_stores.contracts import Store
-from pardec.models.kv_stores.mustafar import Pruned
+import torch
+from torch import Tensor
+
+from pardec.models.kv_stores.contracts import ChunkShape, Codec, Layout, Parts, Store
 
 from ...registry import register
 from .stored_cache import StoredKV
@@ -41,3 +43,39 @@ class Mustafar(StoredKV):
     @cached_property
     def store(self) -> Store:
         return Store(Pruned(self.sparsity), Pruned(self.sparsity), self.chunk, self.residual)
+
+
+_BIT = torch.tensor([1, 2, 4, 8, 16, 32, 64, 128], dtype=torch.uint8)
+
+
+@dataclass(frozen=True)
+class Pruned(Codec):
+    """Keeps the D - int(sparsity D) largest entries by magnitude of each token and head; ties go to the first."""
+
+    sparsity: float
+
+    def layout(self, shape: ChunkShape) -> Layout:
+        heads = (shape.tokens, shape.heads)
+        return {
+            "bitmap": ((*heads, -(-shape.dim // 8)), torch.uint8),
+            "values": ((*heads, self.count(shape.dim)), shape.dtype),
+        }
+
+    def count(self, dim: int) -> int:
+        """The number of entries kept in a head of `dim`."""
+        return dim - int(self.sparsity * dim)
+
+    def encode(self, x: Tensor, calibration: Parts) -> Parts:
+        count = self.count(x.shape[-1])
+        where = x.abs().argsort(dim=-1, descending=True, stable=True)[..., :count].sort(-1).values
+        stays = torch.zeros(x.shape, dtype=torch.uint8, device=x.device).scatter_(-1, where, 1)
+        bits = torch.nn.functional.pad(stays, (0, -x.shape[-1] % 8))
+        bits = bits.view(*bits.shape[:-1], -1, 8)
+        return {"bitmap": (bits * _BIT.to(x.device)).sum(-1, dtype=torch.uint8), "values": x.gather(-1, where)}
+
+    def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
+        bitmap, values = parts["bitmap"], parts["values"]
+        stays = ((bitmap[..., None] & _BIT.to(bitmap.device)) != 0).flatten(-2)[..., : shape.dim]
+        count = values.shape[-1]
+        rank = stays.cumsum(-1)  # a chunk that was never written has no bits, and a rank of 0
+        return values.to(shape.wide).gather(-1, (rank - 1).clamp_(0, count - 1)) * stays

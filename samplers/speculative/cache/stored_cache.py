@@ -10,7 +10,7 @@ from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.kv_stores.cache import StoredCache
 from pardec.models.kv_stores.contracts import Store
-from pardec.models.kv_stores.packing import BITS
+from pardec.models.kv_stores.groups import BITS
 from pardec.models.model import LanguageModel
 
 from ...traits import Reasons, Trait, Why

@@ -20,13 +20,15 @@ import numpy as np
 import torch
 
 from pardec.models.caches.kv_cache import KVCache
+from pardec.models.caches.window_cache import WindowCache
+from pardec.models.caches.window_readers import Far
+from pardec.models.cuda_graphs.runner import native
 from pardec.models.model import LanguageModel
 
 from ...host_transfer import upload
 from ...registry import register
 from ..contracts import DecodeContext
 from ..sparse_kv import Choice, CommittedSlots, SparseAttention
-from .window_settings import window_cache
 
 
 @register(
@@ -63,3 +65,11 @@ class Streaming(SparseAttention):
         counts = np.minimum(self.sink, first)
         whole = [upload(sinks, k.device).expand(-1, -1, k.shape[2]) for k in slots.cache.k]
         return Choice(whole, first, np.tile(counts, (slots.layers, 1)))
+
+
+def window_cache(
+    model: LanguageModel, rows: int, reach: int, *, nodes: int, sink: int, window: int, far: Far | None = None
+) -> WindowCache:
+    """An empty cache for texts of up to `reach` slots; a forward after the prompt feeds at most `nodes` nodes."""
+    plain = (native(model.decoder) or model.decoder).new_cache(rows, sink + window + nodes - 1)
+    return WindowCache(plain, sink=sink, window=window, nodes=nodes, reach=reach, far=far)

@@ -37,8 +37,7 @@ from ...registry import register
 from ...traits import NONE, Trait
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from .text_history import PerRow
-from .text_store import read_texts
-from .tries import Node, best, tree_draft
+from .text_store import Node, best, read_texts, tree_draft
 
 Pair = tuple[int, int]  # the last two tokens; -1 is before the first one
 

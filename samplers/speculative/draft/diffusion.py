@@ -36,9 +36,8 @@ from ...registry import register
 from ...spec import ModelName
 from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, Drafter, SpeculativeSampler, Uniforms
-from ..draft_model import demand_name, parameter_ratio
+from ..draft_model import check_tokens, demand_name, parameter_ratio
 from ..forward import CacheRows
-from .draft_checkpoint import check_tokens
 
 
 class DiffusionState(RowState):

@@ -36,19 +36,27 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
+from pardec.models.cuda_graphs.runner import plain_decoder
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
-from pardec.models.parallel.layer_parallel import check_parallel
+from pardec.models.trimmed import Trimmed
 
-from ...conditioning import conditioned_model
 from ...registry import register
+from ...request import conditioned_model
 from ...spec import ModelName
 from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, SpeculativeSampler
-from ..draft_model import DraftModelState, StateDrafter, demand_name, parameter_ratio
+from ..draft_model import (
+    DraftModelState,
+    StateDrafter,
+    check_device,
+    check_pair,
+    check_texts,
+    demand_name,
+    parameter_ratio,
+)
 from .cross_vocabulary import CrossVocabularyState, TokenMap
-from .draft_checkpoint import check_device, check_pair, check_texts
 
 _NO_SHAPE = "leave the shape out, or use a drafter without map"
 
@@ -125,3 +133,14 @@ class Model(StateDrafter):
         if stack not in maps or maps[stack].tokenizers != (drafter.tokenizer, context.model.tokenizer):
             maps[stack] = TokenMap(drafter, context.model, runs=self.map == "text")
         return [maps[stack] if self.keep else maps[stack].copy() for _ in range(len(context.text))]
+
+
+def check_parallel(model: LanguageModel) -> None:
+    """Raises ModelError unless layers of `model` can run on the same input."""
+    stack = plain_decoder(model.decoder.base if isinstance(model.decoder, Trimmed) else model.decoder)
+    if stack is not None and stack.placement is None and not stack.config.canvas and model.processes == 1:
+        return
+    raise ModelError(
+        f"layers of {model.name} cannot run in parallel: it does not run in the native decoder on one device",
+        "leave parallel out",
+    )

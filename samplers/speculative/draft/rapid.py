@@ -36,14 +36,13 @@ from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
 
-from ...conditioning import conditioned_model
 from ...host_transfer import upload
 from ...registry import register
+from ...request import conditioned_model
 from ...spec import ModelName
 from ...traits import Trait
 from ..contracts import DecodeContext
-from ..draft_model import DraftModelState, StateDrafter, parameter_ratio
-from .draft_checkpoint import check_pair
+from ..draft_model import DraftModelState, StateDrafter, check_pair, parameter_ratio
 
 
 class ShortContextState(DraftModelState):

@@ -39,8 +39,7 @@ from ...traits import Trait
 from ..contracts import DecodeContext, Draft, DraftModel, RoundResult, Shape, SubsetLogits, Uniforms
 from .nested_drafter import Nesting
 from .text_history import PerRow, SuffixIndex
-from .text_store import read_texts
-from .tries import Node, best
+from .text_store import Node, best, read_texts
 
 
 class FirstDistribution(Shape):

@@ -33,15 +33,14 @@ from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Hidden, Plan, Visible
 
-from ...conditioning import conditioned_model
 from ...host_transfer import download, upload
 from ...registry import register
+from ...request import conditioned_model
 from ...spec import ModelName
 from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, SubsetLogits, Uniforms
-from ..draft_model import DraftModelState, demand_name, parameter_ratio
+from ..draft_model import DraftModelState, check_pair, demand_name, parameter_ratio
 from ..forward import catch_up_groups
-from .draft_checkpoint import check_pair
 from .exits import all_copies, fitting_exits, parse_exits
 
 

@@ -35,7 +35,7 @@ from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 from .text_history import PerRow, chain
-from .tries import Node, tree_draft
+from .text_store import Node, tree_draft
 
 _END = -1  # marks the end of each text of a store
 

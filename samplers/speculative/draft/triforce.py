@@ -46,12 +46,11 @@ from ..contracts import (
     TargetDistributions,
     Uniforms,
 )
-from ..draft_model import DraftModelState, demand_name
+from ..draft_model import DraftModelState, check_pair, demand_name
 from ..ops.verification import judge
 from ..sequences import Sequences
 from ..shape.chain import Chain
 from ..sparse_kv import COPIES_KV, READS_PART, SparseDraftState, sparse_attention_of
-from .draft_checkpoint import check_pair
 
 
 class DraftedText:

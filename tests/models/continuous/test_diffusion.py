@@ -7,8 +7,7 @@ import torch
 from diffusers import DDPMScheduler
 
 from pardec.models.continuous.contracts import States
-from pardec.models.continuous.diffusion_head import DiffusionHead, MARHead
-from pardec.models.continuous.schedule import denoising
+from pardec.models.continuous.diffusion_head import DiffusionHead, MARHead, denoising
 from pardec.models.errors import ModelError
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from pardec.models.continuous.contracts import States
-from pardec.models.continuous.diffusion_head import MARHead
-from pardec.models.continuous.flow_head import FlowHead
+from pardec.models.continuous.diffusion_head import FlowHead, MARHead
 from pardec.models.errors import ModelError
 from pardec.samplers.ops.denoising_paths import denoise, rescore, trace, width
 from tests.reference import naive_nextstep as naive

@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pardec.models.errors import ModelError
-from pardec.models.images.emu3 import Emu3Imaging
-from pardec.models.images.emu3_words import RANKS, VISION, from_ranks
+from pardec.models.images.emu3 import RANKS, VISION, Emu3Imaging, from_ranks
 from pardec.models.load import load
 from pardec.models.loading.kinds import kind_of
 from pardec.models.model import LanguageModel
@@ -111,7 +110,7 @@ def test_the_authors_tokenizer_merges_by_rank(tmp_path: Path) -> None:
     tokenizer = from_ranks(tmp_path / "gen")
     assert tokenizer.convert_ids_to_tokens(tokenizer("the red")["input_ids"]) == ["the", "Ġ", "re", "d"]
     tiktoken = pytest.importorskip("tiktoken")
-    from pardec.models.images.emu3_words import SPLIT, ranks
+    from pardec.models.images.emu3 import SPLIT, ranks
 
     own = tiktoken.Encoding("emu3", pat_str=SPLIT, mergeable_ranks=ranks(tmp_path / "gen" / RANKS), special_tokens={})
     for text in (TEXT, "It's 12 o'clock\n\n  naïve — 你好 aed  reed", "e\u0301"):

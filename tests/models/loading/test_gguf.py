@@ -18,7 +18,7 @@ import torch
 
 import pardec
 from pardec.models.errors import ModelError
-from pardec.models.files.gguf import contents, convert
+from pardec.models.files.gguf import convert, tensors
 from pardec.models.files.gguf.architecture import describe
 from pardec.models.files.gguf.architectures import ARCHITECTURES
 from pardec.models.files.gguf.header import Header, read_header
@@ -203,7 +203,7 @@ def test_a_header_is_parsed_once_until_its_file_changes(
         parsed.append(file)
         return read_header(file)
 
-    for module in (convert, contents):
+    for module in (convert, tensors):
         monkeypatch.setattr(module, "read_header", counted)
     file = write_gguf(tmp_path / "toy.gguf", "Q8_0")
     for _ in range(2):

@@ -19,8 +19,7 @@ from pardec.models.loading.kinds import kind_of
 from pardec.models.loading.recognition import describe
 from pardec.models.loading.update import load_weights
 from pardec.models.scales.contracts import Scales
-from pardec.models.scales.shape import TokenizerShape
-from pardec.models.scales.tokenizer import MultiScaleVQ, phi_index
+from pardec.models.scales.tokenizer import MultiScaleVQ, TokenizerShape, phi_index
 from pardec.models.scales.tokenizer_files import load_tokenizer, published_tensors, save_tokenizer
 from pardec.models.scales.transformer import VARTransformer
 

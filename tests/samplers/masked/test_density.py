@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pardec.models.errors import SpecError
-from pardec.samplers.ops.certainty import certainty_density
+from pardec.samplers.ops.confidence import certainty_density
 from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
 from tests.samplers.dependence_parity import MODELS, model_of

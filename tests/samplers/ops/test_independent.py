@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pardec.samplers.ops.independent import independent_set
+from pardec.samplers.ops.position_sets import independent_set
 from tests.reference import naive_dependence as naive
 
 

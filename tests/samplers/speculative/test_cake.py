@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pardec.models.caches.partial_cache import PartialCache
+from pardec.models.caches.compact_cache import PartialCache
 from pardec.samplers import registry
 from pardec.samplers.speculative.cache.cake import Cake, Eviction, best, indicator, layer_budgets, preference
 from pardec.samplers.speculative.sparse_kv import Choice, CommittedSlots
