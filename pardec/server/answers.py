@@ -19,6 +19,7 @@ from pardec.samplers.logprobs import TokenLogprobs
 from ..requests.images import enlarged
 from ..result import Result
 from ..version import __version__
+from .errors import RequestError
 from .events import DONE, event
 from .listening import Advanced
 from .schemas import ChatBody, CompletionBody, TextBody
@@ -51,8 +52,7 @@ class TextAnswer:
         self._sent: dict[int, tuple[str, int]] = {}  # per streamed row, the text and the number of tokens sent
         self._denoised: dict[int, int] = {}  # per streamed row, the forwards of the last canvas sent
         self._held: dict[int, list[Advanced]] = {}  # per streamed row, updates that may belong to a call
-        call: Any = self.request.rows[0].call
-        self.tools: Tools | None = getattr(call, "tools", None)
+        self.tools: Tools | None = getattr(self.request.rows[0].call, "tools", None) if self.request.rows else None
 
     @property
     def prompt_tokens(self) -> int:
@@ -64,6 +64,7 @@ class TextAnswer:
     def whole(self, results: Sequence[Result], echoes: Sequence[Echo] | None = None) -> dict[str, Any]:
         """The answer to a request without a stream; `echoes` are the prompts, repeated before the answers."""
         choices = [self._choice(index, result, echoes) for index, result in enumerate(results)]
+        choices = choices or [self._prompt_alone(index, echoes) for index in range(self.request.count)]
         kind = "chat.completion" if self.chat else "text_completion"
         return {**self._head(kind), "choices": choices, "usage": self.usage(results)}
 
@@ -91,6 +92,17 @@ class TextAnswer:
             }
         return choice
 
+    def _prompt_alone(self, index: int, echoes: Sequence[Echo] | None) -> dict[str, Any]:
+        """The choice of a request for no new tokens."""
+        prompt = self.request.prompts[index // self.request.samples]
+        text, tokens, values = "", [], TokenLogprobs.empty(0)
+        if echoes is not None:
+            echo = echoes[index // self.request.samples]
+            text, tokens, values = echo.before("", []), echo.tokens, echo.logprobs
+        logprobs = self._logprobs(tokens, values, len(text))
+        choice: dict[str, Any] = {"index": index, "finish_reason": "length", "logprobs": logprobs, "text": text}
+        return choice | ({"token_ids": [], "prompt_token_ids": prompt} if self.body.return_token_ids else {})
+
     def _calls(self, result: Result) -> tuple[str, list[dict[str, Any]]]:
         """The text before the calls of an answer, and the calls."""
         if self.tools is None:
@@ -99,7 +111,10 @@ class TextAnswer:
         if not calls:
             return text_of(result), []
         each = [{"name": name, "arguments": arguments} for name, arguments in calls]
-        return content, [{"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": one} for one in each]
+        return content, [{"id": self._call_id(), "type": "function", "function": one} for one in each]
+
+    def _call_id(self) -> str:
+        return f"call_{secrets.token_hex(12)}"
 
     def usage(self, results: Sequence[Result]) -> dict[str, Any]:
         """The counts of tokens, end tokens included, and the forwards that the rows took part in."""
@@ -123,7 +138,11 @@ class TextAnswer:
         return []
 
     def advanced(self, update: Advanced) -> list[bytes]:
-        """The events of new text; text that may be a call is held back until it is not, or to the row's end."""
+        """The events of new text."""
+        return [event(self.chunk(each)) for each in self._released(update)]
+
+    def _released(self, update: Advanced) -> list[Advanced]:
+        """The updates that can be sent: text that may be a call is held back until it is not, or to the row's end."""
         sent, count = self._sent.get(update.index, ("", 0))
         held = [*self._held.pop(update.index, []), update]
         text = sent + "".join(each.text for each in held)
@@ -131,7 +150,7 @@ class TextAnswer:
             self._held[update.index] = held
             return []
         self._sent[update.index] = text, count + sum(len(each.tokens) for each in held)
-        return [event(self.chunk(each)) for each in held]
+        return held
 
     def ended(self, index: int, result: Result) -> list[bytes]:
         """The event of a row's end, with the rest of its text; before it the last canvas, if canvases are sent."""
@@ -148,9 +167,9 @@ class TextAnswer:
         usage = options is not None and options.include_usage
         return [*([event(self.closing(results))] if usage else []), DONE]
 
-    def failed(self, error: dict[str, Any]) -> list[bytes]:
-        """The event of an error, given its JSON body."""
-        return [event(error)]
+    def failed(self, error: RequestError) -> list[bytes]:
+        """The event of an error."""
+        return [event(error.body)]
 
     # --- chunks ---
 
@@ -282,25 +301,52 @@ class TextAnswer:
 
 
 class DeltaAnswer(TextAnswer):
-    """Writes the answer of one row, whose text goes out piece by piece; forms say what `delta` is."""
+    """Writes the answer of one row as parts: a text, which goes out piece by piece, and after it calls of tools."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.sent = ""  # the text so far
+        self.sent: str | None = None  # the text so far; None while its part is not open
+        self.calls: list[dict[str, Any]] = []
+
+    def begin_text(self) -> list[bytes]:
+        """The events that open the part with the text."""
+        raise NotImplementedError
 
     def delta(self, text: str) -> bytes:
         """The event of a piece of text."""
         raise NotImplementedError
 
+    def end_text(self, text: str) -> list[bytes]:
+        """The events that close the part with the text."""
+        raise NotImplementedError
+
+    def write_call(self, index: int, call: dict[str, Any]) -> list[bytes]:
+        """The events of a call, the part of this index."""
+        raise NotImplementedError
+
+    def read(self, result: Result) -> tuple[str | None, list[dict[str, Any]]]:
+        """The text and the calls of an answer; no text where it has calls alone."""
+        content, self.calls = self._calls(result)
+        return (content or None) if self.calls else content, self.calls
+
     def advanced(self, update: Advanced) -> list[bytes]:
-        return self._next(update.text)
+        return self._next("".join(each.text for each in self._released(update)))
 
     def ended(self, index: int, result: Result) -> list[bytes]:
-        return self._next(text_of(result)[len(self.sent) :])
+        text, calls = self.read(result)
+        events = [] if text is None else self._next(text[len(self.sent or "") :])
+        if self.sent is None and not calls:
+            events += self._next("", always=True)
+        events += [] if self.sent is None else self.end_text(self.sent)
+        first = self.sent is not None
+        return events + [each for at, call in enumerate(calls) for each in self.write_call(first + at, call)]
 
-    def _next(self, text: str) -> list[bytes]:
-        self.sent += text
-        return [self.delta(text)] if text else []
+    def _next(self, text: str, *, always: bool = False) -> list[bytes]:
+        if not text and not always:
+            return []
+        opening = self.begin_text() if self.sent is None else []
+        self.sent = (self.sent or "") + text
+        return [*opening, self.delta(text)] if text else opening
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,14 @@ from ..choice import Form, choose, form_of, prompts_of
 from ..version import __version__
 from . import messages, race, responses
 from .answers import TextAnswer, echo, image_answer
-from .body_parser import ParsedBody, ParserConfig, check_characters, check_rows, parse_body, rows_of
+from .body_parser import ParsedBody, ParserConfig, check_characters, check_rows, parse_body, prompt_ids, rows_of
 from .errors import JSON, NO_SUCH_MODEL, RequestError
 from .fields import named, renamed
 from .guard import Guard
 from .handling import Decoding, TextStream, monotonic_deadline, too_long, unless_gone
 from .limits import Limits
 from .listening import RowListener, StreamListener, Update
-from .messages import MessagesAnswer, MessagesBody
+from .messages import Conversation, MessagesAnswer, MessagesBody
 from .metrics import Metrics
 from .parser_processes import ParserProcesses
 from .request_parser import RequestParser, TextRequest
@@ -99,6 +99,7 @@ def create_app(
     app.post("/v1/chat/completions", **_documented(ChatBody))(server.chat_completions)
     app.post("/v1/responses", **_documented(ResponseBody))(server.responses)
     app.post("/v1/messages", **_documented(MessagesBody))(server.messages)
+    app.post("/v1/messages/count_tokens", **_documented(Conversation))(server.count_tokens)
     app.post("/v1/choose", **_documented(ChooseBody))(server.choose)
     app.post("/v1/embeddings")(server.embeddings)
     app.post("/v1/images/generations", **_documented(ImageBody))(server.images)
@@ -191,11 +192,20 @@ class Server:
 
     async def messages(self, request: Request) -> Response:
         """Answers a conversation, in the form of Anthropic's API."""
-        try:
-            with renamed(messages.RENAMED):
-                return await self._text(request, await self._body(request, MessagesBody), MessagesAnswer)
-        except RequestError as error:
-            return JSON(messages.error_body(error.body), error.status, error.headers)
+        with renamed(messages.RENAMED):
+            return await self._text(request, await self._body(request, MessagesBody), MessagesAnswer)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """The tokens of a conversation, in the form of Anthropic's API."""
+        parsed, deadline = await self._body(request, Conversation), monotonic_deadline(self.limits.seconds)
+        if self.parser_processes is None:
+            message = f"{self.names[0]} draws images and has no conversations"
+            raise RequestError(HTTPStatus.BAD_REQUEST, message, param="model")
+        self.request_parser.check_model(parsed.body)
+        read = partial(prompt_ids, self.parser_processes.config, parsed.body)
+        with named(parsed.body):
+            ids = parsed.ids or await self._prepare(request, read, deadline)
+        return JSON({"input_tokens": len(ids[0])})
 
     async def choose(self, request: Request) -> Response:
         """The probabilities of labels; see `Model.choose`."""
@@ -240,10 +250,11 @@ class Server:
         answer = kind(body, prepared, body.model or self.names[0], prepared.names, self.model.tokenizer)
         if body.stream:
             return self._stream(request, answer, since, deadline)
-        with Decoding(self.worker, prepared.rows, _listener, deadline, _client(request)) as decoding:
-            results, waited = await unless_gone(request, decoding.finish())
+        results, waited, repeated = [], None, None
+        if prepared.rows:
+            with Decoding(self.worker, prepared.rows, _listener, deadline, _client(request)) as decoding:
+                results, waited = await unless_gone(request, decoding.finish())
         self.metrics.finished(results, answer.prompt_tokens)
-        repeated = None
         if isinstance(body, CompletionBody) and body.echo:
             repeated = []
             for ids in prepared.prompts:  # others decode between them
@@ -324,11 +335,12 @@ def _waited(reason: str | None) -> dict[str, str]:
     return {} if reason is None else {WAITED: reason}
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
+async def _http_error(request: Request, error: Exception) -> Response:
     """The error for unknown paths and methods."""
     assert isinstance(error, HTTPException), "registered for it"
     allowed = {name: value for name, value in (error.headers or {}).items() if name.lower() == "allow"}
-    return RequestError(error.status_code, f"{error.detail}: see /docs for the endpoints", headers=allowed).response()
+    answer = RequestError(error.status_code, f"{error.detail}: see /docs for the endpoints", headers=allowed)
+    return answer.response(request.url.path)
 
 
 def _documented(schema: type[Body]) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def parse_request(config: ParserConfig, data: bytes, schema: type[Body]) -> Pars
         return ParsedBody(body)
     try:
         check_characters(config, body)
-        ids, structured = _ids(config, body), None
+        ids, structured = prompt_ids(config, body), None
         if isinstance(body, ChatBody) and body.tools:
             _compile_tools(config, body)
         if body.response_format is not None and body.response_format.get("type") != "text":
@@ -165,10 +165,11 @@ def check_rows(count: int, most: int) -> None:
         raise RequestError(HTTPStatus.BAD_REQUEST, message, param="n", code="too_many_rows")
 
 
-def _ids(config: Any, body: TextBody) -> list[list[int]]:
+def prompt_ids(config: Any, body: TextBody) -> list[list[int]]:
+    """The tokens of each prompt. Raises SpecError for those that the context has no room for."""
     check_rows(rows_of(body) * (body.n or 1), config.most_rows)
     default = config.defaults.get("max_new_tokens", MAX_NEW_TOKENS) if config.decoding_config.masked else 1
-    most = body.max_tokens or default
+    most = default if body.max_tokens is None else body.max_tokens
     if isinstance(body, ChatBody):
         most = body.max_completion_tokens or most
         prompt: Any = [message.document for message in body.messages]

@@ -1,4 +1,4 @@
-"""Errors for clients: a status and a JSON body in the form of OpenAI's API."""
+"""Errors for clients: a status and a JSON body in the form of OpenAI's API, or of Anthropic's."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ from pardec.models.errors import ModelError, PardecError, SpecError
 from ..memory import OutOfMemory
 
 NO_SUCH_MODEL = HTTPStatus(404)
+_KINDS = {  # Anthropic's
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+}
 _LONGEST = 1000  # characters of a message, which may repeat what a client sent
 
 
@@ -48,9 +55,16 @@ class RequestError(Exception):
         kind = "authentication_error" if self.status == HTTPStatus.UNAUTHORIZED else kind
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        """The answer to the client."""
-        return JSON(self.body, self.status, self.headers)
+    @property
+    def messages_body(self) -> dict[str, Any]:
+        """The JSON body in the form of Anthropic's API."""
+        other = "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
+        return {"type": "error", "error": {"type": _KINDS.get(HTTPStatus(self.status), other), "message": self.message}}
+
+    def response(self, path: str) -> Response:
+        """The answer to a client of this endpoint."""
+        body = self.messages_body if path.startswith("/v1/messages") else self.body
+        return JSON(body, self.status, self.headers)
 
 
 class JSON(Response):

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("pardec.server")
 
 _ENDPOINTS = (
-    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/images/generations"),
-    *("/v1/choose", "/v1/models", "/health", "/metrics", "/"),
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
+    *("/v1/messages/count_tokens", "/v1/images/generations", "/v1/choose", "/v1/models", "/health", "/metrics", "/"),
 )
 _DRAIN = 64 * 2**20  # bytes of a body that is too large, which are read and dropped
 _GONE = 499  # the client closed the request; nobody reads it but the metrics
@@ -47,6 +47,8 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # the ASGI server leaves the body out
+            scope = {**scope, "method": "GET"}
         started, status, path = time.monotonic(), 0, scope["path"]
 
         async def noting(message: Message) -> None:
@@ -68,7 +70,7 @@ class Guard:
             if answer.code == "internal":
                 log.exception("%s %s failed", scope["method"], path)
             if not status:  # else it has begun, and the connection ends
-                await answer.response()(scope, receive, noting)
+                await answer.response(path)(scope, receive, noting)
         finally:
             endpoint = path if path in _ENDPOINTS else "other"
             self.metrics.answered(endpoint, status or _GONE, time.monotonic() - started)

@@ -165,10 +165,10 @@ class TextStream(StreamingResponse):
             self._metrics.left()
             raise
         except SpecError as error:
-            for each in answer.failed(refusal(error, answer.body).body):
+            for each in answer.failed(refusal(error, answer.body)):
                 yield each
         except Exception as error:
-            for each in answer.failed(as_request_error(error).body):
+            for each in answer.failed(as_request_error(error)):
                 yield each
         finally:
             coming.cancel()

@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
 
 from ..requests.argument import Takes
+from ..requests.tools import MOST_TOOLS
 from ..result import Result
 from .answers import DeltaAnswer, text_of
+from .errors import RequestError
 from .events import typed
-from .schemas import ChatBody, Part, Sampled, Stop, joined, numbers
+from .schemas import Block, Body, ChatBody, Part, Sampled, Stop, joined, numbers
 
 RENAMED = {"stop": "stop_sequences"}
+
+
+class ToolUse(Block):
+    """A call in an earlier answer."""
+
+    type: Literal["tool_use"]
+    id: StrictStr
+    name: StrictStr
+    input: dict[str, Any]
+
+    @property
+    def call(self) -> dict[str, Any]:
+        """The call in a message of a chat."""
+        function = {"name": self.name, "arguments": json.dumps(self.input, ensure_ascii=False)}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class ToolResult(Block):
+    """The result of a call; `is_error` puts "Error: " before its text."""
+
+    type: Literal["tool_result"]
+    tool_use_id: StrictStr
+    content: StrictStr | list[Part] = ""
+    is_error: StrictBool = False
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The message of a chat."""
+        text = ("Error: " if self.is_error else "") + joined(self.content)
+        return {"role": "tool", "tool_call_id": self.tool_use_id, "content": text}
+
+
+Content = Annotated[Part | ToolUse | ToolResult, Field(discriminator="type")]
 
 
 class Turn(BaseModel):
@@ -23,18 +59,80 @@ class Turn(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     role: Literal["user", "assistant"]
-    content: StrictStr | list[Part]
+    content: StrictStr | list[Content]
+
+    @model_validator(mode="after")
+    def _calls_of_the_assistant(self) -> Turn:
+        wrong = {"user": ToolUse, "assistant": ToolResult}[self.role]
+        if not isinstance(self.content, str) and any(isinstance(block, wrong) for block in self.content):
+            other = "user" if self.role == "assistant" else "assistant"
+            kind = "tool_result" if self.role == "assistant" else "tool_use"
+            raise ValueError(f"a block {kind} belongs to a message of the {other}")
+        return self
+
+    @property
+    def chat(self) -> list[dict[str, Any]]:
+        """Its messages of a chat: results of calls are messages of their own, and stand first."""
+        if isinstance(self.content, str):
+            return [{"role": self.role, "content": self.content}]
+        results = [block.message for block in self.content if isinstance(block, ToolResult)]
+        calls = [block.call for block in self.content if isinstance(block, ToolUse)]
+        texts = [block for block in self.content if isinstance(block, Part)]
+        if not texts and results:
+            return results
+        own: dict[str, Any] = {"role": self.role, "content": joined(texts) if texts or not calls else None}
+        return [*results, {**own, "tool_calls": calls} if calls else own]
 
 
-class MessagesBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
-    """`POST /v1/messages`."""
+class Tool(BaseModel):
+    """A function that the answer may call."""
 
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["custom"] | None = None
+    name: StrictStr
+    description: StrictStr | None = None
+    input_schema: dict[str, Any]
+    cache_control: Any = None  # nothing is cached by request
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The tool as chat templates take it."""
+        description = {} if self.description is None else {"description": self.description}
+        return {"type": "function", "function": {"name": self.name, **description, "parameters": self.input_schema}}
+
+
+class Choice(BaseModel):
+    """Whether the answer calls a tool."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: StrictStr | None = None
+    disable_parallel_tool_use: StrictBool = False
+
+    @model_validator(mode="after")
+    def _names_a_tool(self) -> Choice:
+        if (self.type == "tool") != (self.name is not None):
+            raise ValueError('a name goes with the type "tool", and only with it')
+        return self
+
+    @property
+    def document(self) -> Any:
+        """The choice in OpenAI's form."""
+        if self.type == "tool":
+            return {"type": "function", "function": {"name": self.name}}
+        return "required" if self.type == "any" else self.type
+
+
+class Conversation(Body):
+    """The fields that make the prompt, as `POST /v1/messages/count_tokens` takes them."""
+
+    model: StrictStr | None = None
     messages: Annotated[list[Turn], Field(min_length=1, max_length=4096)]
-    max_tokens: Annotated[StrictInt, Field(ge=1)]
     system: StrictStr | list[Part] | None = None
-    stop_sequences: Annotated[list[Stop], Field(max_length=16)] | None = None
-    stream: StrictBool | None = None
-    n: Literal[1] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: Choice | None = None
 
     @field_validator("messages")
     @classmethod
@@ -44,12 +142,34 @@ class MessagesBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
         return turns
 
     def as_text(self) -> ChatBody:
-        messages = [{"role": turn.role, "content": joined(turn.content)} for turn in self.messages]
+        return ChatBody.model_validate(self.chat())
+
+    def chat(self) -> dict[str, Any]:
+        """These fields as a chat completion has them."""
+        messages = [message for turn in self.messages for message in turn.chat]
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": joined(self.system)})
-        own = {"messages", "system", "stop_sequences"}
-        shared = {name: value for name, value in self.model_dump(exclude_none=True).items() if name not in own}
-        return ChatBody.model_validate({**shared, "messages": messages, "stop": self.stop_sequences or None})
+        document: dict[str, Any] = {"model": self.model, "messages": messages}
+        if self.tools:
+            document["tools"] = [tool.document for tool in self.tools]
+        if self.tool_choice is not None:
+            document["tool_choice"] = self.tool_choice.document
+            document["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
+        return document
+
+
+class MessagesBody(Conversation, Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
+    """`POST /v1/messages`."""
+
+    max_tokens: Annotated[StrictInt, Field(ge=1)]
+    stop_sequences: Annotated[list[Stop], Field(max_length=16)] | None = None
+    stream: StrictBool | None = None
+    n: Literal[1] | None = None
+
+    def as_text(self) -> ChatBody:
+        own = {*Conversation.model_fields, "stop_sequences"}
+        shared = self.model_dump(exclude_none=True, exclude=own)
+        return ChatBody.model_validate({**shared, **self.chat(), "stop": self.stop_sequences or None})
 
 
 class MessagesAnswer(DeltaAnswer):
@@ -61,29 +181,42 @@ class MessagesAnswer(DeltaAnswer):
 
     def whole(self, results: Sequence[Result], echoes: Any = None) -> dict[str, Any]:
         """The answer to a request without a stream."""
-        text, usage = text_of(results[0]), self._usage(results)
-        return self._message([{"type": "text", "text": text}], usage) | self._reason(results[0])
+        text, calls = self.read(results[0])
+        content = [] if text is None else [{"type": "text", "text": text}]
+        content += [_used(call) for call in calls]
+        return self._message(content, self._usage(results)) | self._reason(results[0])
 
     def opened(self) -> list[bytes]:
-        """The events before the text."""
+        """The event before the content."""
         message = self._message([], {"input_tokens": self.prompt_tokens, "output_tokens": 0})
+        return [typed({"type": "message_start", "message": message})]
+
+    def begin_text(self) -> list[bytes]:
         block = {"type": "text", "text": ""}
+        return [typed({"type": "content_block_start", "index": 0, "content_block": block})]
+
+    def end_text(self, text: str) -> list[bytes]:
+        return [typed({"type": "content_block_stop", "index": 0})]
+
+    def write_call(self, index: int, call: dict[str, Any]) -> list[bytes]:
+        block, delta = {**_used(call), "input": {}}, {"type": "input_json_delta"}
+        delta["partial_json"] = call["function"]["arguments"]
         return [
-            typed({"type": "message_start", "message": message}),
-            typed({"type": "content_block_start", "index": 0, "content_block": block}),
+            typed({"type": "content_block_start", "index": index, "content_block": block}),
+            typed({"type": "content_block_delta", "index": index, "delta": delta}),
+            typed({"type": "content_block_stop", "index": index}),
         ]
 
     def closed(self, results: Sequence[Result]) -> list[bytes]:
-        """The events after the text."""
+        """The events after the content."""
         return [
-            typed({"type": "content_block_stop", "index": 0}),
             typed({"type": "message_delta", "delta": self._reason(results[0]), "usage": self._usage(results)}),
             typed({"type": "message_stop"}),
         ]
 
-    def failed(self, error: dict[str, Any]) -> list[bytes]:
+    def failed(self, error: RequestError) -> list[bytes]:
         """The event of an error."""
-        return [typed(error_body(error))]
+        return [typed(error.messages_body)]
 
     def delta(self, text: str) -> bytes:
         """The event of a piece of text."""
@@ -114,7 +247,12 @@ class MessagesAnswer(DeltaAnswer):
             **counts,
         }
 
+    def _call_id(self) -> str:
+        return f"toolu_{secrets.token_hex(12)}"
+
     def _reason(self, result: Result) -> dict[str, Any]:
+        if self.calls:
+            return {"stop_reason": "tool_use", "stop_sequence": None}
         if result.finish[0] == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
         tokens, text = result.tokens[0], text_of(result)
@@ -126,6 +264,7 @@ class MessagesAnswer(DeltaAnswer):
         return {"stop_reason": "end_turn" if found is None else "stop_sequence", "stop_sequence": found}
 
 
-def error_body(error: dict[str, Any]) -> dict[str, Any]:
-    """The JSON body of an error in this form, from that of OpenAI's form."""
-    return {"type": "error", "error": {name: error["error"][name] for name in ("type", "message")}}
+def _used(call: dict[str, Any]) -> dict[str, Any]:
+    """A call as a block of the content."""
+    function = call["function"]
+    return {"type": "tool_use", "id": call["id"], "name": function["name"], "input": json.loads(function["arguments"])}

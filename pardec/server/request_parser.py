@@ -41,7 +41,7 @@ class TextRequest:
     """A checked request for text.
 
     Attributes:
-        rows: prompts times samples, the samples of a prompt one after the other.
+        rows: prompts times samples, the samples of a prompt one after the other; none where nothing is to be decoded.
         samples: of each prompt.
         prompts: the ids of each prompt.
     """
@@ -51,6 +51,11 @@ class TextRequest:
     prompts: list[list[int]]
     logprobs: int | None
     names: TokenNames | None = None
+
+    @property
+    def count(self) -> int:
+        """The number of answers."""
+        return len(self.prompts) * self.samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +84,8 @@ class RequestParser:
             raise RequestError(
                 HTTPStatus.BAD_REQUEST, f"{self.model.name} draws images: post to /v1/images/generations", param="model"
             )
+        if isinstance(body, CompletionBody) and body.max_tokens == 0:
+            return self._prompts_alone(body, parsed)
         lengths = self._lengths(body)
         arguments = {**self.defaults, **self._sampling(body), **self._prompt(parsed), **lengths}
         arguments |= tool_arguments(body)
@@ -116,6 +123,23 @@ class RequestParser:
         prompts = [canvas[:start].tolist() for canvas, start in starts][::samples]
         shown = logprobs is not None or (body.stream_options is not None and body.stream_options.include_denoise)
         return TextRequest(rows, samples, prompts, logprobs, self.token_names if shown else None)
+
+    def _prompts_alone(self, body: CompletionBody, parsed: ParsedBody) -> TextRequest:
+        """A request for no new tokens, which repeats and scores its prompts."""
+        for name in ("stream", "template", "allowed", "response_format", "min_tokens"):
+            if getattr(body, name):
+                message = f"{name} cannot be combined with max_tokens=0, which writes nothing"
+                raise RequestError(HTTPStatus.BAD_REQUEST, message, param=name)
+        if body.echo:
+            self._check_echo(body)
+        Settings.of({**self.defaults, **self._sampling(body)})
+        samples, logprobs = body.n or 1, _logprobs(body)
+        check_rows(rows_of(body) * samples, self.limits.rows)
+        given = self._prompt(parsed)
+        rows = encode(self.model.language_model, given.get("prompt"), given.get("input_ids"), None, 0)
+        prompts = [row.prompt.tolist() for row in rows]
+        self._check_lengths(body, [len(prompt) for prompt in prompts])
+        return TextRequest([], samples, prompts, logprobs, self.token_names if logprobs is not None else None)
 
     @cached_property
     def token_names(self) -> TokenNames:

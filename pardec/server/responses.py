@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from ..requests.argument import Takes
+from ..requests.tools import MOST_TOOLS
 from ..result import Result
-from .answers import DeltaAnswer, text_of
+from .answers import DeltaAnswer
+from .errors import RequestError
 from .events import typed
 from .schemas import ChatBody, Sampled, joined, numbers
 
@@ -36,6 +38,53 @@ class InputMessage(BaseModel):
     content: StrictStr | list[InputPart]
 
 
+class CallItem(BaseModel):
+    """A call in an earlier answer."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function_call"]
+    call_id: StrictStr
+    name: StrictStr
+    arguments: StrictStr
+
+
+class CallOutput(BaseModel):
+    """The result of a call."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function_call_output"]
+    call_id: StrictStr
+    output: StrictStr | list[InputPart]
+
+
+class FunctionTool(BaseModel):
+    """A function that the answer may call."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    name: StrictStr
+    description: StrictStr | None = None
+    parameters: dict[str, Any] | None = None
+    strict: StrictBool | None = None  # changes nothing: calls keep to their schema
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The tool as chat templates take it."""
+        return {"type": "function", "function": self.model_dump(exclude={"type", "strict"}, exclude_none=True)}
+
+
+class FunctionChoice(BaseModel):
+    """The function that the answer has to call."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    name: StrictStr
+
+
 class TextOptions(BaseModel):
     """The form of the text."""
 
@@ -48,26 +97,50 @@ class TextOptions(BaseModel):
 class ResponseBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
     """`POST /v1/responses`; nothing is stored, so that a conversation is sent whole each time."""
 
-    input: StrictStr | Annotated[list[InputMessage], Field(min_length=1, max_length=4096)]
+    input: StrictStr | Annotated[list[InputMessage | CallItem | CallOutput], Field(min_length=1, max_length=4096)]
     instructions: StrictStr | None = None
     max_output_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     stream: StrictBool | None = None
     text: TextOptions | None = None
     n: Literal[1] | None = None
     store: StrictBool | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] | None = None
+    tool_choice: StrictStr | FunctionChoice | None = None
+    parallel_tool_calls: StrictBool | None = None
 
     def as_text(self) -> ChatBody:
-        messages = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        messages: list[dict[str, Any]] = []
+        if self.instructions is not None:
+            messages.append({"role": "system", "content": self.instructions})
         for item in [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input:
-            messages.append({"role": item.role, "content": joined(item.content)})
-        own = {"input", "instructions", "max_output_tokens", "text", "store"}
+            _add(messages, item)
+        own = {"input", "instructions", "max_output_tokens", "text", "store", "tools", "tool_choice"}
         shared = {name: value for name, value in self.model_dump(exclude_none=True).items() if name not in own}
         form = None if self.text is None else self.text.format
         if form is not None and form.get("type") == "json_schema":
             inner = {name: value for name, value in form.items() if name != "type"}
             form = {"type": "json_schema", "json_schema": inner}
         document = {**shared, "messages": messages, "response_format": form}
+        if self.tools:
+            document["tools"] = [tool.document for tool in self.tools]
+        if isinstance(self.tool_choice, FunctionChoice):
+            document["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
+        elif self.tool_choice is not None:
+            document["tool_choice"] = self.tool_choice
         return ChatBody.model_validate({**document, "max_completion_tokens": self.max_output_tokens})
+
+
+def _add(messages: list[dict[str, Any]], item: InputMessage | CallItem | CallOutput) -> None:
+    """Adds an item of the input to the conversation; calls belong to the assistant's message before them."""
+    if isinstance(item, InputMessage):
+        messages.append({"role": item.role, "content": joined(item.content)})
+    elif isinstance(item, CallOutput):
+        messages.append({"role": "tool", "tool_call_id": item.call_id, "content": joined(item.output)})
+    else:
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": None})
+        function = {"name": item.name, "arguments": item.arguments}
+        messages[-1].setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
 
 
 class ResponseAnswer(DeltaAnswer):
@@ -77,48 +150,71 @@ class ResponseAnswer(DeltaAnswer):
         super().__post_init__()
         self.identifier, self._item = f"resp_{secrets.token_hex(16)}", f"msg_{secrets.token_hex(16)}"
         self._count = 0  # events so far
+        self._ended = "in_progress"  # the status of the text
 
     def whole(self, results: Sequence[Result], echoes: Any = None) -> dict[str, Any]:
         """The answer to a request without a stream."""
-        done = results[0].finish[0] == "stop"
-        output = [self._message(text_of(results[0]), "completed" if done else "incomplete")]
-        return self._response("completed" if done else "incomplete", output, results)
+        text, calls = self.read(results[0])
+        return self._whole(text, calls, results)
+
+    def _whole(self, text: str | None, calls: Sequence[dict[str, Any]], results: Sequence[Result]) -> dict[str, Any]:
+        status = _status(results[0])
+        output = [] if text is None else [self._message(text, status)]
+        return self._response(status, [*output, *(_call(call) for call in calls)], results)
 
     def opened(self) -> list[bytes]:
-        """The events before the text."""
+        """The events before the output."""
         response = self._response("in_progress", [], None)
-        part = {"item_id": self._item, "output_index": 0, "content_index": 0, "part": _part("")}
+        return [self._event(f"response.{name}", response=response) for name in ("created", "in_progress")]
+
+    def begin_text(self) -> list[bytes]:
+        item = {**self._message("", "in_progress"), "content": []}
         return [
-            self._event("response.created", response=response),
-            self._event("response.in_progress", response=response),
-            self._event(
-                "response.output_item.added", output_index=0, item={**self._message("", "in_progress"), "content": []}
-            ),
-            self._event("response.content_part.added", **part),
+            self._event("response.output_item.added", output_index=0, item=item),
+            self._event("response.content_part.added", **self._at, part=_part("")),
+        ]
+
+    def ended(self, index: int, result: Result) -> list[bytes]:
+        self._ended = _status(result)
+        return super().ended(index, result)
+
+    def end_text(self, text: str) -> list[bytes]:
+        return [
+            self._event("response.output_text.done", **self._at, text=text, logprobs=[]),
+            self._event("response.content_part.done", **self._at, part=_part(text)),
+            self._event("response.output_item.done", output_index=0, item=self._message(text, self._ended)),
+        ]
+
+    def write_call(self, index: int, call: dict[str, Any]) -> list[bytes]:
+        item = _call(call)
+        at, arguments = {"item_id": item["id"], "output_index": index}, item["arguments"]
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        return [
+            self._event("response.output_item.added", output_index=index, item=begun),
+            self._event("response.function_call_arguments.delta", **at, delta=arguments),
+            self._event("response.function_call_arguments.done", **at, name=item["name"], arguments=arguments),
+            self._event("response.output_item.done", output_index=index, item=item),
         ]
 
     def closed(self, results: Sequence[Result]) -> list[bytes]:
-        """The events after the text."""
-        response = self.whole(results)
-        at = {"item_id": self._item, "output_index": 0, "content_index": 0}
-        item = response["output"][0]
-        return [
-            self._event("response.output_text.done", **at, text=self.sent, logprobs=[]),
-            self._event("response.content_part.done", **at, part=_part(self.sent)),
-            self._event("response.output_item.done", output_index=0, item=item),
-            self._event(f"response.{response['status']}", response=response),
-        ]
+        """The event after the output."""
+        response = self._whole(self.sent, self.calls, results)
+        return [self._event(f"response.{response['status']}", response=response)]
 
-    def failed(self, error: dict[str, Any]) -> list[bytes]:
+    def failed(self, error: RequestError) -> list[bytes]:
         """The event of an error."""
-        inner = error["error"]
+        inner = error.body["error"]
         named = {name: inner[name] for name in ("message", "param", "code")}
         return [self._event("error", **named)]
 
     def delta(self, text: str) -> bytes:
         """The event of a piece of text."""
-        at = {"item_id": self._item, "output_index": 0, "content_index": 0}
-        return self._event("response.output_text.delta", **at, delta=text, logprobs=[])
+        return self._event("response.output_text.delta", **self._at, delta=text, logprobs=[])
+
+    @property
+    def _at(self) -> dict[str, Any]:
+        """Where the text stands."""
+        return {"item_id": self._item, "output_index": 0, "content_index": 0}
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self._count += 1
@@ -150,18 +246,34 @@ class ResponseAnswer(DeltaAnswer):
             "max_output_tokens": body.max_completion_tokens,
             "model": self.name,
             "output": output,
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,
             "store": False,
             "temperature": getattr(body, "temperature", None),
             "top_p": getattr(body, "top_p", None),
             "text": {"format": {"type": "text"}},
-            "tool_choice": "none",
-            "tools": [],
+            "tool_choice": _flat(body.tool_choice or "auto") if body.tools else "none",
+            "tools": [_flat(tool) for tool in body.tools or ()],
             "truncation": "disabled",
             "usage": usage,
             "metadata": {},
         }
+
+
+def _status(result: Result) -> str:
+    return "completed" if result.finish[0] == "stop" else "incomplete"
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """A call as an item of the output."""
+    identifier = call["id"].removeprefix("call_")
+    item = {"type": "function_call", "id": f"fc_{identifier}", "call_id": call["id"], **call["function"]}
+    return {**item, "status": "completed"}
+
+
+def _flat(tool: Any) -> Any:
+    """A tool, or a choice of one, without the object around the function's fields."""
+    return tool if isinstance(tool, str) else {"type": "function", **tool["function"]}
 
 
 def _part(text: str) -> dict[str, Any]:

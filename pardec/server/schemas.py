@@ -163,19 +163,17 @@ class CompletionBody(TextBody):
     """`POST /v1/completions`."""
 
     prompt: StrictStr | Texts | Ids | Annotated[list[Ids], Field(min_length=1, max_length=4096)]
+    max_tokens: Annotated[StrictInt, Field(ge=0)] | None = None  # 0 decodes nothing: with echo, scores the prompt
     echo: StrictBool | None = None
     best_of: StrictInt | None = None
     add_special_tokens: StrictBool | None = None  # false: texts get no beginning-of-text token, as in vLLM
     logprobs: Annotated[StrictInt, Field(ge=0)] | None = None
 
 
-class Part(BaseModel):
-    """A part of a message."""
+class Block(BaseModel):
+    """A part of a message; `cache_control` and empty fields are ignored."""
 
     model_config = ConfigDict(extra="forbid")
-
-    type: Literal["text"]
-    text: StrictStr
 
     @model_validator(mode="before")
     @classmethod
@@ -183,6 +181,13 @@ class Part(BaseModel):
         if not isinstance(data, dict):
             return data
         return {name: value for name, value in data.items() if name != "cache_control" and value is not None}
+
+
+class Part(Block):
+    """A part with text."""
+
+    type: Literal["text"]
+    text: StrictStr
 
 
 class _HasText(Protocol):
