@@ -12,8 +12,13 @@ _PREFIX = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # token types
 # Tokens that end a text, by the key of their id or by their text, as llama.cpp finds them.
 _ENDS = tuple(f"{name}_token_id" for name in ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep"))
-_EOT_TEXTS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<end_of_utterance>")
-_EOT_TOKENS = {(text, _CONTROL) for text in _EOT_TEXTS}
+_END_TEXTS = frozenset(
+    (
+        *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<|end|>", "</s>", "<EOT>"),
+        *("_<EOT>", "[EOT]", "[EOS]", "<end_of_turn>", "<end_of_utterance>", "<|return|>", "<|call|>", "<|calls|>"),
+        "<|flush|>",
+    )
+)
 _SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id"}
 _SPECIAL |= {"pad_token": "padding_token_id", "mask_token": "mask_token_id"}
 
@@ -33,10 +38,8 @@ _SPLITS |= dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING)
 def special_ids(header: Header, vocabulary: int) -> dict[str, Any]:
     """The ids of special tokens as configs name them; eos_token_id has every token that ends a text."""
     values = {name: _id(header, name, vocabulary) for name in (*_ENDS, *_SPECIAL.values())}
-    tokens, types = (header.metadata.get(_PREFIX + name) for name in ("tokens", "token_type"))
-    by_text: list[int] = []
-    if isinstance(tokens, list) and isinstance(types, list):
-        by_text = [i for i, pair in enumerate(zip(tokens, types, strict=False)) if pair in _EOT_TOKENS]
+    tokens = header.metadata.get(_PREFIX + "tokens")
+    by_text = [i for i, token in enumerate(tokens) if token in _END_TEXTS] if isinstance(tokens, list) else []
     named = [values[name] for name in _ENDS if values[name] is not None]
     ends = list(dict.fromkeys([*named, *(number for number in by_text if number < vocabulary)]))
     ids = {"bos_token_id": values["bos_token_id"], "pad_token_id": values["padding_token_id"]}
@@ -93,6 +96,7 @@ def tokenizer_files(header: Header, vocabulary: int, positions: int) -> dict[str
         "model_max_length": positions,
     }
     try:
+        types = [_CONTROL if token in _END_TEXTS else own for token, own in zip(tokens, types, strict=True)]
         named = set(special.values())
         types = [_CONTROL if own in (_UNUSED, _BYTE) and index in named else own for index, own in enumerate(types)]
         ends = special["bos_token"] if adds_bos else None, special["eos_token"] if adds_eos else None

@@ -554,3 +554,16 @@ def test_tokens_that_end_a_turn_or_a_gap_end_a_text(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.fim_pad_token_id": 9}
     file = write_gguf(tmp_path / "toy.gguf", metadata=fields)
     assert load(file, device="cpu").decoding_config.eos_ids == (0, 9, 2)  # 2 is <|im_end|>
+
+
+def test_an_end_of_text_ends_a_chat_models_answer_too(tmp_path: Path) -> None:
+    """As in llama.cpp: by the token's text, whatever its type; Qwen's and Llama's chat models name another token."""
+    fields = tokenizer_fields()
+    tokens = [*fields["tokenizer.ggml.tokens"][:-1], "<|end_of_text|>"]
+    types = [1, *fields["tokenizer.ggml.token_type"][1:-1], 1]
+    new: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    model = load(write_gguf(tmp_path / "toy.gguf", metadata=new), device="cpu")
+    last = len(tokens) - 1
+    assert model.decoding_config.eos_ids == (2, 0, last)  # <|im_end|>, <|endoftext|> and the last one
+    assert model.tokenizer.encode("<|end_of_text|>", add_special_tokens=False) == [last]
+    assert model.tokenizer.decode([0, 40, last], skip_special_tokens=True) == model.tokenizer.decode([40])
