@@ -26,6 +26,9 @@ class FusedLayers:
     def __init__(self) -> None:
         self._known: tuple[Hashable, LayersInC | None] | None = None
 
+    def __reduce__(self) -> tuple[type[FusedLayers], tuple[()]]:
+        return FusedLayers, ()  # a copy of a decoder has other addresses
+
     def run(self, layers: Iterable[nn.Module], step: LayerPass, dtype: torch.dtype, version: int) -> Run | None:
         """A function that runs a range of `layers` in C; None where the kernels do not support this forward.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -175,3 +177,19 @@ def test_rows_of_a_comparison_are_not_resumed_with_other_weights(tmp_path: Path)
     model.load_weights(model.path)
     with pytest.raises(SpecError, match="weights_version"):
         pardec.compare(model, "arithmetic", "sequential", resume=True, **arguments)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
+)
+def test_a_copy_of_a_used_model_has_its_own_weights(
+    base: Path, fresh: pardec.Model, copied: Callable[[pardec.Model], pardec.Model]
+) -> None:
+    arguments: dict[str, Any] = {"input_ids": IDS, "max_new_tokens": 8, "stop_ids": []}
+    model = pardec.load(base, device="cpu")
+    tokens = model.generate(**arguments).tokens
+    other = copied(model)
+    assert other.generate(**arguments).tokens == tokens
+    other.load_weights(OTHER)
+    assert other.generate(**arguments).tokens == fresh.generate(**arguments).tokens != tokens
+    assert model.generate(**arguments).tokens == tokens
