@@ -203,7 +203,7 @@ def _encode_one(
             raise SpecError(f"chat_template_kwargs are for messages, and prompt {row} is text", hint=_NO_VARIABLES)
         if tools:
             raise SpecError(f"tools belong to a conversation, and prompt {row} is text", hint="pass messages")
-        if not item:
+        if not item.strip():
             raise SpecError(f"prompt {row} is empty", hint="give at least one word")
         tokenize = partial(tokenizer, item, add_special_tokens=special)
         ids = _read(f"prompt {row} cannot be read", item, tokenize, "give plain text")

@@ -303,6 +303,9 @@ class Server:
 
     async def _body(self, request: Request, schema: type[Body]) -> ParsedBody:
         """Reads the body; a separate process parses large bodies and schemas. Raises RequestError."""
+        if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
+            message = f"a body with Content-Encoding: {encoding} is not read: send it uncompressed"
+            raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
         data = await request.body()
         if self.parser_processes is None:
             return ParsedBody(await self._off_loop(lambda: parse_body(data, schema)))

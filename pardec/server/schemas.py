@@ -36,8 +36,13 @@ Ids = Annotated[list[Annotated[StrictInt, Field(ge=0, lt=2**31)]], Field(min_len
 FewIds = Annotated[list[Annotated[StrictInt, Field(ge=0, lt=2**31)]], Field(min_length=1, max_length=1024)]
 Stop = Annotated[StrictStr, Field(max_length=1024)]
 
-# OpenAI's fields without an effect on the answer.
-IGNORED = frozenset({"user", "metadata", "store", "service_tier", "prompt_cache_key", "safety_identifier"})
+# Fields of OpenAI's and other servers without an effect on the answer.
+IGNORED = frozenset(
+    (
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prediction", "request_id", "priority"),
+        *("prompt_cache_key", "prompt_cache_retention", "cache_prompt", "cache_salt"),
+    )
+)
 # Values that request nothing, of fields that are refused otherwise.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tools": ([],),
@@ -69,12 +74,18 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "include_stop_str_in_output": (False,),
     "use_beam_search": (False,),
     "length_penalty": (1.0,),
+    "echo": (False,),
+    "best_of": (1,),
+    "bad_words": ([],),
+    "grammar": ("",),
+    "detokenize": (True,),
+    "return_tokens_as_token_ids": (False,),
 }
 _INSTEAD = dict.fromkeys(("previous_response_id", "conversation"), "nothing is stored, send the whole conversation")
 
 
 class Body(BaseModel):
-    """A request's body; `fields` are the fields that it sets, without those that change nothing."""
+    """A request's body, without the fields that change nothing: those that are null, and those above."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -90,8 +101,7 @@ class Body(BaseModel):
         own = {
             name: value
             for name, value in data.items()
-            if name in cls.model_fields
-            or not (name in IGNORED or (name in NEUTRAL and (value is None or value in NEUTRAL[name])))
+            if name in cls.model_fields or not (value is None or name in IGNORED or value in NEUTRAL.get(name, ()))
         }
         for name in own:
             if name in NEUTRAL and name not in cls.model_fields:

@@ -237,6 +237,39 @@ def test_echo_scores_the_prompt(llama: Running) -> None:
         assert choice.text.startswith(model.text(ids.tolist()) or "?")
 
 
+def test_no_new_tokens_score_the_prompt_alone(llama: Running) -> None:
+    client, model = llama.openai(), model_of(llama)
+    asked: dict[str, Any] = {
+        "model": "tiny-llama",
+        "prompt": [QUESTION, "Ann has 4 cups."],
+        "echo": True,
+        "logprobs": 2,
+    }
+    alone = client.completions.create(max_tokens=0, **asked)
+    longer = client.completions.create(max_tokens=2, **asked)
+    for short, long, text in zip(alone.choices, longer.choices, asked["prompt"], strict=True):
+        count = len(pardec_ids(model, text))
+        assert short.text == text
+        assert short.finish_reason == "length"
+        assert short.logprobs is not None
+        assert long.logprobs is not None
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert getattr(short.logprobs, name) == getattr(long.logprobs, name)[:count]
+    assert alone.usage is not None
+    assert (alone.usage.completion_tokens, alone.usage.total_tokens) == (0, alone.usage.prompt_tokens)
+    bare = client.completions.create(model="tiny-llama", prompt="Ann", max_tokens=0, n=2, logprobs=1).choices
+    assert [(choice.index, choice.text) for choice in bare] == [(0, ""), (1, "")]
+    assert bare[0].logprobs is not None
+    assert bare[0].logprobs.tokens == []
+    whole = [[5] * model.network.max_positions]  # leaves no room for a new token
+    assert client.completions.create(model="tiny-llama", prompt=whole, max_tokens=0, echo=True).choices[0].text
+
+
+def test_no_new_tokens_of_a_masked_model_repeat_the_prompt(dream: Running) -> None:
+    answer = dream.openai().completions.create(model="tiny-dream", prompt="Ann has 4.", max_tokens=0, echo=True)
+    assert answer.choices[0].text == "Ann has 4."
+
+
 def pardec_ids(model: Model, text: str) -> Any:
     return torch.tensor(model.tokenizer(text)["input_ids"])
 
@@ -290,6 +323,10 @@ def test_models_and_health(dream: Running) -> None:
     assert client.models.retrieve("tiny-dream").id == "tiny-dream"
     assert client.completions.create(model="other-name", prompt=QUESTION, max_tokens=2).model == "other-name"
     assert dream.get("/health").json()["status"] == "ok"
+    for path in ("/health", "/v1/models"):
+        head = httpx.head(dream.url + path)
+        assert (head.status_code, head.content) == (200, b"")
+    assert httpx.head(f"{dream.url}/v1/completions").status_code == 405
     report = dream.get("/metrics")
     assert "pardec_generated_tokens_total" in report.text
     assert report.headers["content-type"].startswith("text/plain")

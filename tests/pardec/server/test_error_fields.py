@@ -106,6 +106,10 @@ def test_fields_that_request_nothing_are_ignored(client: TestClient) -> None:
         "use_beam_search": False,
         "previous_response_id": None,
         "conversation": None,
+        "audio": None,  # a null field asks for nothing, whatever its name
+        "no_such_field": None,
+        "cache_prompt": True,
+        "best_of": 1,
     }
     part = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}, "citations": None}
     for path, more in (("chat/completions", nothing), ("messages", {"thinking": {"type": "disabled"}})):

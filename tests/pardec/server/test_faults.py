@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gzip
 import json
 import logging
 import random
@@ -63,7 +64,9 @@ CHANGES: list[dict[str, Any]] = [
     *({"prompt": value} for value in (None, 3, True, "", "   ", [], {}, [[]], ["a", 3], [1.5], [-1], [10**9])),
     *({"prompt": value} for value in ("\ud800", ["ok", ""], [None], {"text": "x"}, [["x"]], "a " * 600, [5] * 600)),
     {"prompt": [[5], []]},
-    *({"max_tokens": value} for value in (0, -1, 1.5, "4", True, 10**9, 10**30, [], {})),
+    *({"max_tokens": value} for value in (-1, 1.5, "4", True, 10**9, 10**30, [], {})),
+    *({"max_tokens": 0, **more} for more in ({"stream": True}, {"min_tokens": 2}, {"top_p": 2}, {"prompt": ""})),
+    {"max_tokens": 0, "echo": True, "prompt": [5] * 600},
     *({"temperature": value} for value in (-1, "0", True, [], 1e308, 1e-320)),
     *({"top_p": value} for value in (0, -0.1, 1.1, "x", True)),
     *({"top_k": value} for value in (-2, 1.5, "x", True)),
@@ -144,6 +147,11 @@ def test_bodies_that_are_no_request(running: Running, caplog: pytest.LogCaptureF
             is_error(client.post(CHAT, json={"messages": messages}))
             count += 1
         is_error(client.post(CHAT, json={"messages": [{"role": "user", "content": "x"}], "top_logprobs": 2}))
+        is_error(client.post(CHAT, json={"messages": [{"role": "user", "content": "x"}], "max_tokens": 0}))
+        packed = gzip.compress(json.dumps(GOOD).encode())
+        answer = client.post(COMPLETIONS, content=packed, headers={"Content-Encoding": "gzip"})
+        is_error(answer)
+        assert "Content-Encoding: gzip" in answer.text
         is_error(client.post(IMAGES, json={"prompt": "a circle"}))
         for path in ("/v1", "/v1/nothing", "/v1/models/none", "/v1/completions/"):
             is_error(client.get(path))
