@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -156,6 +157,7 @@ def test_a_few_channels_find_the_fact_that_others_lose(tmp_path: Path) -> None:
     """
     pairs_are_ranked_by_the_products_of_queries_and_keys()
     a_query_sees_its_best_slots_and_attends_to_them_alone()
+    each_row_ranks_the_keys_of_its_own_last_tokens()
     model, drawn, texts = induction(), np.random.RandomState(3), []
     for place in (20, 117, 201):
         text = drawn.permutation(model.vocab_size)[:300].tolist()
@@ -168,3 +170,18 @@ def test_a_few_channels_find_the_fact_that_others_lose(tmp_path: Path) -> None:
     last = write_labels(tmp_path, [layer.flip(-1) for layer in ranking])
     for other in (f"{spec},file={last}", "sequential@streaming:sink=1,window=30"):
         assert not any(row == text for row, text in zip(rows(run(model, other, texts, 8)), expected, strict=True))
+
+
+def each_row_ranks_the_keys_of_its_own_last_tokens() -> None:
+    """Prompts of 6 and 4 tokens, of which the last 3 count; a sixteenth of 32 pairs are 2; sinks are seen."""
+    generator = torch.Generator().manual_seed(4)
+    q, k = torch.randn(2, 3, 4, 8, generator=generator), torch.randn(2, 6, 2, 8, generator=generator)
+    ranked = channels.Channels()._ranked(q, k, np.array([6, 4]))
+    for row, keys in enumerate((k[0, 3:], k[1, 1:4])):
+        assert ranked[row].tolist() == naive(q[row], keys).argsort(-1, True).tolist()
+    assert channels.Channels()._pairs(SimpleNamespace(k=[torch.zeros(1, 1, 1, 64)])) == 2  # type: ignore[arg-type]
+    model, given = toy_ar(3, 8, 1.5), prompts((12,), vocab=8)
+    plain, sinks = (
+        run(model, f"sequential{cache}", given, [9]) for cache in ("", "@channels:heavy=1,window=1,sink=30")
+    )
+    assert rows(sinks) == rows(plain)

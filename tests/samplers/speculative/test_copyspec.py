@@ -83,6 +83,7 @@ def test_copies_are_greedy_in_half_the_forwards_and_found_at_one_look_a_token(mo
     drafts_are_those_of_a_search_of_the_whole_text()
     a_copy_goes_on_where_it_stood_though_its_ending_stands_later_too()
     a_shorter_ending_is_no_match()
+    test_a_period_is_taken_in_whole_drafts()  # from the first round on: the prompt is copied, too
     model, period = cyclic(), [*range(7), 0, 1]
     done = run(model, "copyspec", [period, period[2:] * 2], 60)
     assert all(is_greedy(model, text, size) for text, size in zip(rows(done), (9, 14), strict=True))

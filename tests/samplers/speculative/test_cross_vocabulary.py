@@ -16,7 +16,7 @@ from pardec.models.errors import ModelError, SpecError
 from pardec.models.load import load
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.speculative.draft.cross_vocabulary import CrossVocabularyState, Reading, TokenMap
+from pardec.samplers.speculative.draft.cross_vocabulary import CrossVocabularyState, Reading, TokenMap, _Row
 from tests.samplers.ar_toys import counted, g_test, joint, logits, plain_greedy, rows, run, toy_ar
 from tests.samplers.fake_draft_model import LENGTHS, named
 
@@ -169,6 +169,9 @@ def test_what_cannot_be_is_refused() -> None:
 def test_acceptance_rises_over_a_stream_as_the_map_fills() -> None:
     """The drafter's tokens are bytes, the target's are words; equal strings alone reach a lower acceptance."""
     the_longest_run_wins_and_what_may_still_grow_waits()
+    a_run_is_as_likely_as_all_of_its_tokens()
+    test_an_id_is_the_likeliest_behind_all_before_it_without_a_cache()
+    test_what_was_read_spells_the_text_however_it_grew(("tiny-llama-bytes", "tiny-llama"))
     model, spelling = pardec.load("tiny-llama", device="cpu"), load("tiny-llama-bytes", device="cpu")
     given = [each.prompt for each in pardec.task("arithmetic").problems(split="heldout", n=16, seed=7)]
     plain = model.generate(given, sampler="sequential", max_new_tokens=32).tokens
@@ -185,3 +188,16 @@ def test_acceptance_rises_over_a_stream_as_the_map_fills() -> None:
     direct, filling = lengths("map=direct"), lengths("map=text,keep=true")
     assert np.mean(filling[2:]) > 1.1 * filling[0] > 1.1 * max(direct)
     assert np.mean(filling[2:]) > 2 * np.mean(direct)
+
+
+def a_run_is_as_likely_as_all_of_its_tokens() -> None:
+    """a .5 and b .4 are the target's ab with .2; the b after them stays."""
+    tokens = TokenMap(letters(), target())
+    tokens.learn(2)  # ab
+    row = _Row(tokens, letters(), target())
+    row.live, row.pending = True, [(2, 0.5), (0, 0.4), (0, 0.3)]
+    assert row.next_token() == (2, pytest.approx(0.2))
+    assert row.pending == [(0, 0.3)]
+    assert row.next_token() == (1, pytest.approx(0.3))
+    assert row.next_token() is None
+    assert row.live

@@ -84,8 +84,14 @@ def by_hand() -> None:
 
 
 @pytest.mark.seeds("arXiv:2603.25702")
-def test_a_block_model_verifies_itself_at_block_length_1_in_less_than_0_6_of_the_forwards() -> None:
+def test_a_block_model_verifies_itself_at_block_length_1_in_less_than_0_6_of_the_forwards(
+    checkpoint: tuple[Path, Any],
+) -> None:
     """The exact form of self-verification: always verified, and only what is accepted, and one token, is committed."""
+    by_hand()
+    test_every_round_is_the_rules(3, checkpoint)
+    test_every_draft_is_of_one_forward_over_the_whole_text("chain", 1)
+    assert registry.resolve("linearspec:mask=2", "ar").draft.denoising(target()).shift == 0
     prompts = [one.prompt for one in task("arithmetic").problems(split="heldout", n=12, seed=3)]
     masked = pardec.load("tiny-nemotron", device="cpu")
     single = masked.generate(prompts, sampler="threshold+eos@causal", block_length=1, max_new_tokens=48)
@@ -298,12 +304,15 @@ def test_draws_of_trees_have_the_joint_law_of_the_target(shape: str) -> None:
 
 
 @pytest.mark.seeds("arXiv:2607.05722")
-def test_one_checkpoint_drafts_and_verifies_its_own_text_in_a_quarter_of_the_forwards() -> None:
+def test_one_checkpoint_drafts_and_verifies_its_own_text_in_a_quarter_of_the_forwards(
+    checkpoint: tuple[Path, Any], adapted: tuple[Path, Any]
+) -> None:
     """Both forwards of a round are counted, on word problems of six to fourteen steps. The text is that of
     `sequential`.
     """
     by_hand()
     test_every_draft_is_of_one_forward_over_the_whole_text("chain", 0)
+    test_the_adapter_that_comes_with_the_model_is_on_while_it_drafts("float32", checkpoint, adapted)
     model = pardec.load("tiny-nemotron", device="cpu", attention="causal")
     problems = task("chains").problems(split="heldout", n=12, seed=7)
     prompts = [problem.prompt for problem in problems]

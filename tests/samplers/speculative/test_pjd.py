@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from pardec.models.errors import SpecError
 from pardec.models.plan import Plan, Visible
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import DecodeContext, RoundResult
+from pardec.samplers.speculative.draft import pjd
 from pardec.samplers.speculative.draft.pjd import Grid, Pjd
 from tests.samplers.ar_toys import run, toy_ar
 from tests.samplers.handmade_drafts import Given
@@ -142,6 +144,7 @@ def test_tokens_of_later_rows_are_tested_by_hand() -> None:
     gained = grid(wait=False)
     assert gained.accepted[0].tolist() == [True] * 3 + [False, True, True, False, False]
     assert int(gained.tokens[0, 5]) == 0
+    assert gained.q[0, 5].tolist() == gained.p[0, 5].tolist(), "it is a sample of p from now on"
 
 
 def test_it_is_declared_relaxed_and_refuses_what_it_cannot_do() -> None:
@@ -165,6 +168,8 @@ def neighbours(tokens: list[list[int]]) -> np.ndarray:
 def test_forwards_fall_and_neighbours_are_as_equal_as_before() -> None:
     """Rows of 12 codes begin one after the other, so that 12 rows take 13 forwards at the least; `sjd` takes 33."""
     test_tokens_of_later_rows_are_tested_by_hand()
+    a_row_begins_when_the_one_above_is_ahead_by_hand()
+    the_first_guess_of_a_row_is_the_newest_token_above_by_hand()
     model, task = pardec.load("tiny-llamagen", device="cpu"), pardec.task("captions")
     prompts = [one.prompt for one in task.problems(split="heldout", n=12, seed=3)]
     found = {}
@@ -175,3 +180,40 @@ def test_forwards_fall_and_neighbours_are_as_equal_as_before() -> None:
     assert fewer < 0.92 * most
     spread = np.sqrt(exact.var(0) + ours.var(0)) / np.sqrt(len(prompts))
     assert (np.abs(exact.mean(0) - ours.mean(0)) < 3 * spread).all()
+
+
+def a_row_begins_when_the_one_above_is_ahead_by_hand() -> None:
+    """3 x 4 cells, of which 0 and 1 are known: with lag 2 row 1 begins, and gets no farther than the row above."""
+    accepted = np.zeros((1, 12), dtype=bool)
+    accepted[0, :2] = True
+
+    def layout(window: int, lag: int) -> list[list[int]]:
+        found = Pjd(window=window)._layout(accepted, np.array([[1]]), np.array([10]), 3, 4, lag)
+        return [each[0].nonzero()[0].tolist() for each in found]
+
+    # Stand-ins, drafts, and the cells of rows that wait: cell 3 is drafted as the one before row 1.
+    assert layout(5, 2) == [[3], [2, 4, 5], [4, 5, 6, 7]]
+    assert layout(2, 2) == [[3], [2, 4], [4, 5, 6, 7]]  # a window of one guess
+    assert layout(5, 3) == [[], [2, 3, 4, 5], []]  # two are not three: one chain, into the next row
+    accepted[0, 4] = True  # of row 1, so that row 2 is one behind
+    assert layout(5, 2) == [[], [2, 5], [4, 5, 6, 7]]
+    assert layout(5, 1)[1:] == [[2, 5, 8], [*range(4, 12)]]
+    assert Pjd()._lag(toy_pictures(0, 4, 2)) == 1, "a quarter of a row"
+
+
+def the_first_guess_of_a_row_is_the_newest_token_above_by_hand() -> None:
+    """Row 0 begins 5 3: cell 4 gets the 3, and cell 6 gets what is to its left, the 2 in cell 5."""
+    rule, context = Pjd(), _Context()
+    context.text.length = np.array([3])  # type: ignore[attr-defined]
+    accepted = np.zeros((1, 8), dtype=bool)
+    accepted[0, :2] = True
+    tokens = torch.tensor([[5, 3, 0, 0, 0, 2, 0, 0]])
+    p = torch.zeros(1, 8, 6)
+    state = Grid(accepted, tokens, p, p, tokens < 0, np.full((1, 1), 1), accepted, accepted, accepted)
+    given, missing, waiting = accepted.copy(), np.zeros_like(accepted), np.zeros_like(accepted)
+    given[0, 5] = missing[0, 4] = missing[0, 6] = True
+    waiting[0, 4:] = True
+    with patch.object(pjd, "fresh", lambda init, guesses, *_: guesses):
+        rule._fresh(context, Given(torch.zeros(1, 1)), state, given, missing, waiting, np.array([1]))  # type: ignore[arg-type]
+    assert state.tokens[0].tolist() == [5, 3, 0, 0, 3, 2, 2, 0]
+    assert state.point[0].nonzero()[:, 0].tolist() == [4, 6], "guesses are point masses"

@@ -22,7 +22,11 @@ from pardec.samplers.speculative.shape.prompt_trees import (
     prompt_tree,
     steady,
 )
+from tests.reference.naive_queries import prompt_logits
+from tests.samplers.ar_toys import run
+from tests.samplers.fake_draft_model import NEW, RAGGED, apart, target
 from tests.samplers.heldout_answers import answered
+from tests.samplers.module_files import learned, prompts, random
 
 ROOT = Path(__file__).resolve().parents[3]
 RATES = [[0.6, 0.2], [0.5, 0.1]]
@@ -112,8 +116,11 @@ def test_the_spec_keeps_greedy_decoding_and_the_script_prints_it(capsys: pytest.
 
 
 @pytest.mark.seeds("arXiv:2405.18628")
-def test_trained_prompts_keep_greedy_text_and_gain_and_trees_are_expected_to_gain_more_than_chains() -> None:
+def test_trained_prompts_keep_greedy_text_and_gain_and_trees_are_expected_to_gain_more_than_chains(
+    tmp_path: Path,
+) -> None:
     """tiny-llama's own prompt tokens, 576 values; an optimized tree and a chain with as many inputs."""
+    steps_of_several_vectors_are_those_of_whole_forwards(tmp_path)
     the_steady_state_is_that_of_the_equations()
     the_prompt_token_that_is_missed_least_is_dropped()
     assert best_paths([[0.6, 0.2], [0.5, 0.1]], 5) == ((0,), (0, 0), (1,), (1, 0), (0, 1))  # .6 .3 .2 .1 .06
@@ -127,3 +134,16 @@ def test_trained_prompts_keep_greedy_text_and_gain_and_trees_are_expected_to_gai
     tree = prompt_tree(rates, 16)
     assert tree.inputs <= 16
     assert tree.tokens > 1.02 * chain
+
+
+def steps_of_several_vectors_are_those_of_whole_forwards(folder: Path) -> None:
+    """Three steps of two vectors: the mean of a step's logits, its position, and what each vector attends to."""
+    vectors = random(6, target().width)
+    for attention in ("decoder", "ensemble"):
+        name = prompts(folder / attention, target(), each=2, vt_attention_type=attention)
+        with learned() as seen:
+            run(target(), f"prompts:name={name}", RAGGED[:2], NEW[:2])
+        assert sum(len(raw) == 3 for _, raw in seen) >= 5
+        for text, raw in seen:
+            for mine, expected in zip(raw, prompt_logits(target(), text, vectors, 2, attention), strict=False):
+                assert apart(mine, expected) < 5e-5
