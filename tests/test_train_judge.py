@@ -48,6 +48,7 @@ def answer(prompt: list[int]) -> Answer:
 def test_mined_labels_tell_another_spelling_from_a_wrong_digit() -> None:
     """Without annotators: a token is important iff the target's continuation after it is no longer right."""
     mining_by_hand()
+    test_the_auc_and_the_threshold_by_hand()
     answers = [answer([start, *more]) for start in range(4) for more in ([], [(start + 1) % 4], [(start + 5) % 8])]
     labels = mine(answers, drafted, finished, frozenset())
     flat = [label for each in labels for label in each]

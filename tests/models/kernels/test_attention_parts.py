@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from pardec.models.kernels.attention import AttentionPattern, visible_slots
 from pardec.models.kernels.attention_parts import attend_part, attend_parts, pattern_parts
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import ask, ids
+from tests.samplers.fake_draft_model import RAGGED
+from tests.samplers.speculative import test_longspec as longspec
 
 SHARED, OWN = 11, 9  # slots
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -180,8 +183,10 @@ def test_any_parts_are_one_attention(cuts: tuple[int, ...], heads: int, kv: int)
 
 @pytest.mark.seeds("arXiv:2502.17421")
 @torch.inference_mode()
-def test_prefix_and_tree_apart_are_the_attention_of_the_tree() -> None:
+def test_prefix_and_tree_apart_are_the_attention_of_the_tree(tmp_path: Path) -> None:
     """LongSpec: tree nodes attend to the prefix without a mask and to each other with the tree's mask, in float32."""
+    longspec.test_every_node_has_the_logits_of_the_plain_version(tmp_path, "template:widths=3-2-1", RAGGED)
+    longspec.a_file_without_a_window_has_the_published_one(tmp_path)
     generator, prefix = torch.Generator().manual_seed(7), 300
     parents = torch.tensor([-1, 0, 0, 1, 1, 2, 3, 5])
     depth = torch.tensor([0, 1, 1, 2, 2, 2, 3, 3])

@@ -121,7 +121,10 @@ def test_rows_of_several_kinds_come_and_go(name: str) -> None:
 
 
 @pytest.mark.seeds("arXiv:2305.13484")
-def test_a_batch_of_one_takes_rows_in_and_numbers_stay_few() -> None:
+def test_a_batch_of_one_takes_rows_in_and_numbers_stay_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows_begin_in_the_order_in_which_they_came()
+    with monkeypatch.context() as patch:
+        test_batch_whose_forward_stood_still_does_not_wait_until_all_others_had_as_long(patch)
     model = pardec.load("tiny-llama", device="cpu")
     scheduler = Scheduler(model, slots=3)
     long, late = problem(0, 60, stop_ids=[]), [problem(at, 2 + at % 3, stop_ids=[]) for at in range(1, 12)]
@@ -239,3 +242,17 @@ def test_images_of_vectors_come_a_batch_at_a_time() -> None:
         near = 3e-4 * float(alone.latents.abs().max())  # how a batch is multiplied rounds otherwise than a row alone
         torch.testing.assert_close(result.latents, alone.latents, atol=near, rtol=0)
     assert "whole batch" in jobs[2].listener.waited  # type: ignore[attr-defined]
+
+
+def rows_begin_in_the_order_in_which_they_came() -> None:
+    """Two slots: the first two of four rows begin together, and each of the others when one of these is over."""
+    model, live = pardec.load("tiny-llama", device="cpu"), list[set[int]]()
+    scheduler = Scheduler(model, slots=2)
+    jobs = [job(model, **problem(at, new, stop_ids=[])) for at, new in enumerate((2, 4, 4, 2))]
+    scheduler.submit(jobs)
+    while not scheduler.idle:
+        scheduler._admit()
+        live.append({at for at, each in enumerate(jobs) if each.row in scheduler._jobs})
+        scheduler.step()
+    order = [each for at, each in enumerate(live) if not at or each != live[at - 1]]
+    assert order == [{0, 1}, {1, 2}, {2, 3}]

@@ -234,6 +234,7 @@ def test_what_is_read_strictly_is_what_was_written(text: str) -> None:
 @pytest.mark.seeds("arXiv:2510.04767")
 def test_an_order_that_tokens_agree_on_is_lost_in_parallel_and_one_that_is_given_is_not() -> None:
     """tiny-llada, 10 problems: any other order is right for `shuffle`, so that each place is uncertain alone."""
+    lines_by_hand()
     shuffle = task("shuffle")
     for problem in shuffle.problems(split="heldout", n=3, seed=7):
         line = line_of(problem.prompt)
@@ -247,3 +248,24 @@ def test_an_order_that_tokens_agree_on_is_lost_in_parallel_and_one_that_is_given
     assert right["shuffle"][0] >= 9
     assert max(right["shuffle"][1:]) <= 3
     assert min(right["sort"]) >= 9
+
+
+def lines_by_hand() -> None:
+    """Where a number is named it counts from 1; the last list of a text counts, and its form."""
+    given = '["Anna", "Tom"]'
+    for name, prompt, right in (
+        ("insert", f'Put "Leo" into the list as number 2: {given}.', ["Anna Leo Tom"]),
+        ("insert", f'Put "Leo" into the list as number 3: {given}.', ["Anna Tom Leo"]),
+        ("insert", f'Put "Leo" into the list, the others in the same order: {given}.',
+         ["Leo Anna Tom", "Anna Leo Tom", "Anna Tom Leo"]),
+        ("remove", f"Write the list with number 1 left out: {given}.", ["Tom"]),
+        ("replace", f'Replace number 2 in the list with "Leo": {given}.', ["Anna Leo"]),
+        ("replace", f'Replace one in the list with "Leo": {given}.', ["Leo Tom", "Anna Leo"]),
+    ):  # fmt: skip
+        problem, scorer = Problem("p", prompt + " Write only the list.", ""), task(name)
+        tried = {" ".join(line) for size in (1, 2, 3) for line in permutations(("Anna", "Tom", "Leo"), size)}
+        assert {line for line in tried if scorer.score(problem, formatted(line.split()))} == set(right), prompt
+        best = formatted(right[0].split())
+        assert scorer.score(problem, f"{given}, no: {best}") == 1
+        assert scorer.score(problem, f"{best}, no: {given}") == 0
+        assert scorer.score(problem, best.replace('"', "")) == 0, "names are in quotes"

@@ -102,6 +102,7 @@ def test_a_head_that_takes_fewer_transitions_as_the_image_fills_beats_one_that_t
     """Small images need more transitions at the end than the published 5."""
     transitions_by_hand()
     each_step_has_its_own_chain(model)
+    test_seeded_jacobi_and_sequential_anneal_alike(model, "map")  # tokens of several steps in one call
     trained, task = pardec.load("tiny-mar", device="cpu", dtype="float32"), pardec.task("classes")
     problems = task.problems(n=4)
     right = {}

@@ -301,8 +301,9 @@ def test_a_backbone_that_keeps_nothing_is_refused() -> None:
 
 
 @pytest.mark.seeds("arXiv:2503.12450")
-def test_classes_stay_readable_from_two_thirds_of_the_rows_and_half_of_the_tokens() -> None:
+def test_classes_stay_readable_from_two_thirds_of_the_rows_and_half_of_the_tokens(trained: ContinuousModel) -> None:
     steps_by_hand()
+    test_each_option_is_its_plain_version(trained, EVERY[2] + ",head_every=3", 2.5)
     model, task = pardec.load("tiny-mar", device="cpu", dtype="float32"), pardec.task("classes")
     problems, right = task.problems(n=6), {}
     for options in ("", ",warmup=2,uncond_every=9,decoder_every=9,layer=1,margin=3"):

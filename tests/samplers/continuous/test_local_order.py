@@ -88,14 +88,17 @@ def test_a_causal_model_has_its_own_order() -> None:
 
 
 @pytest.mark.seeds("arXiv:2507.01957")
-def test_tokens_of_a_step_are_farther_apart_than_in_a_random_order_and_classes_stay_readable() -> None:
+def test_tokens_of_a_step_are_farther_apart_than_in_a_random_order_and_classes_stay_readable(
+    model: ContinuousModel,
+) -> None:
     three_by_three_by_hand()
     test_groups_are_those_of_a_plain_version(6, 6, 16)
-    model, task = pardec.load("tiny-mar", device="cpu", dtype="float32"), pardec.task("classes")
+    test_images_are_sampled_in_that_order_and_a_row_alone_is_the_row_in_a_batch(model)
+    trained, task = pardec.load("tiny-mar", device="cpu", dtype="float32"), pardec.task("classes")
     problems, right, near = task.problems(n=8), {}, {}
     for order in ("random", "local"):
         spec = f"mar:steps=12,head=50,order={order}"
-        result = model.generate(label=[one.label for one in problems], sampler=spec, cfg=2.0, seed=0)
+        result = trained.generate(label=[one.label for one in problems], sampler=spec, cfg=2.0, seed=0)
         right[order] = sum(task.score(one, image) for one, image in zip(problems, result.images, strict=True))
         when = result.trace.commit_step.reshape(8, 6, 6)
         near[order] = int((when[:, 1:] == when[:, :-1]).sum() + (when[:, :, 1:] == when[:, :, :-1]).sum())

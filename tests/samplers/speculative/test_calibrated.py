@@ -53,6 +53,7 @@ def counts_fade() -> None:
         controller.stop(torch.tensor([0.9]), 0, stage, state)
         controller.observe(outcome([1], [1]), stage, state)
     assert state.tested.tolist() == [[0, 1.5]]
+    assert state.accepted.tolist() == [[0, 1.5]]
 
 
 def test_an_overconfident_drafter_is_found_out() -> None:

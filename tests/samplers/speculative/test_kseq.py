@@ -140,12 +140,36 @@ def transported(p: np.ndarray, q: np.ndarray, k: int) -> float:
 
 @pytest.mark.seeds("arXiv:2502.18779")
 def test_the_minimum_over_sets_is_the_linear_program_and_no_rule_is_above_it() -> None:
+    test_a_chain_is_speculative_sampling()
+    siblings_of_a_second_level_have_their_own_distribution()
     for at, (p, q) in enumerate(pairs(12, sizes=(3, 4, 6, 8))):
         k = 2 if at % 2 else 3 if len(p) < 6 else 2
         most = naive.optimum(p.numpy(), q.numpy(), k)
         assert most == pytest.approx(transported(p.numpy(), q.numpy(), k), abs=1e-9)
+        rho = float(kseq.division(p[None], q[None], torch.tensor([k])))
+        assert rho == pytest.approx(naive.rho(p.numpy(), q.numpy(), k), abs=1e-6), "the least that is valid"
         for rule in (KSeq(), RecursiveRejection(True)):
             distribution, accepted = emitted(rule, p, q, k, replacement=True)
             assert float((distribution - p).abs().max()) < 1e-10
             assert accepted < most + 1e-10
             assert accepted > (1 - 1 / np.e) * most or rule != KSeq()
+
+
+def siblings_of_a_second_level_have_their_own_distribution() -> None:
+    """Rows of 1 and 2 siblings, whose factors are 1 and 1.7071; the second level's q is not that of the first.
+
+    After node 1, which is accepted, p = (.5, .5), and both siblings are 0 with q(0) = 1: b = .2929, the ratio is
+    .5 / 1.7071 = .2929. Both rejected, s = 1.7071, so that p - s min(p / rho, q) leaves nothing of token 0.
+    """
+    p = torch.tensor([[0.5, 0.5]], dtype=torch.float64).expand(1, 4, 2).clone()
+    p[0, 0] = torch.tensor([0.0, 1.0])
+    q = torch.tensor([[[0, 0], [0, 1], [1, 0], [1, 0]]], dtype=torch.float64)
+    draft = tree(torch.tensor([[0, 1, 0, 0]]), [-1, 0, 1, 1], q)
+    given = Given(torch.tensor([[0, 0.5, 0.3, 0.3]], dtype=torch.float64))
+    made = KSeq().accept(draft, distributions(p), given, None)
+    assert int(made.count) == 1
+    assert made.ratio is not None
+    assert made.ratio[0, 1:].tolist() == pytest.approx([1, 0.29289, 0.29289], abs=1e-4)
+    assert given.left[0].tolist() == pytest.approx([0, 1], abs=1e-6)
+    given = Given(torch.tensor([[0, 0.5, 0.29, 0.3]], dtype=torch.float64))
+    assert KSeq().accept(draft, distributions(p), given, None).path[0].tolist()[:3] == [0, 1, 2]

@@ -41,6 +41,12 @@ def test_at_capped_distances_a_long_text_is_read_as_a_short_one(tmp_path: Any) -
     for one, other in zip(capped[1:], others[1:], strict=True):
         torch.testing.assert_close(one, capped[0], rtol=0, atol=1e-5)
         assert (other - others[0]).abs().max() > 0.05
+    stage = registry.resolve("sequential@lminfinite:window=6", "ar").cache
+    assert stage is not None
+    cache = stage.new_cache(model, 1, len(texts[0]))
+    ten = model.decoder(Plan.full(torch.tensor([texts[0]]), Visible.causal()), cache).logits()[0, -1]
+    expected = naive(model.decoder, texts[0], 10, 6, "offsets")[-1]  # the published number of sinks
+    torch.testing.assert_close(ten.double(), expected, rtol=0, atol=1e-4)
     short = [*texts[0], *ending]
     assert len(short) == 39
     plain, read = (run(model, spec, [short], 20) for spec in ("sequential", "sequential@lminfinite:window=60"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -150,3 +151,10 @@ def test_its_memory_is_one_layers_and_other_targets_are_refused(tmp_path: Path) 
         registry.resolve("longspec:name=x@streaming", "ar")
     with pytest.raises(SpecError, match="name is missing"):
         registry.resolve("longspec", "ar")
+
+
+def a_file_without_a_window_has_the_published_one(folder: Path) -> None:
+    made = module_files.longspec(folder / "no window", target())
+    (made / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with drafting(made, target()) as module:
+        assert module.layers_config.window == 512

@@ -262,7 +262,8 @@ def test_a_tree_that_cannot_be_is_refused(spec: str, said: str) -> None:
 def test_fifty_greedy_rows_are_kept_and_loops_are_taken_in_long_steps_with_a_small_matrix() -> None:
     the_tree_by_hand()
     test_the_matrix_is_a_dictionary_of_what_each_token_was_last_followed_by(False)
-    test_drafts_are_the_trees_of_what_was_fed_before("false")
+    for prefill in ("false", "true"):
+        test_drafts_are_the_trees_of_what_was_fed_before(prefill)
     model, made = toy_ar(3, vocab=11, sharp=2.0), registry.resolve("recycling:keep=true", "ar")
     given = prompts([1 + at % 9 for at in range(50)], vocab=11)
     done = run(model, made, given, 24)

@@ -63,9 +63,10 @@ def exact_in_float64() -> None:
 
 
 @pytest.mark.seeds("arXiv:2402.05099")
-def test_samples_of_a_shared_prompt_are_the_same_in_a_share_of_the_memory() -> None:
+def test_samples_of_a_shared_prompt_are_the_same_in_a_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hydragen: attention in two parts is exact, the prompt is fed once, and K/V take P + n s slots, not n (P + s)."""
     exact_in_float64()
+    all_rows_say_how_much_is_shared()
     test_greedy_rows_behind_a_common_beginning_are_those_of_a_whole_forward_each("sequential")
     model, new = toy_ar(5, VOCAB, dtype=torch.float64), 12
     for count in (2, 8):
@@ -79,6 +80,9 @@ def test_samples_of_a_shared_prompt_are_the_same_in_a_share_of_the_memory() -> N
         )
         assert (shared.tokens == plain.tokens).all()
         assert sum(plain.tokens_fed) - sum(shared.tokens_fed) == (count - 1) * len(PROMPT)
+    monkeypatch.undo()  # from here on with the default
+    for size in (767, 768):  # two rows save as many slots
+        assert bool(shares(toy_ar(0, VOCAB), request([prompts([size], vocab=VOCAB)[0]] * 2, 3))) == (size == 768)
 
 
 def test_rows_are_drawn_from_the_models_distribution() -> None:
@@ -168,3 +172,11 @@ def test_samples_of_a_prompt_share_it_and_a_server_s_rows_do_not(monkeypatch: py
     assert plain.tokens == shared.tokens
     assert plain.nfe == shared.nfe
     assert shared.tokens_fed[1] == plain.tokens_fed[1] - shared.prompts[0]
+
+
+def all_rows_say_how_much_is_shared() -> None:
+    """The third row leaves the others after 30 of 40 tokens, and so 30 are shared."""
+    model, texts = toy_ar(0, VOCAB), [[*PROMPT], [*PROMPT], [*PROMPT]]
+    texts[2][30] = (PROMPT[30] + 1) % VOCAB
+    assert shares(model, request(texts, 3)) == 30
+    assert rows(run(model, "sequential", texts, [9] * 3)) == [plain_greedy(model, text, 9) for text in texts]

@@ -403,6 +403,7 @@ def test_an_acceptance_is_handed_raw_and_processed_laws() -> None:
 def test_batches_of_one_to_eight_are_each_row_s_own_text_and_groups_of_like_lengths_feed_less_padding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    groups_by_hand()
     model, sizes = toy_ar(3, vocab=11, sharp=2.0), (3, 40, 1, 9, 38, 12, 2, 7)
     given, new = prompts(sizes, vocab=11), (9, 12, 7, 11, 10, 2, 11, 5)
     alone = [plain_greedy(model, prompt, count) for prompt, count in zip(given, new, strict=True)]
@@ -412,8 +413,22 @@ def test_batches_of_one_to_eight_are_each_row_s_own_text_and_groups_of_like_leng
             done = run(model, "model:name=draft,k=3", given[:count], new[:count])
             assert rows(done) == alone[:count]
         useful.append(sum(done.tokens_fed) / (sum(done.tokens_fed) + done.padding))
+        assert rows(run(model, "model:name=draft,k=3+template:widths=3-2-1", given, new)) == alone
         monkeypatch.setattr(forward, "grouped", lambda sizes: [np.arange(len(sizes))])
         done = run(model, "model:name=draft,k=3", given, new)
         useful.append(sum(done.tokens_fed) / (sum(done.tokens_fed) + done.padding))
     assert rows(done) == alone
     assert useful[0] > useful[1] + 0.1
+
+
+def groups_by_hand() -> None:
+    """Padding is at most a quarter of what is needed: 2 * 5 of 8 is, 2 * 6 of 9 is not."""
+
+    def groups(*sizes: int) -> list[list[int]]:
+        return [rows.tolist() for rows in forward.grouped(np.array(sizes))]
+
+    assert groups(3, 5) == [[0, 1]]
+    assert groups(3, 6) == [[1], [0]]
+    assert groups(3, 40, 4, 38) == [[1, 3], [0, 2]]
+    assert groups(4, 4, 4, 9) == [[3], [0, 1, 2]]
+    assert groups(8, 6, 6, 1) == [[0, 1, 2], [3]], "24 of 20, and 32 of 21 is too much"
