@@ -95,6 +95,8 @@ def test_a_threshold_of_one_is_a_token_a_step_and_lower_ones_prefilling_and_fixe
         assert steps_of(spec) == steps, spec
     the_share_of_masks_is_of_what_the_block_held()
     the_threshold_is_strict()
+    assert steps_of("confident") == steps_of("confident:tau=0.95") != steps_of("confident:tau=0.9")
+    test_as_the_naive_decoder("dream", 3)  # rows of a batch each by their own scores
     results = [answered("tiny-dream", "lists", f"confident:tau={tau}", 3)[1] for tau in (1, 0.99, 0.5)]
     assert all(gained == [1] * 30 + [2] for gained in results[0].trace.gained)
     steps = [sum(result.nfe) for result in results]

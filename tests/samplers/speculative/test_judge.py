@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -87,6 +88,10 @@ def test_a_linear_head_accepts_what_is_as_good_and_rejects_injected_errors(tmp_p
     test_random_trees_follow_the_plain_rule(False)
     the_least_important_of_the_rejected_stands_if_it_is_below_the_threshold()
     head = fit(*examples(400, 0), penalty=1e-4)
+    replace(head, thr=0.3).save(tmp_path / "stored")
+    context: Any = SimpleNamespace(model=counting(), text=SimpleNamespace(device=torch.device("cpu")))
+    stored = [Judge(str(tmp_path / "stored"), thr).start(context) for thr in (None, 0.1)]
+    assert [state and state.thr for state in stored] == [0.3, 0.1]
     states, important = examples(200, 1)
     assert auc(head(states), important) > 0.9
     head.save(tmp_path)

@@ -222,6 +222,7 @@ def test_mutation_a_stale_label_is_told_by_the_script(monkeypatch: pytest.Monkey
 @pytest.mark.seeds("arXiv:2410.01699")
 def test_samples_have_the_joint_distribution_greedy_is_greedy_and_smooth_images_take_few_forwards() -> None:
     a_coupled_draw_by_hand()
+    what_is_known_of_the_window_by_hand()
     test_after_two_refreshes_tokens_are_from_the_law_they_are_labelled_with("coupled", "random")
     model, draws = toy_ar(3, 5), 1500
     done = run(model, "sjd:window=4", [[1, 3]] * draws, 3, temperature=1.0, seeds=range(draws))
@@ -241,3 +242,22 @@ def test_samples_have_the_joint_distribution_greedy_is_greedy_and_smooth_images_
     assert sum(image.nfe) < 0.6 * 20 * 64
     greedy = run(model, "sjd:window=8", [[1, 3], [0, 2, 4]], 20)
     assert rows(greedy) == [plain_greedy(model, prompt, 20) for prompt in ([1, 3], [0, 2, 4])]
+
+
+def what_is_known_of_the_window_by_hand() -> None:
+    """Nodes 7 | 0 1 2 3 of a window of 5; two tokens are gained: nodes 2, 3 and 4 have distributions of what follows.
+
+    The first of these three places was drafted as 2, the second as 3, from the q of nodes 3 and 4; the last has none.
+    """
+    p, q = (torch.arange(10.0).view(1, 5, 2) + shift for shift in (0, 100))
+    none = torch.zeros(1, 0, 2)
+    state = WindowState(none, np.array([0]), none[..., 0].long(), none, none[..., 0].bool(), np.array([4]))
+    point = torch.tensor([[False, True, False, True, False]])
+    draft = SimpleNamespace(tokens=torch.tensor([[7, 0, 1, 2, 3]]), q=q, is_point_mass=point, parents=None)
+    outcome: Any = SimpleNamespace(draft=draft, gained=np.array([2]), distributions=SimpleNamespace(probs=p))
+    Sjd(5).observe(outcome, None, state)  # type: ignore[arg-type]
+    assert state.known.tolist() == [3]
+    assert state.distribution[0].tolist() == p[0, 2:].tolist()
+    assert state.old[0, :2].tolist() == [2, 3]
+    assert state.q[0, :2].tolist() == q[0, 3:].tolist()
+    assert state.point[0, :2].tolist() == [True, False]

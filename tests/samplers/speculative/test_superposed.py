@@ -94,6 +94,7 @@ def test_k_texts_cost_what_one_does_and_are_nearly_those_of_beam_search(
     """k=1 is greedy decoding; for k=2 and 3 the mean NLL is within 20% of that of transformers' beam search."""
     for method in (Superposed(), Superposed(k=2, tokens=4, temperature=1.0, alpha=0.3, penalty=3.0)):
         test_texts_are_those_of_the_plain_rule_in_a_ragged_batch_and_alone(method)
+    candidates_and_shares_by_hand()
     beams, new = bigram_model(tmp_path), 12
     model, given = load(tmp_path, device="cpu"), [[1, 2, 3], [4, 5], [6, 7, 8, 9], [0, 3], [9, 1], [12], [20, 5]]
     sampled = run(model, "sequential", [[at % 24] for at in range(60)], 60, temperature=1.0)
@@ -218,3 +219,16 @@ def test_what_cannot_work_is_refused_before_the_first_forward(arguments: dict[st
     model = Model(toy_ar(3, vocab=11))
     with pytest.raises(SpecError, match=words):
         model.prepare(input_ids=[[4, 5]], **{"sampler": "superposed:k=3", "max_new_tokens": 5} | arguments)
+
+
+def candidates_and_shares_by_hand() -> None:
+    """Logits 0, ln 3, 0 and -9 at temperature 1: of the two likeliest, ids 1 and 0, p is 3/4 and 1/4.
+
+    At temperature 1/2 it is 9/10 and 1/10. Drafts of scores ln 3 and 0 have shares of 3/4 and 1/4 of the next input.
+    """
+    for temperature, p in ((1.0, 0.75), (0.5, 0.9)):
+        method = Superposed(k=2, tokens=2, temperature=temperature)
+        tokens, logprobs = method.candidates(torch.tensor([0.0, log(3), 0.0, -9.0]))
+        assert tokens.tolist() == [1, 0], "equal logits by id"
+        assert logprobs.exp().tolist() == pytest.approx([p, 1 - p])
+    assert Superposed().mixture(np.array([log(3), 0.0])).tolist() == pytest.approx([0.75, 0.25])
