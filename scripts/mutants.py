@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LISTS = ROOT / "tests" / "mutants"
 WORK = ROOT / "build" / "mutants"
 PAGE = ROOT / "benchmarks" / "mutants.md"
+BATCHES = LISTS / "batches.json"  # counts of mutants that were written without the tests: see `fresh_batches`
 KINDS = (
     "wrong sign",
     "threshold off",
@@ -324,13 +325,33 @@ def markdown(mutants: Sequence[Mutant], results: Mapping[str, Outcome], titles: 
         f"| [{titles.get(paper, paper)}](https://arxiv.org/abs/{paper}) | " + " | ".join(map(str, row.values())) + " |"
         for paper, row in rows.items()
     ]
-    lines += ["", "| mutant | paper | kind | file | named test | own files |", "|---|---|---|---|---|---|"]
+    lines += ["", *fresh_batches(json.loads(BATCHES.read_text(encoding="utf-8"))), "## Every mutant", ""]
+    lines += ["| mutant | paper | kind | file | named test | own files |", "|---|---|---|---|---|---|"]
     lines += [
         f"| {one.name} | {one.paper} | {one.kind} | `{one.file}` | {outcome.named} | {outcome.own} |"
         for one in mutants
         if (outcome := results.get(one.name))
     ]
     return "\n".join(lines) + "\n"
+
+
+def fresh_batches(batches: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The section on batches of mutants that were written without a look at the tests."""
+    lines = [
+        "## Written without the tests",
+        "",
+        "The mutants of tests/mutants were found by those who wrote the tests, and tests were mended until they",
+        "noticed them. Each of these batches was written from the methods' files alone, and run on tests that nobody",
+        "had changed for it: these are the shares to expect of a mutant that nobody has seen. Tests have been mended",
+        "since for what was missed, and the telling ones have joined tests/mutants.",
+        "",
+        "| batch | mutants | papers | named test | own files |",
+        "|---|---|---|---|---|",
+    ]
+    for each in batches:
+        shares = [f"{each[name]} ({each[name] / each['mutants']:.0%})" for name in ("named", "own")]
+        lines.append(f"| {each['batch']} | {each['mutants']} | {each['papers']} | " + " | ".join(shares) + " |")
+    return [*lines, ""]
 
 
 def missed(mutants: Sequence[Mutant], results: Mapping[str, Outcome]) -> list[str]:

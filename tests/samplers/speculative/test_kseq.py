@@ -114,6 +114,7 @@ def test_shapes_that_count_siblings_by_their_tokens_are_refused() -> None:
 def test_samples_have_the_target_s_distribution_and_more_drafts_are_accepted_up_to_the_optimum() -> None:
     the_division_factor_by_hand()
     siblings_after_the_accepted_one_are_not_tested()
+    each_row_has_the_factor_of_its_own_siblings()
     test_what_comes_out_has_the_target_s_law_and_more_is_accepted_than_by_recursion(3)
     for p, q in pairs(12):
         accepted = [emitted(KSeq(), p, q, k, replacement=True)[1] for k in (1, 2, 3)]
@@ -173,3 +174,19 @@ def siblings_of_a_second_level_have_their_own_distribution() -> None:
     assert given.left[0].tolist() == pytest.approx([0, 1], abs=1e-6)
     given = Given(torch.tensor([[0, 0.5, 0.29, 0.3]], dtype=torch.float64))
     assert KSeq().accept(draft, distributions(p), given, None).path[0].tolist()[:3] == [0, 1, 2]
+
+
+def each_row_has_the_factor_of_its_own_siblings() -> None:
+    """Drafts as in `the_division_factor_by_hand`; the second sibling of row 1 is not tested, so that its factor is 1.
+
+    The ratios are .5 / 1.7071 = .2929 and .5 / 1.
+    """
+    p = torch.tensor([0.5, 0.5], dtype=torch.float64).expand(2, 3, 2)
+    q = torch.tensor([[0, 0], [1, 0], [1, 0]], dtype=torch.float64).expand(2, 3, 2)
+    tested = torch.tensor([[False, True, True], [False, True, False]])
+    draft = tree(torch.zeros(2, 3, dtype=torch.int64), [-1, 0, 0], q, verify=tested)
+    uniforms = Given(torch.full((2, 3), 0.4, dtype=torch.float64))
+    made = KSeq().accept(draft, distributions(p), uniforms, None)
+    assert made.count.tolist() == [0, 1]
+    assert made.ratio is not None
+    assert made.ratio[:, 1].tolist() == pytest.approx([0.29289, 0.5], abs=1e-4)
