@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -148,106 +149,70 @@ def test_long_lists_of_names_are_cut(tmp_path):
         load(write_checkpoint(tmp_path, config, tensors), device="cpu")
 
 
-def _no_config(folder):
-    (folder / "config.json").unlink()
+def _weights(data=None, file="model.safetensors"):
+    """Replaces the weights by a file of other content."""
+
+    def damage(folder):
+        (folder / "model.safetensors").unlink()
+        if data is not None:
+            (folder / file).write_bytes(data)
+
+    return damage
 
 
-def _not_json(folder):
-    (folder / "config.json").write_text("{")
+def _pickled(state):
+    def damage(folder):
+        (folder / "model.safetensors").unlink()
+        torch.save(state, folder / "pytorch_model.bin")
+
+    return damage
 
 
-def _a_list(folder):
-    (folder / "config.json").write_text("[]")
+def _indexed(weight_map, *files):
+    """Copies the weights to `files`, and writes an index of them."""
+
+    def damage(folder):
+        weights = (folder / "model.safetensors").read_bytes()
+        (folder / "model.safetensors").unlink()
+        for file in files:
+            (folder / file).write_bytes(weights)
+        index = {"weight_map": weight_map} if weight_map else {}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    return damage
 
 
-def _another_type(folder):
-    (folder / "config.json").write_text(json.dumps(llama_config(model_type="llama9", architectures=["Llama9"])))
+def _config(text="", **changes):
+    return lambda folder: (folder / "config.json").write_text(text or json.dumps(llama_config(**changes)))
 
 
-def _no_type(folder):
-    (folder / "config.json").write_text("{}")
-
-
-def _no_weights(folder):
-    (folder / "model.safetensors").unlink()
-
-
-def _cut_short(folder):
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-
-
-def _rubbish(folder):
-    (folder / "model.safetensors").write_bytes(b"not a weight file")
-
-
-def _bad_pickle(folder):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
-def _code_in_pickle(folder):
-    (folder / "model.safetensors").unlink()
-    torch.save({"a": subprocess.Popen}, folder / "pytorch_model.bin")
-
-
-def _not_tensors(folder):
-    (folder / "model.safetensors").unlink()
-    torch.save({"state": {"a": torch.ones(1)}}, folder / "pytorch_model.bin")
-
-
-def _missing_shard(folder):
-    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
-    shards = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
-
-
-def _bad_index(folder):
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text("{}")
-
-
-def _index_leads_outside(folder):
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../model.safetensors"}}))
-
-
-def _twice(folder):
-    (folder / "model.safetensors").rename(folder / "a.safetensors")
-    (folder / "b.safetensors").write_bytes((folder / "a.safetensors").read_bytes())
-    shards = {"a": "a.safetensors", "b": "b.safetensors"}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
-
-
-def _quantised(folder):
-    (folder / "config.json").write_text(json.dumps(llama_config(quantization_config={"bits": 4})))
-
-
-def _nonsense_sizes(folder):
-    (folder / "config.json").write_text(
-        json.dumps(llama_config(num_key_value_heads=2, num_attention_heads=3, hidden_size=15))
-    )
+_ANOTHER_TYPE = _config(model_type="llama9", architectures=["Llama9"])
+_SHARDS = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_no_config, "has no config.json"),
-        (_not_json, "is not valid JSON"),
-        (_a_list, "does not hold a JSON object"),
-        (_another_type, "model_type 'llama9' with architecture 'Llama9', which no family matches"),
-        (_no_type, "no model_type, which no family matches"),
-        (_no_weights, "has a config.json but no weights"),
-        (_cut_short, "model.safetensors is damaged or cut short"),
-        (_rubbish, "model.safetensors is damaged or cut short"),
-        (_bad_pickle, "pytorch_model.bin cannot be read"),
-        (_code_in_pickle, "pytorch_model.bin cannot be read"),
-        (_not_tensors, "does not hold a plain dictionary of tensors"),
-        (_missing_shard, "1 of 2 weight files are missing: model-2.safetensors"),
-        (_bad_index, "cannot be read as a weight index"),
-        (_index_leads_outside, "names files outside its folder"),
-        (_twice, "is in a.safetensors and again in b.safetensors"),
-        (_quantised, "is quantized by None"),
-        (_nonsense_sizes, "does not describe a llama model: .*even rotary dimension"),
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+        (_config("{"), "is not valid JSON"),
+        (_config("[]"), "does not hold a JSON object"),
+        (_ANOTHER_TYPE, "model_type 'llama9' with architecture 'Llama9', which no family matches"),
+        (_config("{}"), "no model_type, which no family matches"),
+        (_config(quantization_config={"bits": 4}), "is quantized by None"),
+        (
+            _config(num_key_value_heads=2, num_attention_heads=3, hidden_size=15),
+            "does not describe a llama model: .*even rotary dimension",
+        ),
+        (_weights(), "has a config.json but no weights"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 9000), "model.safetensors is damaged or cut short"),
+        (_weights(b"not a weight file"), "model.safetensors is damaged or cut short"),
+        (_weights(b"no pickle", "pytorch_model.bin"), "pytorch_model.bin cannot be read"),
+        (_pickled({"a": subprocess.Popen}), "pytorch_model.bin cannot be read"),
+        (_pickled({"state": {"a": torch.ones(1)}}), "does not hold a plain dictionary of tensors"),
+        (_indexed(_SHARDS, _SHARDS["a"]), "1 of 2 weight files are missing: model-2.safetensors"),
+        (_indexed(None), "cannot be read as a weight index"),
+        (_indexed({"a": "../model.safetensors"}), "names files outside its folder"),
+        (_indexed(_SHARDS, *_SHARDS.values()), "is in model-1.safetensors and again in model-2.safetensors"),
     ],
 )
 def test_a_broken_checkpoint_is_one_clear_line(damage, message, tmp_path):
@@ -260,7 +225,7 @@ def test_a_broken_checkpoint_is_one_clear_line(damage, message, tmp_path):
 
 def test_no_family_lists_the_families_and_the_adapter(tmp_path):
     folder = llama_folder(tmp_path)
-    _another_type(folder)
+    _ANOTHER_TYPE(folder)
     with pytest.raises(ModelError) as error:
         load(folder)
     assert f"families: {', '.join(sorted(FAMILIES))}; other causal LMs" in str(error.value.hint)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from tests.models.chameleon_files import (
     write,
     write_vqgan,
 )
-from tests.samplers.ar_toys import floor, g_test, spread, variation
+from tests.pardec.joint_image_law import check_joint_law
 
 CAPTIONS = ("a red cat", "the dog under a tree", "it")
 KINDS = ("chameleon", "chameleon-large", "lumina")
@@ -162,34 +161,13 @@ def test_a_negative_prompt_takes_the_place_of_no_caption(both: Both) -> None:
 
 @pytest.mark.parametrize("kind", [pytest.param("chameleon", marks=pytest.mark.slow), "lumina"])
 def test_the_joint_law_of_sjd_is_that_of_transformers_logits(tmp_path: Path, kind: str) -> None:
-    """2x2 cells of three codes: all 81 images, with probabilities from transformers' logits of both prompts."""
-    small, cfg, top_k, count, batch = Both(tmp_path / kind, kind, sharp=0.2), 2.0, 2, 600, 600
-    sets = small.allowed(2, 2)
-    cells = [at for at, options in enumerate(sets) if len(options) > 1]
-    few, images = CODE_IDS[:3], np.array(list(product(range(3), repeat=4)))
-    image = torch.tensor([[options[0] for options in sets]]).repeat(len(images), 1)
-    image[:, cells] = torch.tensor(few)[torch.from_numpy(images)]
-    halves = []
-    for ids in small.prompts("it"):
-        whole = torch.cat((torch.tensor([ids]).repeat(len(images), 1), image), 1)
-        halves.append(logits(small.library, whole)[:, len(ids) - 1 : -1])
-    guided = halves[1] + cfg * (halves[0] - halves[1])
-    law = np.ones(len(images))
-    for at, cell in enumerate(cells):
-        scores = guided[:, cell, few].double()
-        scores = scores.masked_fill(scores < scores.topk(top_k).values[:, -1:], -torch.inf)
-        law *= scores.softmax(-1).numpy()[np.arange(len(images)), images[:, at]]
-    assert abs(law.sum() - 1) < 1e-6
-    seen = np.zeros(81, dtype=np.int64)
-    for start in range(0, count, batch):
-        result = small.model.generate(
-            ["it"] * batch, cfg=cfg, top_k=top_k, temperature=1.0, sampler="sjd:window=4",
-            seed=list(range(start, start + batch)), allowed=dict.fromkeys(cells, few),
-        )  # fmt: skip
-        found = np.array([[few.index(row[cell]) for cell in cells] for row in result.tokens])
-        seen += np.bincount((found * 3 ** np.arange(4)[::-1]).sum(1), minlength=81)
-    assert g_test(seen, law) < 4
-    assert variation(seen, law) < floor(law, count) + 4 * spread(law, count)
+    """Images of 2x2 cells, with probabilities from transformers' logits of both prompts."""
+    small = Both(tmp_path / kind, kind, sharp=0.2)
+    check_joint_law(
+        small.model,
+        lambda ids: logits(small.library, ids),
+        small.prompts("it"), small.allowed(2, 2), CODE_IDS[:3], ["sjd:window=4"], 600,
+    )  # fmt: skip
 
 
 def test_what_is_known_before_loading(tmp_path: Path) -> None:

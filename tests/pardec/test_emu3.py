@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from pardec.models.errors import ArgumentError, ModelError, SpecError
 from pardec.models.images.emu3 import NEGATIVE, SUFFIX, Emu3Imaging
 from pardec.requests.generation_config import IMAGES_REFUSED
 from tests.models.emu3_files import CODES, write_library
-from tests.samplers.ar_toys import floor, g_test, spread, variation
+from tests.pardec.joint_image_law import check_joint_law
 
 CAPTIONS = ("a red cat", "the dog under a tree", "it")
 ROW_END, CLOSING = "<|extra_200|>", ("<|extra_201|>", "<|image end|>", "<|extra_204|>")
@@ -203,58 +202,28 @@ def test_codes_are_decoded_as_transformers_does(both: Both) -> None:
     assert (np.asarray(result.images[0]) == to_images(expected)[0]).all()
 
 
-def measure(small: Both, samplers: tuple[str, ...], count: int) -> None:
-    """2x2 cells of three codes: all 81 images, with probabilities from transformers' logits of both prompts."""
-    caption, negative, cfg, top_k = "it", "a", 2.0, 2
-    codes = [small.vocabulary[f"<|visual token {code:06d}|>"] for code in range(CODES)][:3]
+def measure(folder: Path, samplers: tuple[str, ...], count: int) -> None:
+    """Compares the distribution of images of 2x2 cells with transformers' logits of both prompts."""
+    small = Both(folder, sharp=0.4)
+    prompts = [small.imaging.resized(16, 16).prompt(text).tolist() for text in ("it" + SUFFIX, "a")]
     sets = small.allowed(2, 2)
-    images = np.array(list(product(range(3), repeat=4)))
-    image = torch.tensor(sets[2] + [0])[:1].repeat(len(images), len(sets))
-    cells = [0, 1, 3, 4]
-    for at, options in enumerate(sets):
-        image[:, at] = options[0]
-    image[:, cells] = torch.tensor(codes)[torch.from_numpy(images)]
-    imaging = small.imaging.resized(16, 16)
-    halves = []
-    for text in (caption + SUFFIX, negative):
-        prompt = imaging.prompt(text)
-        ids = torch.cat((prompt.repeat(len(images), 1), image), 1)
-        halves.append(small.library(input_ids=ids).logits[:, len(prompt) - 1 : -1])
-    guided = halves[1] + cfg * (halves[0] - halves[1])
-    law = np.ones(len(images))
-    for cell in cells:
-        scores = guided[:, cell, codes].double()
-        scores = scores.masked_fill(scores < scores.topk(top_k).values[:, -1:], -torch.inf)
-        probs = scores.softmax(-1).numpy()
-        law *= probs[np.arange(len(images)), images[:, cells.index(cell)]]
-    assert abs(law.sum() - 1) < 1e-6
-    batch = 600
-    few = dict.fromkeys(cells, codes)
-    for sampler in samplers:
-        seen = np.zeros(81, dtype=np.int64)
-        for start in range(0, count, batch):
-            result = small.model.generate(
-                [caption] * batch, size=(16, 16), cfg=cfg, top_k=top_k, temperature=1.0, sampler=sampler,
-                negative_prompt=negative, seed=list(range(start, start + batch)), allowed=few,
-            )  # fmt: skip
-            found = np.array(result.tokens)[:, cells] - codes[0]
-            seen += np.bincount((found * 3 ** np.arange(4)[::-1]).sum(1), minlength=81)
-        noise, wide = floor(law, count), spread(law, count)
-        assert g_test(seen, law) < 4, sampler
-        assert variation(seen, law) < noise + 4 * wide, sampler
+    check_joint_law(
+        small.model,
+        lambda ids: small.library(input_ids=ids).logits,
+        prompts, sets, sets[0][:3], samplers, count, size=(16, 16), negative_prompt="a",
+    )  # fmt: skip
 
 
 @pytest.mark.slow
 def test_the_joint_law_of_sjd_is_that_of_transformers_logits(tmp_path: Path) -> None:
     """Greedy images are always compared; the sampler's distribution on such a grid is tested in test_chameleon.py."""
-    small = Both(tmp_path / "small", sharp=0.4)
-    measure(small, ("sjd:window=4",), 600)
+    measure(tmp_path / "small", ("sjd:window=4",), 600)
 
 
 @pytest.mark.slow
 def test_the_joint_law_of_more_images(tmp_path: Path) -> None:
-    small = Both(tmp_path / "small", sharp=0.4)
-    measure(small, ("sjd:window=4", "sjd:window=8", "sjd:window=8,refresh=independent", "sjd:refresh=gumbel"), 4200)
+    samplers = ("sjd:window=4", "sjd:window=8", "sjd:window=8,refresh=independent", "sjd:refresh=gumbel")
+    measure(tmp_path / "small", samplers, 4200)
 
 
 def test_the_authors_defaults(both: Both) -> None:

@@ -119,7 +119,11 @@ STORES: list[Any] = []
 
 @pytest.mark.parametrize(
     ("name", "sampler"),
-    [("tiny-mar", "mar:steps=8"), ("tiny-mar", "cspd:draft=tiny-mar-draft,steps=8"), ("tiny-var", "sequential")],
+    [
+        ("tiny-mar", "mar:steps=8,head=9"),
+        ("tiny-mar", "cspd:draft=tiny-mar-draft,steps=8,head=9"),
+        ("tiny-var", "sequential"),
+    ],
 )
 def test_images_are_those_of_uncaptured_forwards(name: str, sampler: str, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"label": [1, 2], "seed": 3, "cfg": 2.0, "sampler": sampler}
