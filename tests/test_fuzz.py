@@ -26,14 +26,8 @@ from tests.fuzz.surfaces import SURFACES
 SECONDS = 30  # that a case may take at most, on a machine that does other things
 CHUNK = 30
 CASES = {
-    "checkpoints": 90,
-    "results": 60,
-    "prompts": 60,
-    "specs": 90,
-    "arguments": 120,
-    "commands": 60,
-    "pictures": 30,
-}
+    "checkpoints": 90, "results": 60, "prompts": 60, "specs": 90, "arguments": 120, "commands": 60, "pictures": 30,
+}  # fmt: skip
 PARTS = [(name, start) for name, count in CASES.items() for start in range(0, count, CHUNK)]
 ROOM = 4 << 30  # bytes beside what a process has that has loaded everything
 

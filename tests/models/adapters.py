@@ -12,20 +12,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 CONFIG: dict[str, Any] = {
-    "peft_type": "LORA",
-    "base_model_name_or_path": "the/base",
-    "r": 3,
-    "lora_alpha": 6,
-    "target_modules": ["q_proj"],
-    "bias": "none",
-    "use_rslora": False,
-    "use_dora": False,
-    "fan_in_fan_out": False,
-    "modules_to_save": None,
-    "rank_pattern": {},
-    "alpha_pattern": {},
-    "init_lora_weights": True,
-}
+    "peft_type": "LORA", "base_model_name_or_path": "the/base", "r": 3, "lora_alpha": 6, "target_modules": ["q_proj"],
+    "bias": "none", "use_rslora": False, "use_dora": False, "fan_in_fan_out": False, "modules_to_save": None,
+    "rank_pattern": {}, "alpha_pattern": {}, "init_lora_weights": True,
+}  # fmt: skip
 
 
 def pairs(tensors: Mapping[str, Tensor], modules: Iterable[str], rank: int = 3, seed: int = 9) -> dict[str, Tensor]:

@@ -23,27 +23,14 @@ VISION_TOKENS = [
 ]
 VOCABULARY = 256 + len(WORDS) + 3 + 205 + len(VISION_TOKENS)
 VQ = {
-    "codebook_size": CODES,
-    "embed_dim": 4,
-    "latent_channels": 4,
-    "base_channels": 32,
-    "channel_multiplier": [1, 1, 1, 1],
-    "num_res_blocks": 1,
-    "attn_resolutions": [3],
-    "hidden_size": 32,
-}
+    "codebook_size": CODES, "embed_dim": 4, "latent_channels": 4, "base_channels": 32,
+    "channel_multiplier": [1, 1, 1, 1], "num_res_blocks": 1, "attn_resolutions": [3], "hidden_size": 32,
+}  # fmt: skip
 TEXT = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 600,
-    "pad_token_id": 261,
-    "bos_token_id": 261 + 3 + 203,
-    "eos_token_id": 261 + 3 + 204,
-}
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 600, "pad_token_id": 261,
+    "bos_token_id": 261 + 3 + 203, "eos_token_id": 261 + 3 + 204,
+}  # fmt: skip
 
 
 def write_ranks(folder: Path) -> None:

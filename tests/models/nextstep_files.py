@@ -20,36 +20,16 @@ SPECIAL = ("<|image_area|>", "<|begin_of_image|>", "<|end_of_image|>", "<|image_
 VOCABULARY = 256 + len(SPECIAL)
 CHANNELS, PATCH, SIDE = 4, 2, 6  # latents: 3 x 3 tokens of 16 values
 TEXT: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 120,
-    "rope_theta": 10_000.0,
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 120, "rope_theta": 10_000.0,
     "rms_norm_eps": 1e-6,
-}
+}  # fmt: skip
 CONFIG: dict[str, Any] = {
-    **TEXT,
-    "model_type": "nextstep",
-    "architectures": ["NextStep"],
-    "attention_bias": True,
-    "o_attention_bias": False,
-    "mlp_bias": False,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "latent_size": SIDE,
-    "latent_patch_size": PATCH,
-    "latent_channels": CHANNELS,
-    "boi": 257,
-    "eoi": 258,
-    "image_placeholder_id": 259,
-    "fm_head_dim": 24,
-    "fm_head_layers": 2,
-    "use_gen_pos_embed": False,
-    "vae_name_or_path": "vae/",
-}
+    **TEXT, "model_type": "nextstep", "architectures": ["NextStep"], "attention_bias": True, "o_attention_bias": False,
+    "mlp_bias": False, "hidden_act": "silu", "tie_word_embeddings": False, "latent_size": SIDE,
+    "latent_patch_size": PATCH, "latent_channels": CHANNELS, "boi": 257, "eoi": 258, "image_placeholder_id": 259,
+    "fm_head_dim": 24, "fm_head_layers": 2, "use_gen_pos_embed": False, "vae_name_or_path": "vae/",
+}  # fmt: skip
 SETTINGS: dict[str, Any] = {"num_sampling_steps": 5}
 VAE = {
     "ch": 32,

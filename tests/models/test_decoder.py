@@ -270,15 +270,8 @@ def test_the_stack_can_be_trained():
 
 def test_impossible_shapes_are_refused():
     shape = {
-        "vocab": 8,
-        "width": 8,
-        "layers": 1,
-        "heads": 3,
-        "kv_heads": 2,
-        "head_dim": 4,
-        "mlp_width": 8,
-        "norm_eps": 1e-5,
-    }
+        "vocab": 8, "width": 8, "layers": 1, "heads": 3, "kv_heads": 2, "head_dim": 4, "mlp_width": 8, "norm_eps": 1e-5,
+    }  # fmt: skip
     with pytest.raises(ModelError, match="3 heads cannot share 2"):
         DecoderConfig(**shape, frequencies=(1.0,))
     with pytest.raises(ModelError, match="6 rotated dimensions do not fit a head of 4"):

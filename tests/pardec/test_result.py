@@ -32,18 +32,9 @@ def test_what_is_loaded_is_what_was_saved(result: pardec.Result, tmp_path: Path,
     assert loaded.trace.commit_step.dtype == np.int32
     assert loaded.trace.steps == result.trace.steps
     plain = (
-        "tokens",
-        "text",
-        "generated",
-        "nfe",
-        "forward_rows",
-        "tokens_fed",
-        "spec",
-        "exact",
-        "timing",
-        "finish",
+        "tokens", "text", "generated", "nfe", "forward_rows", "tokens_fed", "spec", "exact", "timing", "finish",
         "prompts",
-    )
+    )  # fmt: skip
     for field in (*plain, "stop_ids", "seeds", "model", "settings", "environment", "pieces"):
         assert getattr(loaded, field) == getattr(result, field), field
     assert loaded.rows() == result.rows()

@@ -14,19 +14,10 @@ from pardec.models.images.kl import KL, KLShape, save_kl
 
 SIDE, SIZE, CLASSES, WIDTH = 4, 4, 5, 32
 SHAPE: dict[str, Any] = {
-    "encoder_embed_dim": WIDTH,
-    "encoder_depth": 1,
-    "encoder_num_heads": 2,
-    "decoder_embed_dim": WIDTH,
-    "decoder_depth": 1,
-    "decoder_num_heads": 2,
-    "token_size": SIZE,
-    "class_num": CLASSES,
-    "buffer_size": 2,
-    "diffloss_d": 1,
-    "diffloss_w": WIDTH,
-    "num_sampling_steps": "10",
-}
+    "encoder_embed_dim": WIDTH, "encoder_depth": 1, "encoder_num_heads": 2, "decoder_embed_dim": WIDTH,
+    "decoder_depth": 1, "decoder_num_heads": 2, "token_size": SIZE, "class_num": CLASSES, "buffer_size": 2,
+    "diffloss_d": 1, "diffloss_w": WIDTH, "num_sampling_steps": "10",
+}  # fmt: skip
 DEFAULTS = {"temperature": 0.9, "cfg": 2.0}
 
 

@@ -26,14 +26,9 @@ def adapter(
             tensors[f"{stem}self_attn.{part}_proj.weight"] = values(rows * head_dim, width)
         tensors[stem + "self_attn.o_proj.weight"] = values(width, heads * head_dim)
     config = {
-        "model_type": "llama",
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "num_hidden_layers": layers,
-        "rms_norm_eps": 1e-6,
-    }
+        "model_type": "llama", "hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "head_dim": head_dim, "num_hidden_layers": layers, "rms_norm_eps": 1e-6,
+    }  # fmt: skip
     return tensors, config
 
 

@@ -79,19 +79,10 @@ def write(
                 tensors[stem + "base_kernel"] = noise(2, 2, width) + torch.tensor([1, 0], dtype=dtype)[:, None]
                 tensors[stem + "kernel_projection.weight"] = noise(4 * width // group, width)
     config: dict[str, Any] = {
-        "architectures": ["DFlashDraftModel"],
-        "model_type": "qwen3",
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": dim,
-        "intermediate_size": 24,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 300.0,
-        "vocab_size": vocab,
-        "hidden_act": "silu",
-    }
+        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_size": width, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": dim, "intermediate_size": 24,
+        "rms_norm_eps": 1e-5, "rope_theta": 300.0, "vocab_size": vocab, "hidden_act": "silu",
+    }  # fmt: skip
     method: dict[str, Any] = {"mask_token_id": mask, "target_layer_ids": list(taps)}
     if selected:
         config["architectures"] = ["DFlash2DraftModel"]

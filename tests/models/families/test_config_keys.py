@@ -398,19 +398,10 @@ def test_config_keys_that_a_family_follows_are_tried_or_its_own(family: str) -> 
 
 
 STATED = {
-    "vocab_size": 40,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 24,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 512,
-    "rope_theta": 5000.0,
-    "tie_word_embeddings": True,
-}
+    "vocab_size": 40, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 24, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512, "rope_theta": 5000.0, "tie_word_embeddings": True,
+}  # fmt: skip
 CHANGES: list[dict[str, Any]] = [
     {},
     {"head_dim": None},

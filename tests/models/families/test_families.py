@@ -268,43 +268,20 @@ def llada_folder(folder: Path, **changes: Any) -> Any:
     reference = published("Llama", folder, num_key_value_heads=2)
     tensors = load_file(folder / "model.safetensors")
     words = {
-        "model.layers": "model.transformer.blocks",
-        "self_attn.o_proj": "attn_out",
-        "self_attn.": "",
-        "mlp.gate_proj": "ff_proj",
-        "mlp.up_proj": "up_proj",
-        "mlp.down_proj": "ff_out",
-        "input_layernorm": "attn_norm",
-        "post_attention_layernorm": "ff_norm",
-        "model.embed_tokens": "model.transformer.wte",
-        "model.norm": "model.transformer.ln_f",
-        "lm_head": "model.transformer.ff_out",
-    }
+        "model.layers": "model.transformer.blocks", "self_attn.o_proj": "attn_out", "self_attn.": "",
+        "mlp.gate_proj": "ff_proj", "mlp.up_proj": "up_proj", "mlp.down_proj": "ff_out", "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ff_norm", "model.embed_tokens": "model.transformer.wte",
+        "model.norm": "model.transformer.ln_f", "lm_head": "model.transformer.ff_out",
+    }  # fmt: skip
     for old, new in words.items():
         tensors = {name.replace(old, new): tensor for name, tensor in tensors.items()}
     save_file(tensors, folder / "model.safetensors")
     config = {
-        "model_type": "llada",
-        "architectures": ["LLaDAModelLM"],
-        "block_type": "llama",
-        "activation_type": "silu",
-        "layer_norm_type": "rms",
-        "rope": True,
-        "alibi": False,
-        "d_model": 48,
-        "n_layers": 2,
-        "n_heads": 4,
-        "n_kv_heads": 2,
-        "mlp_hidden_size": 80,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "vocab_size": 61,
-        "embedding_size": 61,
-        "max_sequence_length": 64,
-        "mask_token_id": 60,
-        "eos_token_id": 2,
-        "weight_tying": False,
-    }
+        "model_type": "llada", "architectures": ["LLaDAModelLM"], "block_type": "llama", "activation_type": "silu",
+        "layer_norm_type": "rms", "rope": True, "alibi": False, "d_model": 48, "n_layers": 2, "n_heads": 4,
+        "n_kv_heads": 2, "mlp_hidden_size": 80, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "vocab_size": 61,
+        "embedding_size": 61, "max_sequence_length": 64, "mask_token_id": 60, "eos_token_id": 2, "weight_tying": False,
+    }  # fmt: skip
     changed = {key: value for key, value in (config | changes).items() if value != LEFT_OUT}
     (folder / "config.json").write_text(json.dumps(changed))
     return reference

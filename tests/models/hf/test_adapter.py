@@ -18,14 +18,8 @@ from tests.models.toys import SMALL, ask
 
 BASE = {**SMALL, "pad_token_id": 0}
 GPT2 = {
-    "vocab_size": 61,
-    "n_embd": 48,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 24,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "vocab_size": 61, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 24, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 RUN: dict[str, tuple[str, dict[str, Any], int | None]] = {
     "partial rotation, parallel blocks": ("GPTNeoX", BASE | {"rotary_pct": 0.25}, None),
     "another query scale": ("Granite", BASE | {"attention_multiplier": 0.5}, None),

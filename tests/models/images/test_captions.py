@@ -22,24 +22,9 @@ from pardec.models.images.contracts import Condition, ImagingParts
 from pardec.models.images.llamagen import Captions, LlamaGenImaging, _encoder
 
 WORDS = [
-    "<pad>",
-    "</s>",
-    "<unk>",
-    "a",
-    "small",
-    "large",
-    "red",
-    "green",
-    "blue",
-    "circle",
-    "square",
-    "triangle",
-    "on",
-    "grey",
-    "left",
-    "of",
-    "above",
-]
+    "<pad>", "</s>", "<unk>", "a", "small", "large", "red", "green", "blue", "circle", "square", "triangle", "on",
+    "grey", "left", "of", "above",
+]  # fmt: skip
 SIZES = {"vocab_size": len(WORDS), "num_hidden_layers": 2, "num_layers": 2}
 LINES = ["a red circle", "a small red circle left of a large blue square on grey", "a green triangle above a circle"]
 

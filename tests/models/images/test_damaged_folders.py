@@ -215,13 +215,8 @@ def test_damaged_files_of_an_image_model_end_well_or_in_one_line(
             name = rng.choice(sorted(tensors))
             value = tensors.pop(name)
             changes = (
-                value.int(),
-                value.bool(),
-                torch.tensor(1.0),
-                value.flatten().clone(),
-                value[None],
-                torch.empty(0),
-            )
+                value.int(), value.bool(), torch.tensor(1.0), value.flatten().clone(), value[None], torch.empty(0),
+            )  # fmt: skip
             if rng.random() < 0.8:
                 tensors[name] = rng.choice(changes)
             written(file, tensors)

@@ -20,17 +20,10 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MERGES = ["t h", "th e", "Ġ t", "Ġ the", "i n", "1 2", "Ġ Ġ", "12 3"]
 TOKENS = [*SPECIAL, *sorted(ByteLevel.alphabet()), *(merge.replace(" ", "") for merge in MERGES), "<think>"]
 CONFIG: dict[str, Any] = {
-    "vocab_size": len(TOKENS),
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 50000.0,
-}
+    "vocab_size": len(TOKENS), "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5, "rope_theta": 50000.0,
+}  # fmt: skip
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -191,15 +184,8 @@ def add_fields(writer: gguf.GGUFWriter, fields: dict[str, Any]) -> None:
 def tokenizer_fields(split: str = "smollm") -> dict[str, Any]:
     types = [3] * len(SPECIAL) + [1] * (len(TOKENS) - len(SPECIAL) - 1) + [4]
     return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": split,
-        "tokenizer.ggml.tokens": TOKENS,
-        "tokenizer.ggml.token_type": types,
-        "tokenizer.ggml.merges": MERGES,
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.padding_token_id": 2,
-        "tokenizer.ggml.unknown_token_id": 0,
-        "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.chat_template": TEMPLATE,
-    }
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": split, "tokenizer.ggml.tokens": TOKENS,
+        "tokenizer.ggml.token_type": types, "tokenizer.ggml.merges": MERGES, "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2, "tokenizer.ggml.padding_token_id": 2, "tokenizer.ggml.unknown_token_id": 0,
+        "tokenizer.ggml.add_bos_token": False, "tokenizer.chat_template": TEMPLATE,
+    }  # fmt: skip

@@ -18,14 +18,8 @@ SHAPES = {
     "ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH), "ffn_down": (WIDTH, INNER),
 }  # fmt: skip
 SCALES = {
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-    "Q2_K": (80, 82),
-    "Q3_K": (108,),
-    "IQ4_XS": (0,),
-    "Q8_0": (0,),
-}
+    "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "Q2_K": (80, 82), "Q3_K": (108,), "IQ4_XS": (0,), "Q8_0": (0,),
+}  # fmt: skip
 STEP = {"Q4_K": 2e-4, "Q5_K": 1e-4, "Q6_K": 1e-4, "Q2_K": 2e-3, "Q3_K": 1e-3, "IQ4_XS": 1e-4, "Q8_0": 1e-3}
 
 Q4_K_M = {"": "Q4_K", "blk.0.attn_v": "Q6_K", "blk.0.ffn_down": "Q6_K", "output": "Q6_K"}

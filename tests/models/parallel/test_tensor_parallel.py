@@ -19,23 +19,11 @@ SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "
 def llada_folder(folder: Path) -> Path:
     """A random LLaDA with grouped heads and biases of queries, keys and values."""
     config = {
-        "architectures": ["LLaDAModelLM"],
-        "model_type": "llada",
-        "rope": True,
-        "layer_norm_type": "rms",
-        "weight_tying": False,
-        "d_model": 32,
-        "n_heads": 4,
-        "n_kv_heads": 2,
-        "n_layers": 2,
-        "mlp_hidden_size": 48,
-        "vocab_size": 40,
-        "embedding_size": 40,
-        "include_qkv_bias": True,
-        "max_sequence_length": 64,
-        "eos_token_id": 3,
+        "architectures": ["LLaDAModelLM"], "model_type": "llada", "rope": True, "layer_norm_type": "rms",
+        "weight_tying": False, "d_model": 32, "n_heads": 4, "n_kv_heads": 2, "n_layers": 2, "mlp_hidden_size": 48,
+        "vocab_size": 40, "embedding_size": 40, "include_qkv_bias": True, "max_sequence_length": 64, "eos_token_id": 3,
         "mask_token_id": 4,
-    }
+    }  # fmt: skip
     generator, block = torch.Generator().manual_seed(8), "model.transformer.blocks.{}."
     shapes: dict[str, tuple[int, ...]] = {f"model.transformer.{name}.weight": (40, 32) for name in ("wte", "ff_out")}
     shapes["model.transformer.ln_f.weight"] = (32,)

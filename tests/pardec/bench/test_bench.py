@@ -27,16 +27,9 @@ from tests.pardec.bench.test_clock import MAR
 
 Cli = Callable[..., tuple[int, str, str]]
 WIDE = {
-    "model_type": "llada",
-    "rope": True,
-    "layer_norm_type": "rms",
-    "weight_tying": False,
-    "d_model": 8,
-    "n_layers": 1,
-    "n_heads": 1,
-    "mlp_hidden_size": 8,
-    "vocab_size": 60000,
-}
+    "model_type": "llada", "rope": True, "layer_norm_type": "rms", "weight_tying": False, "d_model": 8, "n_layers": 1,
+    "n_heads": 1, "mlp_hidden_size": 8, "vocab_size": 60000,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

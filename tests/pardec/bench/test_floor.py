@@ -20,16 +20,9 @@ from pardec.models.loading import assemble
 from pardec.samplers.events import Finished
 
 LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 8,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "intermediate_size": 12,
-    "vocab_size": 20,
-    "max_position_embeddings": 64,
-    "tie_word_embeddings": False,
-}
+    "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "intermediate_size": 12, "vocab_size": 20, "max_position_embeddings": 64, "tie_word_embeddings": False,
+}  # fmt: skip
 PUBLISHED = {"llada-8b": 8_015_581_184, "dream-7b": 7_615_616_512, "llamagen-xl": 774_000_000}
 
 

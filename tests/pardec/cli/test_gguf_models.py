@@ -48,18 +48,8 @@ def test_a_file_drafts_for_another(file: Path, tmp_path: Path) -> None:
 def test_compare_takes_it(cli: Cli, file: Path, tmp_path: Path) -> None:
     (tmp_path / "p.jsonl").write_text('{"messages": [{"role": "user", "content": "the"}]}\n{"prompt": "the 1"}\n')
     command = (
-        "compare",
-        file,
-        "--prompts",
-        tmp_path / "p.jsonl",
-        "-s",
-        "sequential",
-        "-s",
-        "lookup",
-        "-n",
-        6,
-        "--json",
-    )
+        "compare", file, "--prompts", tmp_path / "p.jsonl", "-s", "sequential", "-s", "lookup", "-n", 6, "--json",
+    )  # fmt: skip
     code, out, err = cli(*command)
     assert code == 0, err
     assert {row["identical"] for row in json.loads(out)["rows"]} <= {None, 1.0}

@@ -25,17 +25,9 @@ from tests.grids import thinned
 from tests.samplers.ar_toys import counted, g_test, joint, plain_greedy, rows, run, toy_ar
 
 COMMON = {
-    "vocab_size": 31,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "vocab_size": 31, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 GPT2 = {"vocab_size": 31, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "eos_token_id": 2}
 SAMPLERS = [None, "lookup", "recycling", "jacobi"]
 

@@ -176,24 +176,13 @@ def test_image_models_refuse_it(no_forward: None, name: str) -> None:
 # --- masked models ---
 
 ANY_ORDER = [
-    "threshold:tau=0.2@dual",
-    "threshold:tau=0.2+eos@prefix",
-    "fixed:steps=3,order=random",
-    "fixed:steps=9,order=random@dkv_greedy",
-    "timesteps:steps=5@vicinity:before=4,after=4,warmup=2",
-    "origin:steps=4@dual",
-    "carry",
-    "klass",
-    "factor",
-    "entropy_bound:gamma=4.0",
-    "credit+localleap+prophet:early=0.0,mid=0.0,late=0.0@dual",
-    "fixed:steps=2+wino@dual",
-    "fixed:steps=2+remdm",
-    "fixed:steps=2+edit:tau=0.0",
-    "edit:tau=0.1,of=filtered+threshold:tau=0.3",
-    "smoothing+threshold:tau=0.3",
+    "threshold:tau=0.2@dual", "threshold:tau=0.2+eos@prefix", "fixed:steps=3,order=random",
+    "fixed:steps=9,order=random@dkv_greedy", "timesteps:steps=5@vicinity:before=4,after=4,warmup=2",
+    "origin:steps=4@dual", "carry", "klass", "factor", "entropy_bound:gamma=4.0",
+    "credit+localleap+prophet:early=0.0,mid=0.0,late=0.0@dual", "fixed:steps=2+wino@dual", "fixed:steps=2+remdm",
+    "fixed:steps=2+edit:tau=0.0", "edit:tau=0.1,of=filtered+threshold:tau=0.3", "smoothing+threshold:tau=0.3",
     "random+threshold:tau=0.0",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("sampler", "temperature"), chequered(ANY_ORDER, [0.0, 1.5]))
@@ -222,18 +211,10 @@ def test_every_option_of_an_enum_can_be_given(dream: pardec.Model) -> None:
 # --- autoregressive models ---
 
 DRAFTED = [
-    "lookup",
-    "copyspec",
-    "recycling:tree=4-6-4",
-    "jacobi:window=6",
-    "seeded_jacobi:window=6",
-    "sjd:window=6",
-    "model:name=tiny-llama-draft,k=3+dyspec",
-    "earlyexit:layers=1,k=3",
-    "lookahead:window=4,ngram=3",
-    "eagle:name=tiny-llama-eagle",
-    "medusa:name=tiny-llama-medusa",
-]
+    "lookup", "copyspec", "recycling:tree=4-6-4", "jacobi:window=6", "seeded_jacobi:window=6", "sjd:window=6",
+    "model:name=tiny-llama-draft,k=3+dyspec", "earlyexit:layers=1,k=3", "lookahead:window=4,ngram=3",
+    "eagle:name=tiny-llama-eagle", "medusa:name=tiny-llama-medusa",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

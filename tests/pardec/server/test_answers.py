@@ -131,15 +131,9 @@ def test_pardecs_own_fields(llama: Running, dream: Running) -> None:
 def test_streams_add_up(both: Running, chat: bool, n: int) -> None:
     model, client = model_of(both), both.openai()
     arguments: dict[str, Any] = {
-        "model": model.name,
-        "max_tokens": 24,
-        "temperature": 0.9,
-        "seed": 11,
-        "n": n,
-        "stream": True,
-        "stop": ["9"],
+        "model": model.name, "max_tokens": 24, "temperature": 0.9, "seed": 11, "n": n, "stream": True, "stop": ["9"],
         "stream_options": {"include_usage": True},
-    }
+    }  # fmt: skip
     if chat:
         stream = client.chat.completions.create(messages=[{"role": "user", "content": QUESTION}], **arguments)
     else:
@@ -277,13 +271,8 @@ def pardec_ids(model: Model, text: str) -> Any:
 def test_what_an_rl_trainer_takes(both: Running) -> None:
     model = model_of(both)
     body = {
-        "prompt": QUESTION,
-        "max_tokens": 12,
-        "temperature": 1.0,
-        "seed": 4,
-        "logprobs": 0,
-        "return_token_ids": True,
-    }
+        "prompt": QUESTION, "max_tokens": 12, "temperature": 1.0, "seed": 4, "logprobs": 0, "return_token_ids": True,
+    }  # fmt: skip
     (choice,) = both.post("/v1/completions", {**body, "logprob_ids": [5, 7]}).json()["choices"]
     alone = model.generate(QUESTION, max_new_tokens=12, temperature=1.0, seed=4, logprobs=0, logprob_ids=[5, 7])
     assert choice["token_ids"] == alone.tokens[0]

@@ -16,18 +16,12 @@ MESSAGES = [{"role": "user", "content": "Tom has 8."}]
 COMPLETIONS: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"prompt": LONG}, "prompt", "context_length_exceeded"),
     ({"prompt": [5] * 600}, "prompt", "context_length_exceeded"),
-    ({"max_tokens": 600}, "prompt", "context_length_exceeded"),
-    ({"prompt": [10**8]}, "prompt", None),
-    ({"prompt": None}, "prompt", None),
-    ({"prompt": "  "}, "prompt", None),
-    ({"min_tokens": 40}, "min_tokens", None),
-    ({"stop_token_ids": [10**6]}, "stop_token_ids", None),
-    ({"temperature": 1e308}, "temperature", None),
-    ({"sampler": "no-such"}, "sampler", None),
-    ({"allowed": [["no such"]]}, "allowed", None),
-    ({"template": "x"}, "template", None),
-    ({"response_format": {"type": "nothing"}}, "response_format", None),
-]
+    ({"max_tokens": 600}, "prompt", "context_length_exceeded"), ({"prompt": [10**8]}, "prompt", None),
+    ({"prompt": None}, "prompt", None), ({"prompt": "  "}, "prompt", None), ({"min_tokens": 40}, "min_tokens", None),
+    ({"stop_token_ids": [10**6]}, "stop_token_ids", None), ({"temperature": 1e308}, "temperature", None),
+    ({"sampler": "no-such"}, "sampler", None), ({"allowed": [["no such"]]}, "allowed", None),
+    ({"template": "x"}, "template", None), ({"response_format": {"type": "nothing"}}, "response_format", None),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

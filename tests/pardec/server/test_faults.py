@@ -38,27 +38,10 @@ def running(model: Model) -> Iterator[Running]:
 
 
 NO_JSON = [
-    b"",
-    b"{",
-    b"}",
-    b"null",
-    b"[]",
-    b"3",
-    b'"text"',
-    b"true",
-    b"{'prompt': 'x'}",
-    b'{"prompt": "x",}',
-    b'{"prompt": "x"} more',
-    b'{"prompt": NaN}',
-    b'{"prompt": Infinity}',
-    b"\xff\xfe",
-    b'{"prompt": "\xff"}',
-    b"prompt=x&max_tokens=3",
-    b"[" * 5000,
-    b'{"prompt":' * 3000,
-    b"\x00",
-    "é".encode("utf-16"),
-]
+    b"", b"{", b"}", b"null", b"[]", b"3", b'"text"', b"true", b"{'prompt': 'x'}", b'{"prompt": "x",}',
+    b'{"prompt": "x"} more', b'{"prompt": NaN}', b'{"prompt": Infinity}', b"\xff\xfe", b'{"prompt": "\xff"}',
+    b"prompt=x&max_tokens=3", b"[" * 5000, b'{"prompt":' * 3000, b"\x00", "é".encode("utf-16"),
+]  # fmt: skip
 GOOD: dict[str, Any] = {"prompt": QUESTION, "max_tokens": 4}
 CHANGES: list[dict[str, Any]] = [
     *({"prompt": value} for value in (None, 3, True, "", "   ", [], {}, [[]], ["a", 3], [1.5], [-1], [10**9])),

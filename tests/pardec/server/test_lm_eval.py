@@ -68,15 +68,10 @@ def test_likelihood(tokenized: bool) -> None:
     alone = likelihoods(PardecLM(model))
     with serving(model) as running:
         arguments = {
-            "model": "tiny-llama",
-            "base_url": f"{running.url}/v1/completions",
-            "tokenizer": str(TOKENIZER),
-            "add_bos_token": True,
-            "tokenized_requests": tokenized,
-            "num_concurrent": 2,
-            "batch_size": 4,
+            "model": "tiny-llama", "base_url": f"{running.url}/v1/completions", "tokenizer": str(TOKENIZER),
+            "add_bos_token": True, "tokenized_requests": tokenized, "num_concurrent": 2, "batch_size": 4,
             "max_retries": 1,
-        }
+        }  # fmt: skip
         served = likelihoods("local-completions", model_args=arguments)
         assert [greedy for _, greedy in served] == [greedy for _, greedy in alone]
         np.testing.assert_allclose([value for value, _ in served], [value for value, _ in alone], atol=1e-4)

@@ -127,14 +127,9 @@ def test_required_calls_keep_to_their_schema(llama: Running, choice: Any, more: 
 
 def test_streams_have_the_calls_of_whole_answers(llama: Running) -> None:
     arguments: dict[str, Any] = {
-        "model": "tiny-llama",
-        "messages": MESSAGES,
-        "tools": TOOLS,
-        "tool_choice": "required",
-        "max_tokens": 76,
-        "temperature": 1.0,
-        "seed": 5,
-    }
+        "model": "tiny-llama", "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "max_tokens": 76,
+        "temperature": 1.0, "seed": 5,
+    }  # fmt: skip
     whole = llama.openai().chat.completions.create(**arguments).choices[0]
     chunks = list(llama.openai().chat.completions.create(stream=True, **arguments))
     deltas = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
