@@ -6,16 +6,13 @@ import ast
 import json
 import re
 import shutil
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parent))
-import fresh
-
+from tests import fresh
 from tests.samplers.test_registry import check_docstring
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,9 +16,7 @@ import pytest
 import pardec
 from pardec.cli.app import command_line
 from pardec.samplers import registry
-
-sys.path.append(str(Path(__file__).resolve().parent))
-import fresh
+from tests import fresh
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
 
-sys.path.append(str(Path(__file__).resolve().parent))
-import fresh
+from tests import fresh
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 NOTEBOOK = EXAMPLES / "two_samplers.ipynb"

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parent))
-import fresh
+from tests import fresh
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {"models": ROOT / "models", "samplers": ROOT / "samplers", "pardec": ROOT / "pardec"}

@@ -10,10 +10,10 @@ from PIL import Image
 
 import pardec
 
-sys.path.append(str(Path(__file__).resolve().parent))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
-import fresh
 import generate
+
+from tests import fresh
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/guides/add-a-sampler.md")

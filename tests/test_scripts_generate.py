@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parent))
-import fresh
+from tests import fresh
 
 ROOT = Path(__file__).resolve().parents[1]
 

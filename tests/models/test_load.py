@@ -23,6 +23,7 @@ from pardec.models.loading.recognition import describe
 from pardec.models.loading.update import load_weights
 from pardec.models.parallel import placement
 from pardec.models.plan import Plan
+from tests import fresh
 from tests.models.toys import llama_config, llama_folder, llama_tensors, write_checkpoint
 
 
@@ -318,8 +319,6 @@ def test_other_runtime_errors_are_not_hidden():
 
 
 _PEAK = """
-import sys, torch
-torch.set_num_threads(1)
 from pardec.models.load import load
 import transformers.models.llama.configuration_llama, transformers.modeling_rope_utils, accelerate
 
@@ -327,7 +326,7 @@ def memory(key):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(key)) * 1024
 
 before = memory("VmRSS")
-model = load(sys.argv[1], device="cpu")
+model = load(FOLDER, device="cpu")
 weights = sum(parameter.nbytes for parameter in model.decoder.parameters())
 print((memory("VmHWM") - before) / weights, weights)
 """
@@ -338,8 +337,10 @@ def test_peak_memory_stays_near_the_size_of_the_weights(tmp_path):
     config = llama_config(hidden_size=768, intermediate_size=2048, num_hidden_layers=6, num_attention_heads=12)
     config |= {"num_key_value_heads": 12, "vocab_size": 8000}
     folder = write_checkpoint(tmp_path, config, llama_tensors(config))
-    done = subprocess.run([sys.executable, "-c", _PEAK, str(folder)], capture_output=True, text=True, check=True)
-    ratio, weights = map(float, done.stdout.split())
+    code = _PEAK.replace("FOLDER", repr(str(folder)))
+    [done] = fresh.results([{"language": "python", "code": code}], tmp_path)
+    assert done["code"] == 0, done["told"]
+    ratio, weights = map(float, done["told"].split())
     assert weights > 200e6
     assert ratio < 1.5, ratio
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,7 @@ import pardec
 from pardec.cli import run
 from pardec.images import pngs
 from pardec.models.errors import ModelError
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-import fresh
+from tests import fresh
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = ROOT / "tests" / "golden" / "code_var" / "checkpoint"

@@ -1,9 +1,8 @@
 """The assertions of diffusers' tests of BlockRefinementScheduler, on PardecScheduler with its rule and with specs.
 
-Written anew. With diffusers' rule (no sampler) all of them hold, those of private members too, which are inherited:
-`_transfer_schedule`, `_committed`, `_sample_from_logits`, `_top_k_filtering` and `_top_p_filtering`. With a spec those
-have no meaning: pardec's loop commits and draws in their place, and a masked model is what it decodes, so that
-`mask_token_id=None`, the uniform corruption mode, is refused.
+Written anew. With diffusers' rule (no sampler) all of them hold; the methods that are inherited unchanged are only
+listed. With a spec the private ones have no meaning: pardec's loop commits and draws in their place, and a masked model
+is what it decodes, so that `mask_token_id=None`, the uniform corruption mode, is refused.
 """
 
 from __future__ import annotations
@@ -47,14 +46,6 @@ def test_timesteps_count_down(sampler: str | None) -> None:
     for steps, block in ((0, None), (4, 0)):
         with pytest.raises(ValueError, match="at least 1"):
             made.set_timesteps(steps, block_length=block)
-
-
-@pytest.mark.parametrize("sampler", RULES)
-@pytest.mark.parametrize(("block", "steps"), [(32, 8), (10, 3), (4, 9), (5, 0)])
-def test_commits_are_dealt_out_evenly_and_the_rest_first(sampler: str | None, block: int, steps: int) -> None:
-    dealt = scheduler(sampler).get_num_transfer_tokens(block_length=block, num_inference_steps=steps)
-    assert dealt.tolist() == [block // steps + (at < block % steps) for at in range(steps)]
-    assert dealt.sum() == (block if steps else 0)
 
 
 def test_the_schedule_is_that_of_the_steps() -> None:
@@ -201,49 +192,15 @@ def test_a_row_has_ended(row: list[int], committed: list[int], was: bool, expect
         assert finished.tolist() == [expected]
 
 
-# --- noise for training ---
+# --- what is inherited, of which diffusers' tests assert values ---
 
 
 @pytest.mark.parametrize("sampler", RULES)
-def test_noise_masks_what_is_no_prompt_in_two_complements(sampler: str | None) -> None:
-    ids = torch.arange(1, 9).repeat(2, 1)
-    real = torch.ones_like(ids)
-    real[1, 6:] = 0
-    where = {"prompt_length": 2, "block_length": 4, "mask_token_id": 99}
-    made = scheduler(sampler, block_length=4).add_noise(ids, real, **where, generator=torch.Generator().manual_seed(42))
-    noisy, other, masked, rest = made
-    assert not (masked | rest)[:, :2].any()
-    assert not (masked & rest).any()
-    assert torch.equal((masked | rest)[:, 2:], real[:, 2:].bool())
-    for tokens, which in ((noisy, masked), (other, rest)):
-        assert torch.equal(tokens, ids.masked_fill(which, 99))
-    theirs = BlockRefinementScheduler().add_noise(ids, real, **where, generator=torch.Generator().manual_seed(42))
-    assert all(torch.equal(one, two) for one, two in zip(made, theirs, strict=True))
-
-
-# --- members that are private, of diffusers' rule ---
-
-
-def test_private_filters_and_draws_are_diffusers_own() -> None:
-    lowest = torch.finfo(torch.float32).min
-    kept = PardecScheduler._top_k_filtering(torch.tensor([[1.0, 4.0, 2.0, 3.0]]), top_k=2)
-    assert kept.tolist() == [[lowest, 4.0, lowest, 3.0]]
-    logits = torch.tensor([[1.0, 2.0, 3.0]])
-    for top_k in (None, 0, 100):
-        assert torch.equal(PardecScheduler._top_k_filtering(logits, top_k=top_k), logits)
-    for top_p in (None, 1.0):
-        assert torch.equal(PardecScheduler._top_p_filtering(logits, top_p=top_p), logits)
-    some = PardecScheduler._top_p_filtering(torch.tensor([[1.0, 2.0, 3.0, 4.0]]), top_p=0.5)
-    assert 0 < (some == lowest).sum() < 4
-    plain = {"top_k": None, "top_p": None, "generator": None}
-    draw = PardecScheduler._sample_from_logits
-    for temperature in (0.0, 0.01):
-        token, probability = draw(logits, temperature=temperature, use_multinomial=False, **plain)
-        assert (token.tolist(), probability.shape) == ([2], (1,))
-    sure = draw(torch.tensor([[0.0, 100.0, -100.0]]), temperature=1.0, use_multinomial=True, **plain)
-    assert sure[0].tolist() == [1]
-    with pytest.raises(ValueError, match="temperature"):
-        draw(logits, temperature=-1.0, use_multinomial=False, **plain)
+@pytest.mark.parametrize(
+    "name", ["add_noise", "get_num_transfer_tokens", "_top_k_filtering", "_top_p_filtering", "_sample_from_logits"]
+)
+def test_members_are_diffusers_own(sampler: str | None, name: str) -> None:
+    assert name not in {*vars(PardecScheduler), *vars(scheduler(sampler))}
 
 
 def test_the_mode_without_a_mask_token_is_diffusers_own_and_none_of_a_spec() -> None:

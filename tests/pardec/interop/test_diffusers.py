@@ -306,32 +306,7 @@ def test_a_name_will_do_for_the_model() -> None:
     assert PardecPipeline(model="tiny-llada").model.name == "tiny-llada"
 
 
-# --- the pipeline against diffusers' own ---
-
-CALLS: list[dict[str, Any]] = [
-    {},
-    {"threshold": 0.3},
-    {"threshold": 0.3, "editing_threshold": None},
-    {"threshold": 0.2, "editing_threshold": 0.2},
-    {"threshold": 0.2, "editing_threshold": 0.2, "max_post_steps": 0},
-    {"threshold": 0.2, "editing_threshold": 0.2, "max_post_steps": 2},
-    {"num_inference_steps": 2, "editing_threshold": None},
-    {"num_inference_steps": 3, "threshold": 2.0, "editing_threshold": None},  # 2, 1 and 1 of a block of 4
-    {"threshold": 2.0, "minimal_topk": 6, "editing_threshold": None},
-]
-
-
-@pytest.mark.parametrize("call", CALLS, ids=str)
-@pytest.mark.parametrize(("prompt", "new"), [(4, 12), (6, 10), (5, 7)])
-@pytest.mark.covers(1)
-def test_the_same_call_gives_what_llada2_pipeline_gives(call: dict[str, Any], prompt: int, new: int) -> None:
-    model = toys.toy("sdar", sharp=1.0, seed=prompt)
-    ids = torch.tensor(toys.prompts([prompt] * 2, seed=new))
-    how = {"gen_length": new, "block_length": toys.BLOCK, "eos_early_stop": False, **call}
-    for rows in (ids, ids[:1], ids[1:]):
-        pipeline, _ = theirs(model, BlockRefinementScheduler())
-        expected = pipeline(input_ids=rows, mask_token_id=toys.MASK, **how).sequences
-        assert torch.equal(ours(pardec.Model(model))(input_ids=rows, **how).sequences, expected)
+# --- the pipeline against diffusers' own: random calls are in test_llada2_calls.py ---
 
 
 def test_a_block_causal_model_has_its_own_block() -> None:
@@ -340,15 +315,6 @@ def test_a_block_causal_model_has_its_own_block() -> None:
     assert torch.equal(pipeline(**how).sequences, pipeline(block_length=toys.BLOCK, **how).sequences)
     with pytest.raises(SpecError, match="block_length=8"):
         pipeline(block_length=8, **how)
-
-
-def test_editing_asked_for_edits() -> None:
-    model = toys.toy("sdar", sharp=1.0)
-    ids = torch.tensor(toys.prompts([4] * 4, seed=1))
-    pipeline = ours(pardec.Model(model))
-    how = {"input_ids": ids, "gen_length": 12, "block_length": 4, "threshold": 0.2, "eos_early_stop": False}
-    edited, plain = (pipeline(**how, editing_threshold=tau).sequences for tau in (0.2, None))
-    assert not torch.equal(edited, plain)
 
 
 # --- the scheduler inside diffusers' own loop ---

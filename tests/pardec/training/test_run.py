@@ -92,6 +92,11 @@ def test_the_loss_falls_a_resumed_run_is_the_whole_one_and_the_export_loads(
     assert card["recipe"]["steps"] == 20
     assert 1 <= card["acceptance"]["length"] <= 4
     assert (tmp_path / "out" / "README.md").read_text().startswith("# parts")
+    module = load_draft_module(tmp_path / "out", model.network, kind=kind)
+    assert module.kind == kind
+    if network.ids is not None:
+        assert module.vocabulary is not None
+        assert module.vocabulary.tolist() == network.ids.tolist()
 
 
 def test_a_state_that_lacks_a_part_is_refused(model: pardec.Model, states: States, tmp_path: Path) -> None:
@@ -103,17 +108,6 @@ def test_a_state_that_lacks_a_part_is_refused(model: pardec.Model, states: State
     torch.save(stored, file)
     with pytest.raises(ModelError, match="written by another version: it has no optimizers"):
         start("medusa", model, states, tmp_path)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_exports_load_as_draft_modules(kind: str, model: pardec.Model, states: States, tmp_path: Path) -> None:
-    run = start(kind, model, states, tmp_path)
-    run.evaluate()
-    module = load_draft_module(tmp_path / "out", model.network, kind=kind)
-    assert module.kind == kind
-    if run.network.ids is not None:
-        assert module.vocabulary is not None
-        assert module.vocabulary.tolist() == run.network.ids.tolist()
 
 
 def test_the_commonest_ids_are_drafted_and_the_end_token_is_one(
