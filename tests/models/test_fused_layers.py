@@ -160,6 +160,20 @@ def test_layers_that_do_more_run_one_by_one(shape: dict[str, Any], calls: list[r
     assert not calls
 
 
+@torch.inference_mode()
+def test_plain_matrices_without_their_kernel_run_one_by_one(
+    calls: list[range], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A compiler that fails once may leave one kernel out of several."""
+    network, plan = decoder("plain"), Plan.full(ids(1, 5), Visible.causal())
+    expected = network(plan).logits()
+    assert calls
+    calls.clear()
+    monkeypatch.setattr(panels, "kernel", lambda: None)
+    torch.testing.assert_close(decoder("plain")(plan).logits(), expected, rtol=1e-4, atol=1e-4)
+    assert not calls
+
+
 @pytest.mark.parametrize("wanted", [TargetStates(), TargetStates((0, 1)), TargetStates((1,), normed=True)], ids=str)
 @pytest.mark.parametrize("shape", [{}, {"qkv_bias": True, "qk_norm": True}, {"embedding_scale": 3.0}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)

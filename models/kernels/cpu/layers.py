@@ -331,7 +331,7 @@ def _takes(weight: Tensor, dtype: torch.dtype) -> bool:
     if isinstance(weight, Panels):
         return dtype == torch.float32
     plain = type(weight) is nn.Parameter and weight.is_cpu and weight.dtype == dtype == torch.float32
-    return plain and len(weight) >= panels.WIDTH and weight.stride(0) == 1
+    return plain and len(weight) >= panels.WIDTH and weight.stride(0) == 1 and panels.kernel() is not None
 
 
 def _matrix(weight: Tensor, bias: Tensor | None, kept: list[Any]) -> _Matrix:
