@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.script_modules import script_module
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("cpu_engines", ROOT / "benchmarks" / "cpu_engines.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look it up
-    spec.loader.exec_module(module)
-    return module
-
-
-cpu_engines = module()
+cpu_engines = script_module("benchmarks/cpu_engines.py")
 
 
 def turn(engine: str, mode: str, prompt: int, seconds: float, **more: Any) -> dict[str, Any]:

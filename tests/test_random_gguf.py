@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import gguf
 import numpy as np
@@ -15,21 +13,12 @@ import pytest
 
 import pardec
 from pardec.models.files.gguf.architectures import ARCHITECTURES
+from tests.script_modules import script_module
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "random_gguf.py"
 
 
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("random_gguf", SCRIPT)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look it up
-    spec.loader.exec_module(module)
-    return module
-
-
-random_gguf = script()
+random_gguf = script_module("scripts/random_gguf.py")
 TINY = random_gguf.SHAPES["tiny"]
 
 

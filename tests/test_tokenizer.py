@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import string
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +14,7 @@ import pardec
 from pardec.models.files.catalog import embedded_names
 from pardec.models.loading.kinds import kind_of
 from pardec.tasks import list_tasks, task
+from tests.script_modules import script_module
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "models" / "embedded" / "tokenizer"
@@ -27,18 +26,8 @@ def ids_of(text: str) -> list[int]:
     return TOKENIZER(text, add_special_tokens=False)["input_ids"]
 
 
-def building() -> Any:
-    """The script that builds the tokenizer."""
-    spec = importlib.util.spec_from_file_location("make_tokenizer", ROOT / "scripts" / "make_tokenizer.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_building_again_gives_the_committed_files(tmp_path: Path) -> None:
-    building().main(tmp_path)
+    script_module("scripts/make_tokenizer.py").main(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes()
 
@@ -135,7 +124,7 @@ def test_every_text_model_is_among_them() -> None:
 
 
 def test_every_byte_is_a_token_of_the_model_that_spells_in_bytes(tmp_path: Path) -> None:
-    building().main(tmp_path, in_bytes=True)
+    script_module("scripts/make_tokenizer.py").main(tmp_path, in_bytes=True)
     for file in tmp_path.iterdir():
         assert (FOLDER.parent / IN_BYTES / file.name).read_bytes() == file.read_bytes()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)

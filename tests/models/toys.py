@@ -58,6 +58,19 @@ def model(
     )
 
 
+def library_model(config: Any, *, spread: float = 0.1, seed: int = 0) -> Any:
+    """A model of transformers with random norms, biases and weights."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        made = AutoModelForCausalLM.from_config(config).eval()
+        with torch.no_grad():
+            for parameter in made.parameters():
+                parameter.add_(torch.randn_like(parameter) * spread)
+    return made
+
+
 def ids(*shape: int, seed: int = 0) -> Tensor:
     """Random token ids."""
     return torch.randint(0, VOCAB, shape, generator=torch.Generator().manual_seed(seed))

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from pardec.models.errors import ModelError
 from pardec.models.load import load
 from pardec.models.plan import Plan
+from tests.models.toys import SMALL, library_model
 
 VISUAL = {
     "visual.patch_embed.proj.weight": torch.zeros(8, 3, 2, 4, 4),
@@ -25,15 +26,7 @@ VISUAL = {
 
 def published(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **changes: Any) -> Any:
     """A random Qwen2 model, saved under Dimple's config together with these further tensors."""
-    torch.manual_seed(0)
-    shape = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.Qwen2Config(
-        vocab_size=61, num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, **shape
-    )
-    model = transformers.Qwen2ForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model = library_model(transformers.Qwen2Config(**SMALL, num_key_value_heads=2))
     model.save_pretrained(folder)
     file = folder / "model.safetensors"
     save_file(load_file(file) | (VISUAL if tensors is None else tensors), file)

@@ -20,7 +20,7 @@ from pardec.models.families import FAMILIES, match
 from pardec.models.families.base import FamilySpec, Unsupported, register
 from pardec.models.load import load
 from pardec.models.plan import Plan, Visible
-from tests.models.toys import ROOT, SMALL
+from tests.models.toys import ROOT, SMALL, library_model
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -135,12 +135,7 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
 
 def published(kind: str, folder: Path, **changes: Any) -> Any:
     """A random transformers model, saved to `folder`."""
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{kind}Config")(**SMALL | changes)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model = library_model(getattr(transformers, f"{kind}Config")(**SMALL | changes))
     model.save_pretrained(folder)
     return model
 

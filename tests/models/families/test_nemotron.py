@@ -16,21 +16,15 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.models.load import load
 from pardec.models.plan import Plan
+from tests.models.toys import SMALL, library_model
 
 MASK = 60
 
 
 def published(folder: Path, **changes: Any) -> Any:
     """A random Llama model, saved under Nemotron's names and keys."""
-    torch.manual_seed(3)
-    shape = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = transformers.LlamaConfig(
-        vocab_size=61, num_key_value_heads=2, max_position_embeddings=256, bos_token_id=1, eos_token_id=2, **shape
-    )
-    model = transformers.LlamaForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
+    sizes = SMALL | {"num_key_value_heads": 2, "max_position_embeddings": 256}
+    model = library_model(transformers.LlamaConfig(**sizes), seed=3)
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     tensors = {

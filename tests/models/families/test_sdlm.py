@@ -14,29 +14,15 @@ import pardec
 from pardec.models.errors import ModelError
 from pardec.models.load import load
 from pardec.models.loading.recognition import describe
+from tests.models.toys import SMALL, library_model
 
 MASK = 60
 
 
 def published(folder: Path, **changes: Any) -> Any:
     """A random Qwen2 model with the keys that the authors' training adds to its config."""
-    torch.manual_seed(4)
-    config = transformers.Qwen2Config(
-        vocab_size=61,
-        hidden_size=48,
-        intermediate_size=80,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        bos_token_id=1,
-        eos_token_id=2,
-        tie_word_embeddings=True,
-    )
-    model = transformers.Qwen2ForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
+    sizes = SMALL | {"num_key_value_heads": 2, "max_position_embeddings": 256, "tie_word_embeddings": True}
+    model = library_model(transformers.Qwen2Config(**sizes), seed=4)
     model.save_pretrained(folder)
     own = {"block_size": 4, "causal_attn": False, "text_mask_token_id": MASK, "text_mask_token": "<text_mask>"}
     written = json.loads((folder / "config.json").read_text()) | own | changes

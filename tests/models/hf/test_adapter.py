@@ -14,7 +14,7 @@ from pardec.models.hf import attention
 from pardec.models.hf.causal_lm import HFAdapter
 from pardec.models.load import load
 from pardec.models.plan import Plan, Visible
-from tests.models.toys import SMALL, ask
+from tests.models.toys import SMALL, ask, library_model
 
 BASE = {**SMALL, "pad_token_id": 0}
 GPT2 = {
@@ -44,11 +44,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def published(kind: str, settings: dict[str, Any], folder: Any) -> Any:
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, f"{kind}Config")(**settings)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
+    model = library_model(getattr(transformers, f"{kind}Config")(**settings))
     model.save_pretrained(folder)
     return model
 

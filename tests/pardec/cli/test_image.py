@@ -29,6 +29,7 @@ from pardec.views.order_image import gif, png
 from pardec.views.preview import Preview, check_watchable
 from pardec.views.unfinished import BLANK, Codes, blank_unknown, unfinished
 from tests.pardec.painters import CLASSES, CODES, DEFAULTS, SIDE, painter
+from tests.script_modules import script_module
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -560,14 +561,7 @@ def test_cells_that_are_not_known_are_blank() -> None:
 def test_the_script_compares_samplers(
     classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    file = Path(__file__).resolve().parents[3] / "scripts" / "generate_image.py"
-    found = spec_from_file_location("generate_image", file)
-    assert found is not None
-    assert found.loader is not None
-    script: Any = module_from_spec(found)
-    found.loader.exec_module(script)
+    script = script_module("scripts/generate_image.py")
     arguments = ["--model", str(classes), "--class", "1", "--images", "2", "--sampler", "sjd:window=4"]
     monkeypatch.setattr(sys, "argv", ["generate_image.py", *arguments, "--out", str(tmp_path)])
     assert script.main() == 0

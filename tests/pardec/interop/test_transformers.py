@@ -22,6 +22,7 @@ import pardec
 from pardec.interop.transformers import Output, candidates, generate
 from pardec.models.errors import ModelError, SpecError
 from tests.grids import thinned
+from tests.models.toys import library_model
 from tests.samplers.ar_toys import counted, g_test, joint, plain_greedy, rows, run, toy_ar
 
 COMMON = {
@@ -35,14 +36,8 @@ SAMPLERS = [None, "lookup", "recycling", "jacobi"]
 @cache
 def network(kind: str = "Llama", seed: int = 0) -> Any:
     """Random weights, sharp enough to make a model repeat itself."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        config = getattr(transformers, f"{kind}Config")(**(GPT2 if kind == "GPT2" else COMMON))
-        model = transformers.AutoModelForCausalLM.from_config(config).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model
+    config = getattr(transformers, f"{kind}Config")(**(GPT2 if kind == "GPT2" else COMMON))
+    return library_model(config, spread=0.2, seed=seed)
 
 
 def inputs(batch: int, width: int = 9) -> dict[str, Tensor]:
@@ -263,15 +258,8 @@ def render(sampler: str, count: int, **options: Any) -> Tensor:
 @cache
 def small() -> Any:
     """A model with four tokens, whose distribution can be enumerated."""
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        model = transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(**{**COMMON, "vocab_size": 4, "eos_token_id": None})
-        ).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.15)
-    return model
+    config = transformers.LlamaConfig(**{**COMMON, "vocab_size": 4, "eos_token_id": None})
+    return library_model(config, spread=0.15, seed=1)
 
 
 @torch.no_grad()

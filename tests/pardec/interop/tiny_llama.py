@@ -10,6 +10,7 @@ import transformers
 from torch import Tensor
 
 from pardec.interop.transformers import generate
+from tests.models.toys import library_model
 
 SHAPE: dict[str, Any] = {"vocab_size": 31, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 SHAPE |= {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 128}
@@ -19,15 +20,7 @@ IDS = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6], [9, 4, 9, 4, 9, 4, 9, 4], [11, 3, 
 
 def new(kind: str = "Llama", **more: Any) -> Any:
     """A model of random weights, large enough that it repeats itself."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(
-            getattr(transformers, f"{kind}Config")(**{**SHAPE, **more})
-        )
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.2)
-    return model.eval()
+    return library_model(getattr(transformers, f"{kind}Config")(**{**SHAPE, **more}), spread=0.2)
 
 
 @cache
