@@ -9,9 +9,8 @@ from typing import Any
 
 from ...views.document import spec
 from .. import curve_table
-from ..figure import log_ticks
 from . import tables
-from .columns import NOTHING, percent, plain
+from .columns import NOTHING, log_ticks, percent, plain
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _EDGE = 300, 200, 42, 34, 10
 

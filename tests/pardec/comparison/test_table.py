@@ -17,7 +17,8 @@ import pytest
 from rich.console import Console
 
 from pardec.comparison import Run, Table
-from pardec.comparison.figure import GAINS, figure, frontier, log_ticks
+from pardec.comparison.figure import GAINS, figure, frontier
+from pardec.comparison.report.columns import log_ticks
 from pardec.comparison.report.finding import finding
 from pardec.comparison.table import _SHORT, FIELDS
 from pardec.models.errors import PardecError, SpecError
