@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -138,21 +139,27 @@ def test_what_stays_as_it_is_is_said(tmp_path):
     assert "int8" in str(caught.value.hint)
 
 
-@needs_torchao
-@pytest.mark.usefixtures("by_torchao")
-def test_models_that_transformers_runs_are_quantised_too(tmp_path):
-    settings = SMALL | {"pad_token_id": 0, "hidden_act": "relu", "tie_word_embeddings": True}
+def check_linear_layers_of_transformers(folder, kind, by_hand, settings):
+    """Compares a model that transformers runs with itself after its matrices were rounded by hand."""
+    settings = SMALL | {"pad_token_id": 0, "hidden_act": "relu", "tie_word_embeddings": True} | settings
     torch.manual_seed(0)
     made = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**settings)).eval()
-    made.save_pretrained(tmp_path)
-    found = load(tmp_path, device="cpu", quantize="int8")
-    assert "int8 in 14 of 15 matrices" in found.describe()
+    made.save_pretrained(folder)
+    found = load(folder, device="cpu", quantize=kind)
+    assert f"{kind} in 14 of 15 matrices" in found.describe()
     with torch.no_grad():
         for name, weight in made.named_parameters():
             if weight.ndim == 2 and "embed" not in name:
-                weight.copy_(int8(weight))
+                weight.copy_(by_hand(name, weight))
         expected = made(IDS).logits
     torch.testing.assert_close(found.forward(Plan.full(IDS, Visible.causal())).logits(), expected, rtol=1e-4, atol=1e-4)
+    return found
+
+
+@needs_torchao
+@pytest.mark.usefixtures("by_torchao")
+def test_models_that_transformers_runs_are_quantised_too(tmp_path):
+    check_linear_layers_of_transformers(tmp_path, "int8", lambda name, weight: int8(weight), {})
 
 
 @pytest.mark.parametrize(
@@ -278,19 +285,8 @@ def test_activations_of_quantized_models(tmp_path, monkeypatch):
 @in_blocks
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_linear_layers_of_transformers_become_blocks(tmp_path, kind):
-    settings = SMALL | BLOCKS | {"pad_token_id": 0, "hidden_act": "relu", "tie_word_embeddings": True}
-    torch.manual_seed(0)
-    made = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**settings)).eval()
-    made.save_pretrained(tmp_path)
-    found = load(tmp_path, device="cpu", quantize=kind)
-    assert f"{kind} in 14 of 15 matrices" in found.describe()
+    found = check_linear_layers_of_transformers(tmp_path, kind, partial(hand_rounded, kind=kind), BLOCKS)
     assert "(it is the embedding)" in found.describe()
-    with torch.no_grad():
-        for name, weight in made.named_parameters():
-            if weight.ndim == 2 and "embed" not in name:
-                weight.copy_(hand_rounded(name, weight, kind))
-        expected = made(IDS).logits
-    torch.testing.assert_close(found.forward(Plan.full(IDS, Visible.causal())).logits(), expected, rtol=1e-4, atol=1e-4)
     assert found.activations == "float32"
 
 

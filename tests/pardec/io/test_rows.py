@@ -45,20 +45,12 @@ def test_a_line_cut_short_anywhere_is_dropped_with_a_warning_and_mended_by_the_n
     assert path.read_bytes() == whole + json.dumps(SECOND, ensure_ascii=False).encode() + b"\n"
 
 
-def test_a_torn_line_longer_than_one_look_back_is_mended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tail", [b'{"key": "b", "text": "' + b"x" * 200_000, b"\0" * 100], ids=["long", "zeros"])
+def test_a_long_tail_or_one_of_zeros_is_a_torn_line(tmp_path: Path, tail: bytes) -> None:
     path = tmp_path / "rows.jsonl"
     RowsFile(path).append([FIRST])
     whole = path.read_bytes()
-    path.write_bytes(whole + b'{"key": "b", "text": "' + b"x" * 200_000)
-    RowsFile(path).append([{"key": "c"}])
-    assert path.read_bytes() == whole + b'{"key": "c"}\n'
-
-
-def test_a_tail_of_zeros_is_a_torn_line(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    RowsFile(path).append([FIRST])
-    whole = path.read_bytes()
-    path.write_bytes(whole + b"\0" * 100)
+    path.write_bytes(whole + tail)
     RowsFile(path).append([{"key": "c"}])
     assert path.read_bytes() == whole + b'{"key": "c"}\n'
 
