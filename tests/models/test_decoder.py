@@ -282,14 +282,9 @@ def test_impossible_shapes_are_refused():
 
 def test_gates_norms_and_scaled_embeddings_of_gemma_are_those_of_transformers():
     config = GemmaConfig(
-        vocab_size=50,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-    )
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16,
+    )  # fmt: skip
     theirs, generator = GemmaForCausalLM(config).eval(), torch.Generator().manual_seed(0)
     toy = model("causal", head_dim=16, norm_eps=config.rms_norm_eps, activation="gelu_tanh", tied=True)
     toy.decoder.config = replace(toy.decoder.config, embedding_scale=32**0.5)

@@ -169,15 +169,9 @@ def test_the_command_takes_them_and_a_run_goes_on_with_the_same_only(cli: Cli, f
     assert sorted(row["id"] for row in made) == sorted([TEXT, "Ann has 8 cups."] * 2)
     assert {json.dumps(row["run"]["stop"]) for row in made} == {'["\\n", "b"]'}
     whole = pardec.load(folder, device="cpu", dtype="float32").generate(
-        [TEXT, "Ann has 8 cups."],
-        min_p=0.1,
-        repetition_penalty=1.2,
-        min_new_tokens=2,
-        stop=["\n", "b"],
-        temperature=1.0,
-        max_new_tokens=8,
-        num_return_sequences=2,
-    )
+        [TEXT, "Ann has 8 cups."], min_p=0.1, repetition_penalty=1.2, min_new_tokens=2, stop=["\n", "b"],
+        temperature=1.0, max_new_tokens=8, num_return_sequences=2,
+    )  # fmt: skip
     assert {row["seed"]: row["text"] for row in made} == dict(zip(whole.seeds, whole.text or [], strict=True))
     assert "4 of 4 rows already" in cli(*asked, *words, "--num-return-sequences", 2)[2]
     code, _, err = cli(*asked, *words[:-2], "--num-return-sequences", 2)

@@ -23,14 +23,10 @@ def prompt_logits(model: LanguageModel, text: Sequence[int], vectors: Tensor, ea
     positions = torch.tensor([[*range(size), *(size + index // each for index in range(count))]])
     slots = torch.arange(size + count)[None]
     plan = Plan(
-        torch.tensor([[*text, *[-1] * count]]),
-        positions,
-        slots,
-        Visible.mask(visible[None]),
-        torch.tensor([size + count]),
-        slots,
+        torch.tensor([[*text, *[-1] * count]]), positions, slots, Visible.mask(visible[None]),
+        torch.tensor([size + count]), slots,
         soft=torch.cat((torch.zeros(size, vectors.shape[1]).to(vectors), vectors))[None],
-    )
+    )  # fmt: skip
     logits = model.decoder(plan).logits()[0, size:]
     return torch.stack([step.mean(0) for step in logits.split(each)])
 

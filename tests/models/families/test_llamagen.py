@@ -114,17 +114,9 @@ def test_the_hidden_width_of_a_folder_without_weights_is_the_published_formula()
 
 def test_pairs_side_by_side_become_halves() -> None:
     config = DecoderConfig(
-        vocab=4,
-        width=8,
-        layers=1,
-        heads=1,
-        kv_heads=1,
-        head_dim=8,
-        mlp_width=4,
-        norm_eps=1e-5,
-        frequencies=(1.0, 0.5),
+        vocab=4, width=8, layers=1, heads=1, kv_heads=1, head_dim=8, mlp_width=4, norm_eps=1e-5, frequencies=(1.0, 0.5),
         grid=2,
-    )
+    )  # fmt: skip
     weight = torch.arange(24.0)[:, None].expand(24, 8).contiguous()
     turned = to_halves("layers.0.qkv_weight", weight, config)
     assert turned[:8, 0].tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
@@ -140,14 +132,9 @@ def test_cells_turn_by_row_and_column_and_what_is_before_them_becomes_zero() -> 
     rope = GridRope(frequencies, 3)
     positions = torch.arange(11).expand(2, -1)
     plan = Plan(
-        positions,
-        positions,
-        positions,
-        Visible.causal(),
-        torch.tensor([11, 11]),
-        positions,
+        positions, positions, positions, Visible.causal(), torch.tensor([11, 11]), positions,
         origin=torch.tensor([2, 1]),
-    )
+    )  # fmt: skip
     x = torch.randn(2, 11, 1, 8, generator=torch.Generator().manual_seed(0))
     found = apply_rotary(x, *rope.rows(plan, limit=None, device=torch.device("cpu")))[:, :, 0]
     for row, start in enumerate((2, 1)):

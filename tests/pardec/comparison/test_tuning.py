@@ -445,16 +445,9 @@ def test_a_true_run_advises_what_holds_and_never_what_is_fast_and_wrong(tmp_path
 
 def test_where_nothing_holds_the_baseline_is_advised_with_its_own_tokens() -> None:
     advice = pardec.tune(
-        "tiny-dream",
-        "chains-64",
-        device="cpu",
-        samplers=["random+fixed:steps=1"],
-        budget=8,
-        confirm=4,
-        max_drop=1.0,
-        max_new_tokens=48,
-        block_lengths=[48],
-    )
+        "tiny-dream", "chains-64", device="cpu", samplers=["random+fixed:steps=1"], budget=8, confirm=4, max_drop=1.0,
+        max_new_tokens=48, block_lengths=[48],
+    )  # fmt: skip
     assert advice.verdict in ("baseline", "default")
     assert advice.evidence[0]["drop"] <= 0
     assert advice.spec != "random+fixed:steps=1"
@@ -493,13 +486,9 @@ def test_what_cannot_be_is_refused_before_a_decode(arguments: dict[str, object],
 def test_prompts_without_answers_cannot_be_tuned_on() -> None:
     with pytest.raises(SpecError, match="has no score"):
         pardec.tune(
-            "tiny-dream",
-            prompts=["a", "b", "c", "d"],
-            device="cpu",
-            samplers=["threshold:tau=0.5"],
-            budget=4,
+            "tiny-dream", prompts=["a", "b", "c", "d"], device="cpu", samplers=["threshold:tau=0.5"], budget=4,
             max_new_tokens=4,
-        )
+        )  # fmt: skip
 
 
 def test_lossy_caches_of_autoregressive_models_are_tried_only_where_they_are_named() -> None:

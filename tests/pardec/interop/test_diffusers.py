@@ -161,14 +161,9 @@ def test_the_callback_is_told_every_step(dream: pardec.Model) -> None:
 
     names = pipeline._callback_tensor_inputs
     out = pipeline(
-        TEXTS,
-        gen_length=8,
-        block_length=8,
-        sampler="fixed:steps=4",
-        eos_early_stop=False,
-        callback_on_step_end=callback,
-        callback_on_step_end_tensor_inputs=names,
-    )
+        TEXTS, gen_length=8, block_length=8, sampler="fixed:steps=4", eos_early_stop=False,
+        callback_on_step_end=callback, callback_on_step_end_tensor_inputs=names,
+    )  # fmt: skip
     assert events == [(0, 0), (1, 1), (2, 2), (3, 3)]
     assert torch.equal(built, out.sequences)
     pipeline(

@@ -252,14 +252,10 @@ def test_a_callback_may_put_tokens_in() -> None:
 def test_an_end_token_at_the_first_generated_position_ends_the_row() -> None:
     for kind in (BlockRefinementScheduler, PardecScheduler):
         finished = kind.check_eos_finished(
-            cur_x=torch.tensor([[10, END, 99]]),
-            sampled_tokens=torch.tensor([[0, END]]),
-            final_transfer=torch.tensor([[False, True]]),
-            finished=torch.tensor([False]),
-            eos_token_id=END,
-            mask_token_id=99,
-            prompt_length=1,
-        )
+            cur_x=torch.tensor([[10, END, 99]]), sampled_tokens=torch.tensor([[0, END]]),
+            final_transfer=torch.tensor([[False, True]]), finished=torch.tensor([False]), eos_token_id=END,
+            mask_token_id=99, prompt_length=1,
+        )  # fmt: skip
         assert finished.tolist() == [True]
 
 

@@ -434,13 +434,9 @@ def test_a_drafting_model_is_told_how_its_candidates_fared() -> None:
     made = assisted(torch.nn.functional.pad(inputs(1)["input_ids"], (0, 1)))
     made.__class__ = Telling
     done = network().generate(
-        **inputs(1),
-        max_new_tokens=25,
-        do_sample=False,
-        return_dict_in_generate=True,
-        custom_generate=generate,
+        **inputs(1), max_new_tokens=25, do_sample=False, return_dict_in_generate=True, custom_generate=generate,
         sampler=candidates(made),
-    )
+    )  # fmt: skip
     lengths = [length for length, _, _ in events]
     assert len(events) == done.nfe[0] - 1
     assert lengths == sorted(lengths)

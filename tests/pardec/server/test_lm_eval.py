@@ -48,14 +48,9 @@ def likelihoods(model: Any, **arguments: Any) -> list[tuple[float, bool]]:
     """The log-likelihood of each choice of the task, and whether it is the greedy text."""
     manager = TaskManager(include_path=str(TASKS), include_defaults=False)
     result = simple_evaluate(
-        model=model,
-        tasks=["pardec_local_choose"],
-        task_manager=manager,
-        bootstrap_iters=0,
-        limit=6,
-        log_samples=True,
+        model=model, tasks=["pardec_local_choose"], task_manager=manager, bootstrap_iters=0, limit=6, log_samples=True,
         **arguments,
-    )
+    )  # fmt: skip
     assert result is not None
     samples = result["samples"]["pardec_local_choose"]
     return [(float(value[0]), str(value[1]) == "True") for sample in samples for value in sample["filtered_resps"]]
