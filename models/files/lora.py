@@ -36,7 +36,8 @@ from .weights import Published, inspect, read
 _WRAPPER = "base_model.model."
 _FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _LOW_RANK = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)((?:\.[^.]+)*)")
-_WHOLE = re.compile(r"\.base_layer(?=\.)|\.modules_to_save\.[^.]+(?=\.)")  # parts that PEFT's wrappers add to a name
+_WHOLE = re.compile(r"\.base_layer(?=\.)|\.modules_to_save(\.[^.]+)?(?=\.)")  # parts that PEFT's wrappers add to a name
+_BASE = ".original_module."  # the base's tensor of a module that is saved whole, which save_embedding_layers adds
 _MERGE = "merge it with PEFT (merge_and_unload), save the result and load that"
 # Settings that change the formula for W' above, or have no W'.
 _FOREIGN: Mapping[str, str] = {
@@ -324,9 +325,13 @@ def _read_updates(name: str, config: Mapping[str, Any], file: Path) -> dict[str,
     adapters = set()
     for key, tensor in tensors.items():
         own = key.removeprefix(_WRAPPER)
+        if _BASE in own:
+            continue
         match = _LOW_RANK.fullmatch(own)
         if match is None:
-            whole[_WHOLE.sub("", own)] = tensor
+            plain = _WHOLE.sub("", own)
+            if not torch.equal(whole.setdefault(plain, tensor), tensor):
+                raise ModelError(f"the adapter {name} holds {plain} twice, with different values")
             continue
         module, part, rest = match[1], match[2], match[3].split(".")[1:]
         leaf = rest.pop() if rest and rest[-1] in ("weight", "bias") else "weight"

@@ -104,6 +104,32 @@ def test_the_logits_are_those_of_pefts_own_merge(case: str, tmp_path: Path) -> N
     assert "adapter tuned merged into" in model.network.describe()
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_modules_saved_beside_their_base(tmp_path: Path) -> None:
+    """save_embedding_layers, which PEFT turns on for a resized vocabulary, adds the base's tensors and other names."""
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(**SMALL, pad_token_id=0)
+    base = transformers.AutoModelForCausalLM.from_config(config)
+    base.save_pretrained(tmp_path / "base")
+    lora = peft.LoraConfig(r=3, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
+    wrapped = peft.get_peft_model(base, lora)
+    with torch.no_grad():
+        for parameter in wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+        expected = wrapped.eval()(input_ids=IDS).logits
+    wrapped.save_pretrained(tmp_path / "tuned", save_embedding_layers=True)
+    file = tmp_path / "tuned" / "adapter_model.safetensors"
+    assert any("original_module" in name for name in load_file(file))
+    model = pardec.load(tmp_path / "base", device="cpu", adapter=tmp_path / "tuned")
+    torch.testing.assert_close(model.logits(IDS), expected, atol=1e-5, rtol=0)
+    tensors = load_file(file)
+    own = next(name for name in tensors if name.endswith("lm_head.modules_to_save.weight"))
+    save_file({**tensors, own: tensors[own] + 1}, file)
+    with pytest.raises(ModelError, match=r"lm_head.weight twice, with different values"):
+        pardec.load(tmp_path / "base", device="cpu", adapter=tmp_path / "tuned")
+
+
 def same_logits(base: Path, tuned: Path, merged: Path, **more: Any) -> None:
     """Asserts that merging gives the logits of a checkpoint merged beforehand, which differ from the base's."""
     ids = IDS[:, :8] % 12
