@@ -24,6 +24,7 @@ CONTAINERS = ("model_ema", "model", "module", "state_dict", "vae")
 # Prefixes that DistributedDataParallel, torch.compile and PEFT add to every name of a state dict.
 _WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
 AGAIN = "download or copy the file again"
+_POINTER = b"version https://git-lfs"
 _REOPEN_BYTES = 64 << 20  # mapped pages stay resident until the file is closed
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -182,6 +183,9 @@ def _opened(file: Path) -> safe_open:
     try:
         return safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError, ValueError) as error:
+        with suppress(OSError), open(file, "rb") as start:
+            if start.read(len(_POINTER)) == _POINTER:
+                raise ModelError(f"{file} is a pointer of Git LFS, not the weights", "git lfs pull") from error
         raise ModelError(f"{file} is damaged or cut short: {error}", AGAIN) from error
 
 

@@ -152,7 +152,9 @@ def read_item(value: Any, index: int, number: int, where: str, takes: Collection
     if isinstance(value, str):
         value = {"prompt": value}
     if not isinstance(value, dict):
-        raise SpecError(f'{where} has neither or both of "prompt" and "messages"', hint=FORMAT)
+        raise SpecError(
+            f"{where} is {'a list' if isinstance(value, list) else repr(value)}, not an object", hint=FORMAT
+        )
     fields = {name: field for name, field in value.items() if name not in ("id", "prompt", "messages")}
     if value.keys() & {"prompt", "messages", "input_ids", "template"}:
         _check_fields(fields, where, takes)

@@ -207,6 +207,10 @@ _SHARDS = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
         (_weights(), "has a config.json but no weights"),
         (lambda folder: os.truncate(folder / "model.safetensors", 9000), "model.safetensors is damaged or cut short"),
         (_weights(b"not a weight file"), "model.safetensors is damaged or cut short"),
+        (
+            _weights(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+            "model.safetensors is a pointer of Git LFS",
+        ),
         (_weights(b"no pickle", "pytorch_model.bin"), "pytorch_model.bin cannot be read"),
         (_pickled({"a": subprocess.Popen}), "pytorch_model.bin cannot be read"),
         (_pickled({"state": {"a": torch.ones(1)}}), "does not hold a plain dictionary of tensors"),

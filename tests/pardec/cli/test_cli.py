@@ -277,7 +277,7 @@ def test_misuse_is_two_lines_and_no_traceback(
     ("line", "said"),
     [
         ("{", "line 2 is not JSON"),
-        ("[1]", 'neither or both of "prompt" and "messages"'),
+        ("[1]", "is a list, not an object"),
         ('{"text": "a"}', "neither or both"),
         ('{"prompt": 3}', "the prompt is int"),
     ],

@@ -81,7 +81,7 @@ def test_any_prompts_written_as_json_lines_are_read_back(prompts: list[str]) -> 
     [
         ("{", "line 3 is not JSON"),
         ("[" * 100_000, "line 3 is not JSON"),
-        ("[1]", 'line 3 has neither or both of "prompt" and "messages"'),
+        ("[1]", "line 3 is a list, not an object"),
         ({"prompt": "a", "messages": []}, "line 3 has neither or both"),
         ({"prompt": 3}, "line 3: the prompt is int"),
         ({"prompt": " "}, "line 3: the prompt is empty"),
