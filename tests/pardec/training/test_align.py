@@ -164,7 +164,7 @@ def test_answers_alone_are_learned_at_a_tenth_of_the_rate(
     asked: dict[str, Any] = {}
 
     def prepare(target: object, files: object, plan: Plan, chosen: dict[str, Any], **more: object) -> None:
-        asked.update(chosen, rate=plan.rate)
+        asked.update(chosen, rate=plan.rate, loss=plan.loss)
         raise InterruptedError
 
     monkeypatch.setattr("pardec.training.align.prepare", prepare)
@@ -172,6 +172,10 @@ def test_answers_alone_are_learned_at_a_tenth_of_the_rate(
         align(model, "tiny-llama-eagle", Alignment([rows], tmp_path / "other"))
     assert asked["rate"] == pytest.approx(RATE["eagle"] / 10)
     assert (asked["prompt_share"], asked["ramp"]) == (0, (0, 0))
+    assert (asked["loss"], asked["wrong_only"]) == ("fkl", False), "as published"
+    with pytest.raises(InterruptedError):
+        align(model, "tiny-llama-eagle", Alignment([rows], tmp_path / "other", loss="tvd", wrong_only=True, rate=0.5))
+    assert (asked["loss"], asked["wrong_only"], asked["rate"]) == ("tvd", True, 0.5)
 
 
 @pytest.mark.slow
@@ -182,6 +186,7 @@ def test_on_a_stream_that_drifts_a_drafter_that_goes_on_learning_is_accepted_mor
     """Texts that no task has. The frozen drafter is held against what it becomes on other prompts of the stream."""
     with pytest.MonkeyPatch.context() as patched:
         test_answers_alone_are_learned_at_a_tenth_of_the_rate(model, rows, tmp_path, patched)
+    test_positions_that_are_right_do_not_count_with_wrong_only(model)
     draw = random.Random(0)
     names, things = ("Ann", "Tom", "Mia", "Ben", "Zoe"), ("cups", "plums", "books", "pens")
     stream = [f"{draw.choice(names)} sees {draw.randint(2, 90)} {draw.choice(things)} and" for _ in range(90)]
