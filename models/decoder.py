@@ -21,12 +21,11 @@ from .kernels.attention_parts import pattern_parts
 from .kernels.layout import rows_of
 from .kernels.matmul import Linear
 from .kernels.ops import choose_ops
-from .layers.attention_record import AttentionRecord
 from .layers.diffusion_gemma_layer import Conditioning, DiffusionGemmaLayer, canvas_of
 from .layers.fused_layers import Chain, FusedLayers, chains
 from .layers.layer import DecoderLayer, HeadNormLayer, LayerPass, PostNormLayer
 from .layers.layer_groups import LayerGroups
-from .layers.layer_hooks import Kept, LayerHooks
+from .layers.layer_hooks import AttentionRecord, Kept, LayerHooks
 from .layers.rope import GridRope, Rope
 from .layers.sparse_layer import SparseLayer
 from .plan import Hidden, Plan, TargetStates, plan_on

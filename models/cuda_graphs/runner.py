@@ -31,8 +31,7 @@ from ..caches.kv_cache import KVCache
 from ..decoder import Decoder
 from ..plan import Hidden, Plan, Visible
 from .capture import Capturer
-from .functions import WIDEST
-from .kept_graphs import KeptGraphs, Key
+from .functions import WIDEST, KeptGraphs, Key
 from .static_cache import SLOTS, StaticCache, Stores
 from .steps import ForwardShape, Run, Step, StepGraph, StepMemories, StepMemory
 

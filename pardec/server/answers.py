@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import math
 import secrets
 import time
@@ -19,8 +20,7 @@ from pardec.samplers.logprobs import TokenLogprobs
 from ..requests.images import enlarged
 from ..result import Result
 from ..version import __version__
-from .errors import RequestError
-from .events import DONE, event
+from .errors import RequestError, in_utf8
 from .listening import Advanced
 from .schemas import ChatBody, CompletionBody, TextBody
 from .token_names import Offsets, TokenNames
@@ -431,3 +431,17 @@ def _png(result: Result, scale: int) -> str:
     file = io.BytesIO()
     enlarged(result.images[0], scale).save(file, format="PNG")
     return base64.b64encode(file.getvalue()).decode()
+
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(document: dict[str, Any], *, name: str | None = None) -> bytes:
+    """Formats a server-sent event."""
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return in_utf8(f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n")
+
+
+def typed(document: dict[str, Any]) -> bytes:
+    """An event with the name of its document's `type`."""
+    return event(document, name=document["type"])

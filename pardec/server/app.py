@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
+from html import escape
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,9 +18,12 @@ from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from ..cards import list_samplers
 from ..choice import Form, choose, form_of, prompts_of
+from ..requests.chat_template import applies, has_template
 from ..version import __version__
-from . import messages, race, responses
+from ..views.document import asset, document, fill, web
+from . import messages, responses
 from .answers import TextAnswer, echo, image_answer
 from .body_parser import ParsedBody, ParserConfig, check_characters, check_rows, parse_body, prompt_ids, rows_of
 from .errors import JSON, NO_SUCH_MODEL, RequestError
@@ -146,7 +150,7 @@ class Server:
         """A page on which two samplers race."""
         if self.model.imaging is not None:
             raise RequestError(HTTPStatus.NOT_FOUND, f"{self.names[0]} draws images, and the page at / is for text")
-        return HTMLResponse(race.page(self.model, self.names[0], key=self.needs_key))
+        return HTMLResponse(race_page(self.model, self.names[0], key=self.needs_key))
 
     async def health(self) -> Response:
         """Whether it takes requests."""
@@ -350,3 +354,31 @@ def _documented(schema: type[Body]) -> dict[str, Any]:
     """Documents the body in /docs; `_body` reads it, so that all errors have the same form."""
     content = {"application/json": {"schema": schema.model_json_schema()}}
     return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
+
+
+_PROMPT = "Tom has 8 cups. He loses 3. How many cups does Tom have now?"
+_FASTER = {"masked": "threshold", "ar": "lookup"}  # the page's second sampler; needs no other model
+
+
+def race_page(model: Model, name: str, *, key: bool) -> str:
+    """The page at `/` for a model of text: a prompt, two samplers, and their canvases forward by forward.
+
+    Args:
+        name: the model's name for clients.
+        key: whether requests need a key, for which the page then has a field.
+    """
+    stages = ("select", "draft")
+    names = [card.name for card in list_samplers() if card.family == model.family and card.stage in stages]
+    body = fill(
+        asset("pardec.views", "web/race.html"),
+        model=escape(name),
+        prompt=_PROMPT,
+        one="sequential",
+        two=_FASTER[model.family],
+        chat="" if has_template(model) else "hidden",
+        checked="checked" if applies(model, None) else "",
+        key="" if key else "hidden",
+        samplers="".join(f'<option value="{escape(each, quote=True)}">' for each in names),
+    )
+    styles = web("page.css", "replay.css", "race.css")
+    return document(f"{name}: two samplers", body, styles=styles, scripts=web("page.js", "race.js"), connects=True)

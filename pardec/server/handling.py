@@ -17,8 +17,8 @@ from pardec.models.errors import SpecError
 from ..result import Result
 from ..serving.rows import QueuedRow
 from ..serving.scheduler import Job
+from .answers import event
 from .errors import RequestError, as_request_error, in_utf8
-from .events import event
 from .fields import refusal
 from .listening import Advanced, Channel, Ended, Failed, RowListener, Started, Update
 

@@ -12,9 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 from ..requests.argument import Takes
 from ..requests.tools import MOST_TOOLS
 from ..result import Result
-from .answers import DeltaAnswer, text_of
+from .answers import DeltaAnswer, text_of, typed
 from .errors import RequestError
-from .events import typed
 from .schemas import Block, Body, ChatBody, Part, Sampled, Stop, joined, numbers
 
 RENAMED = {"stop": "stop_sequences"}

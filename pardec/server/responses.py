@@ -11,9 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 from ..requests.argument import Takes
 from ..requests.tools import MOST_TOOLS
 from ..result import Result
-from .answers import DeltaAnswer
+from .answers import DeltaAnswer, typed
 from .errors import RequestError
-from .events import typed
 from .schemas import ChatBody, Sampled, joined, numbers
 
 RENAMED = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text.format"}

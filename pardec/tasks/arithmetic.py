@@ -10,8 +10,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from .base import Draw, Generator, Problem, words_of
-from .names import PEOPLE
+from .base import PEOPLE, Draw, Generator, Problem, words_of
 
 THINGS = (
     "apples", "pears", "plums", "eggs", "books", "coins", "cards", "shells",

@@ -163,3 +163,10 @@ def check_split(split: str) -> None:
         raise SpecError(
             f"unknown split {split!r}{did_you_mean(str(split), SPLITS)}", hint=f"splits: {', '.join(SPLITS)}"
         )
+
+
+# name -> pronouns as subject and as object
+PEOPLE: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(("Anna", "Maria", "Ella", "Nina", "Rosa", "Sara", "Lena", "Olga"), ("she", "her")),
+    **dict.fromkeys(("Tom", "Ben", "Max", "Omar", "Paul", "Ravi", "Leo", "Hugo"), ("he", "him")),
+}

@@ -16,8 +16,7 @@ import re
 from typing import ClassVar
 
 from .arithmetic import THINGS
-from .base import Draw, Generator, Problem, words_of
-from .names import PEOPLE
+from .base import PEOPLE, Draw, Generator, Problem, words_of
 
 OPENINGS = ("{name} starts with {x} {things}.", "{name} has {x} {things}.")
 STEPS = {

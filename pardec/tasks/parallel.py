@@ -22,8 +22,7 @@ from typing import ClassVar
 
 from pardec.models.errors import SpecError
 
-from .base import Draw, Generator, Problem
-from .names import PEOPLE
+from .base import PEOPLE, Draw, Generator, Problem
 
 NAMES = tuple(PEOPLE)
 SHORTEST, LONGEST = 3, 6  # items of the line that is given

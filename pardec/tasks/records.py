@@ -10,8 +10,7 @@ import json
 import random
 from typing import Any
 
-from .base import Draw, Generator, Problem, words_of
-from .names import PEOPLE
+from .base import PEOPLE, Draw, Generator, Problem, words_of
 
 CITIES = ("Paris", "Rome", "Cairo", "Lima", "Oslo", "Delhi", "Tokyo", "Berlin", "Madrid", "Lagos", "Quito", "Boston")
 JOBS = (

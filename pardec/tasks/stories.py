@@ -20,8 +20,7 @@ from typing import Any, ClassVar
 from pardec.models.errors import SpecError
 
 from .arithmetic import THINGS
-from .base import Draw, Generator, Problem, words_of
-from .names import PEOPLE
+from .base import PEOPLE, Draw, Generator, Problem, words_of
 from .records import CITIES, JOBS
 
 INTRODUCTIONS = (

@@ -7,9 +7,8 @@ from typing import ClassVar
 
 from pardec.tasks import Generator, Problem, Task, task
 from pardec.tasks.arithmetic import THINGS
-from pardec.tasks.base import Draw
+from pardec.tasks.base import PEOPLE, Draw
 from pardec.tasks.chains import QUESTION, Chains
-from pardec.tasks.names import PEOPLE
 from pardec.tasks.records import CITIES, JOBS
 
 LEADS = ("Copy the list:", "Repeat this list:", "Reverse the list:")

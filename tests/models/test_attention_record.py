@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from pardec.models.errors import CacheError, ModelError
-from pardec.models.layers import attention_record
-from pardec.models.layers.attention_record import mean_attention
+from pardec.models.layers import layer_hooks
+from pardec.models.layers.layer_hooks import mean_attention
 from pardec.models.plan import Plan
 from tests.models.toys import ids, model, poisoned
 from tests.reference.naive_attention import Eager
@@ -20,7 +20,7 @@ from tests.reference.naive_attention import Eager
 def test_the_mean_over_heads_is_the_definition(
     cap: float | None, sink: bool, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention_record, "_BYTES", room)
+    monkeypatch.setattr(layer_hooks, "_BYTES", room)
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(2, size, heads, 8, generator=generator) * 2 for size, heads in ((5, 6), (7, 3)))
     visible = torch.rand(2, 5, 7, generator=generator) < 0.6

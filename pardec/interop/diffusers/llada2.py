@@ -34,8 +34,7 @@ from ...requests.call import Call
 from ...result import Result
 from .arguments import sampling_settings
 from .chosen import display_sampler
-from .own_loop import prepare
-from .prompts import pad
+from .own_loop import pad, prepare
 
 
 def run(pipeline: Any, call: Mapping[str, Any], scheduler: Any) -> tuple[Tensor, list[str] | None, Result | None]:

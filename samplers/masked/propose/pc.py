@@ -14,16 +14,20 @@ Exact: no; `sequential` is defined in order of confidence.
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from pardec.models.errors import SpecError, did_you_mean, one_line
+from pardec.models.files.catalog import EMBEDDED
 from pardec.models.model import LanguageModel
 
-from ...ops.frequencies import table_for, token_frequencies
 from ...registry import register
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
@@ -61,3 +65,85 @@ class PC(Propose):
         offset = torch.arange(tokens.shape[1], device=tokens.device)
         score = (distribution.probability(tokens) * rarity).clamp(max=self.cap) * (-self.decay * offset).exp()
         return evidence.propose(tokens, score)
+
+
+TABLES = EMBEDDED / "frequencies"
+_HINT = 'a .json file holds {"num_token": N, "p_baseline_dict": {"<id>": count}}, any other one UTF-8 text'
+
+
+def table_names() -> list[str]:
+    """Names of the tables that ship with the package, sorted."""
+    return sorted(file.stem for file in TABLES.glob("*.json"))
+
+
+def table_for(model: LanguageModel) -> str | None:
+    """The name of the table in the package that was counted for this model."""
+    return next((name for name in table_names() if model.name in _read(_file(name))["models"]), None)
+
+
+def token_frequencies(corpus: str, model: LanguageModel) -> Tensor:
+    """The share of each token in a corpus, float32 [V]; 1 / N for a token that does not occur in its N tokens.
+
+    Args:
+        corpus: a table of the package, a .json file of counts as PC-Sampler publishes them, or a file of text, whose
+            tokens are counted here.
+
+    Raises:
+        SpecError: there is no such file, it cannot be read, it has no tokens or ids that the model has not, or it is
+            text and the model has no tokenizer.
+    """
+    file = _file(corpus)
+    counts, total = _counts(file) if file.suffix == ".json" else _counted(file, model)
+    if not counts:
+        raise SpecError(f"pc: {file} has no tokens", hint=_HINT)
+    if min(counts) < 0 or max(counts) >= model.vocab_size:
+        raise SpecError(
+            f"pc: {file} counts ids up to {max(counts)}, and {model.name} has {model.vocab_size} ids",
+            hint="use counts that were made with this model's tokenizer",
+        )
+    frequencies = torch.full((model.vocab_size,), 1 / total)
+    frequencies[torch.tensor(list(counts))] = torch.tensor([count / total for count in counts.values()])
+    return frequencies
+
+
+def _file(corpus: str) -> Path:
+    if corpus in table_names():
+        return TABLES / f"{corpus}.json"
+    file = Path(corpus).expanduser()
+    if not file.is_file():
+        raise SpecError(f"pc: there is no file {corpus}{did_you_mean(corpus, table_names())}", hint=_HINT)
+    return file
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpecError(f"pc: {file} cannot be read: {one_line(error)}", hint=_HINT) from error
+    if not isinstance(content, dict):
+        raise SpecError(f"pc: {file} is no table of counts", hint=_HINT)
+    return content
+
+
+def _counts(file: Path) -> tuple[dict[int, float], float]:
+    """The counts of a table and the number of tokens counted, some of which it may not list."""
+    content = _read(file)
+    try:
+        counts = {int(token): float(count) for token, count in content["p_baseline_dict"].items()}
+        total = float(content["num_token"])
+    except (KeyError, AttributeError, TypeError, ValueError) as error:
+        raise SpecError(f"pc: {file} is no table of counts: {one_line(error)}", hint=_HINT) from error
+    if not all(0 < count <= total for count in counts.values()) or not sum(counts.values()) <= total < math.inf:
+        raise SpecError(f"pc: {file} has counts that are not above 0, or more than its num_token", hint=_HINT)
+    return counts, total
+
+
+def _counted(file: Path, model: LanguageModel) -> tuple[dict[int, float], float]:
+    if model.tokenizer is None:
+        raise SpecError(f"pc: {file} is text, and {model.name} has no tokenizer", hint="name a .json file of counts")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise SpecError(f"pc: {file} cannot be read as text: {one_line(error)}", hint=_HINT) from error
+    counts = Counter[int](model.tokenizer(text, add_special_tokens=False)["input_ids"])
+    return dict(counts), counts.total()

@@ -17,8 +17,7 @@ from torch import Tensor
 
 import pardec
 from pardec.models.errors import ModelError
-from pardec.models.files.lora import _FOREIGN, _KNOWN, read_adapter
-from pardec.models.files.lora_targets import same_base
+from pardec.models.files.lora import _FOREIGN, _KNOWN, read_adapter, same_base
 from pardec.models.kernels.cpu import blocks
 from pardec.models.load import load, load_any, load_continuous
 from pardec.models.loading.recognition import describe

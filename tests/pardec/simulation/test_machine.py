@@ -11,7 +11,7 @@ import pytest
 from pardec.models.errors import SpecError
 from pardec.simulation import Machine
 from pardec.simulation.machine import Cost
-from pardec.simulation.measure import measured
+from pardec.simulation.run import measured
 from tests.samplers.ar_toys import toy_ar
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/two_gpus.toml"

@@ -141,5 +141,5 @@ def test_who_reads_none_pays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> None:
         raise AssertionError("attention was kept")
 
-    monkeypatch.setattr("pardec.models.layers.attention_record.AttentionRecord.of", refuse)
+    monkeypatch.setattr("pardec.models.layers.layer_hooks.AttentionRecord.of", refuse)
     fill(toy(), "threshold@dual", prompts(LENGTHS), NEW)

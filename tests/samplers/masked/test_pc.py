@@ -15,7 +15,7 @@ from pardec.models.load import load
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.masked.compatibility import fit
-from pardec.samplers.ops.frequencies import TABLES, table_names, token_frequencies
+from pardec.samplers.masked.propose.pc import TABLES, table_names, token_frequencies
 from tests.reference import naive_selects as naive
 from tests.samplers import toys
 from tests.samplers.eight_tokens import LAWS, MASK, SURE, TOKENS, proposal
