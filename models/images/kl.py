@@ -26,12 +26,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from ..files.configs import reading
 from ..files.sources import read_json
-from ..files.weights import count_parts
-from ..layers.empty_weights import empty_weights
-from . import autoencoder_names as names
-from .level_shape import GROUPS, LevelShape, multiples
+from . import autoencoders as names
+from .autoencoders import GROUPS, LevelShape, decoder_levels, described
 from .weight_files import arguments_file, find_file, read_tensors, write_tensors
 
 PATTERNS = ("kl*.safetensors", "kl*.ckpt", "kl*.pt", "kl*.pth")
@@ -76,17 +73,14 @@ class KLShape(LevelShape):
         absent = [name for name in needed if name not in tensors or tensors[name].ndim != 4]
         if absent:
             raise ModelError(f"not the weights of a KL autoencoder: there is no {absent[0]}")
-        ch = tensors[needed[0]].shape[1]
-        ch_mult = multiples(tensors, "decoder.up", "block.0.conv1.weight", ch, _WHAT)
+        levels = decoder_levels(tensors, _WHAT)
         inner, outer = tensors[needed[2]].shape[:2]
         if inner != outer:
             raise ModelError(f"latents of {outer} channels with {inner} channels before the decoder are not supported")
         attention = {int(hit[1]) for name in tensors if (hit := re.match(r"encoder\.down\.(\d+)\.attn\.", name))}
         return KLShape(
             embed_dim=outer,
-            ch=ch,
-            ch_mult=ch_mult,
-            num_res_blocks=count_parts(tensors, "decoder.up.0.block") - 1,
+            **levels,
             attention=tuple(sorted(attention)),
             encoder=any(name.startswith("encoder.") for name in tensors),
         )
@@ -184,13 +178,9 @@ def load_kl(
     """
     file = find_kl(os.fspath(source))
     tensors = {name: value for name, value in read_tensors(file).items() if not names.UNUSED.match(name)}
-    try:
-        with reading(str(file)):
-            shape = KLShape.of(tensors)
-        with empty_weights():
-            model = KL(shape, scale=_scale(file) if scale is None else scale)
-    except ModelError as error:
-        raise ModelError(f"{file}: {error}", error.hint) from error
+    with described(file):
+        shape = KLShape.of(tensors)
+        model = KL(shape, scale=_scale(file) if scale is None else scale)
     if not shape.encoder:
         tensors = {name: value for name, value in tensors.items() if not name.startswith("quant_conv.")}
     names.fill(model.network, file, tensors, names.latent_diffusion(len(shape.widths)), device, dtype)

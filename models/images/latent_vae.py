@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..errors import ModelError, one_line
 from ..families.base import require
 from ..files.sources import read_json
-from .autoencoder_names import UNUSED, fill, latent_diffusion
+from .autoencoders import UNUSED, fill, latent_diffusion
 from .weight_files import read_tensors
 
 FILES = ("diffusion_pytorch_model.safetensors", "checkpoint.pt", "checkpoint.safetensors")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from einops import rearrange
@@ -21,9 +20,7 @@ from torch import Tensor, nn
 
 from ..errors import ModelError
 from ..files.weights import count_parts
-from ..layers.empty_weights import empty_weights
-from .autoencoder_names import Names, fill, latent_diffusion
-from .level_shape import GROUPS
+from .autoencoders import GROUPS, Names, described, fill, latent_diffusion, plain_decoder
 from .weight_files import check_codes, find_file, read_tensors
 
 PATTERNS = ("magvit*.safetensors", "magvit*.pt", "magvit*.bin", "model.safetensors", "pytorch_model.bin")
@@ -55,8 +52,6 @@ class MAGVIT(nn.Module):
     def __init__(self, shape: MAGVITShape) -> None:
         """Raises ModelError for widths that the groups of the norms do not divide."""
         super().__init__()
-        from diffusers.models.autoencoders.vae import Decoder  # slow to import
-
         if not all(width and width % GROUPS == 0 for width in shape.widths) or not all(shape.blocks):
             raise ModelError(
                 f"MAGVIT-v2 widths must be multiples of {GROUPS}, and blocks at least 1; got widths "
@@ -64,13 +59,7 @@ class MAGVIT(nn.Module):
             )
         self.shape = shape
         self.post_quant_conv = nn.Conv2d(shape.bits, shape.bits, 1)
-        self.decoder: Any = Decoder(
-            in_channels=shape.bits,
-            up_block_types=("UpDecoderBlock2D",) * len(shape.widths),
-            block_out_channels=shape.widths,
-            layers_per_block=max(shape.blocks) - 1,  # a decoder has one more
-            norm_num_groups=GROUPS,
-        )
+        self.decoder = plain_decoder(shape.bits, shape.widths, max(shape.blocks) - 1)  # a decoder has one more
         for level, blocks in zip(self.decoder.up_blocks, reversed(shape.blocks), strict=True):
             level.resnets = level.resnets[:blocks]
 
@@ -109,12 +98,9 @@ def load_magvit(file: Path, *, device: torch.device | str = "cpu") -> MAGVIT:
     Raises ModelError: the file is damaged or holds something else.
     """
     tensors = {name: value for name, value in read_tensors(file).items() if not re.match(r"(encoder|quantize)\.", name)}
-    try:
+    with described(file):
         shape = MAGVITShape.of(tensors)
-        with empty_weights():
-            model = MAGVIT(shape)
-    except ModelError as error:
-        raise ModelError(f"{file}: {error}", error.hint) from error
+        model = MAGVIT(shape)
     fill(model, file, tensors, published(shape), device)
     return model
 

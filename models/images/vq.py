@@ -27,12 +27,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from ..files.configs import reading
 from ..files.sources import read_json
 from ..files.weights import count_parts
-from ..layers.empty_weights import empty_weights
-from . import autoencoder_names as names
-from .level_shape import GROUPS, LevelShape, multiples
+from . import autoencoders as names
+from .autoencoders import GROUPS, LevelShape, check_arguments, described, multiples
 from .weight_files import arguments_file, check_codes, find_file, read_tensors, write_tensors
 
 PATTERNS = ("vq*.safetensors", "vq*.pt")
@@ -81,10 +79,7 @@ class VQShape(LevelShape):
             "num_res_blocks": count_parts(tensors, "encoder.conv_blocks.0.res"),
         }
         known = dict(arguments or {})
-        for name, value in shape.items():
-            argument = known.get(name, value)
-            if (tuple(argument) if isinstance(argument, list) else argument) != value:
-                raise ModelError(f"the arguments have {name}={argument}, and the tensors have {value}")
+        check_arguments(shape, known)
         return VQShape(**shape, codebook_l2_norm=bool(known.get("codebook_l2_norm", True)))
 
 
@@ -193,13 +188,8 @@ def load_vq(source: str | os.PathLike[str], *, device: str = "cpu", dtype: torch
     """
     file = find_vq(os.fspath(source))
     tensors = {name: value for name, value in read_tensors(file).items() if name not in _IGNORED}
-    try:
-        with reading(str(file)):
-            shape = VQShape.of(tensors, read_json(arguments_file(file)))
-    except ModelError as error:
-        raise ModelError(f"{file}: {error}", error.hint) from error
-    with empty_weights():
-        model = VQ(shape)
+    with described(file):
+        model = VQ(VQShape.of(tensors, read_json(arguments_file(file))))
     names.fill(model, file, tensors, names.llamagen, device, dtype)
     return model
 

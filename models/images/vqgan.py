@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +20,8 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from ..files.weights import count_parts
-from ..layers.empty_weights import empty_weights
-from . import autoencoder_names as names
-from .level_shape import GROUPS, LevelShape, multiples
+from . import autoencoders as names
+from .autoencoders import LevelShape, decoder_levels, described, plain_decoder
 from .weight_files import check_codes, find_file, read_tensors
 
 PATTERNS = ("vqgan*.ckpt", "vqgan*.safetensors", "vqgan*.pt", "vqgan*.pth")
@@ -55,14 +52,11 @@ class VQGANShape(LevelShape):
         if absent:
             hint = "use the authors' file vqgan.ckpt; folders of transformers have only the encoder"
             raise ModelError(f"not the weights of a {_WHAT} with a decoder: there is no {absent[0]}", hint)
-        ch = tensors[needed[1]].shape[1]
         return VQGANShape(
             codes=tensors[needed[0]].shape[0],
             size=tensors[needed[0]].shape[1],
             z_channels=tensors[needed[2]].shape[0],
-            ch=ch,
-            ch_mult=multiples(tensors, "decoder.up", "block.0.conv1.weight", ch, _WHAT),
-            num_res_blocks=count_parts(tensors, "decoder.up.0.block") - 1,
+            **decoder_levels(tensors, _WHAT),
         )
 
 
@@ -71,16 +65,8 @@ class VQGAN(nn.Module):
 
     def __init__(self, shape: VQGANShape) -> None:
         super().__init__()
-        from diffusers.models.autoencoders.vae import Decoder  # slow to import
-
         self.shape = shape
-        self.decoder: Any = Decoder(
-            in_channels=shape.z_channels,
-            up_block_types=("UpDecoderBlock2D",) * len(shape.widths),
-            block_out_channels=shape.widths,
-            layers_per_block=shape.num_res_blocks,
-            norm_num_groups=GROUPS,
-        )
+        self.decoder = plain_decoder(shape.z_channels, shape.widths, shape.num_res_blocks)
         self.post_quant_conv = nn.Conv2d(shape.size, shape.z_channels, 1)
         self.codebook = nn.Embedding(shape.codes, shape.size)
 
@@ -105,12 +91,9 @@ def load_vqgan(source: str | os.PathLike[str], *, device: torch.device | str = "
     """
     file = find_vqgan(os.fspath(source))
     tensors = {name.removeprefix(_PREFIX): value for name, value in read_tensors(file).items()}
-    try:
+    with described(file):
         shape = VQGANShape.of(tensors)
-        with empty_weights():
-            model = VQGAN(shape)
-    except ModelError as error:
-        raise ModelError(f"{file}: {error}", error.hint) from error
+        model = VQGAN(shape)
     used = {name: value for name, value in tensors.items() if _USED.match(name)}
     names.fill(model, file, used, names.latent_diffusion(len(shape.widths)), device)
     return model

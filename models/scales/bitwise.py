@@ -17,7 +17,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,11 +24,15 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from ..files.weights import count_parts
-from ..images.autoencoder_names import fill, latent_diffusion
-from ..images.level_shape import GROUPS, LevelShape, multiples
+from ..images.autoencoders import (
+    LevelShape,
+    decoder_levels,
+    described,
+    fill,
+    latent_diffusion,
+    plain_decoder,
+)
 from ..images.weight_files import find_file, read_tensors
-from ..layers.empty_weights import empty_weights
 from .contracts import Scales
 from .tokenizer import total_of
 
@@ -89,13 +92,7 @@ class DecoderShape(LevelShape):
                 raise ModelError(f"not the weights of a {_WHAT}: there is no {name}", hint)
             if tensors[name].ndim == 5:
                 raise ModelError(f"{name} is that of a tokenizer of video", "pardec draws images: name one of images")
-        ch = tensors["decoder.conv_out.weight"].shape[1]
-        return DecoderShape(
-            z_channels=tensors["decoder.conv_in.weight"].shape[1],
-            ch=ch,
-            ch_mult=multiples(tensors, "decoder.up", "block.0.conv1.weight", ch, _WHAT),
-            num_res_blocks=count_parts(tensors, "decoder.up.0.block") - 1,
-        )
+        return DecoderShape(tensors["decoder.conv_in.weight"].shape[1], **decoder_levels(tensors, _WHAT))
 
 
 class BitwiseDecoder(nn.Module):
@@ -103,17 +100,8 @@ class BitwiseDecoder(nn.Module):
 
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
-        from diffusers.models.autoencoders.vae import Decoder  # slow to import
-
         self.shape = shape
-        self.decoder: Any = Decoder(
-            in_channels=shape.z_channels,
-            up_block_types=("UpDecoderBlock2D",) * len(shape.widths),
-            block_out_channels=shape.widths,
-            layers_per_block=shape.num_res_blocks,
-            norm_num_groups=GROUPS,
-            mid_block_add_attention=False,
-        )
+        self.decoder = plain_decoder(shape.z_channels, shape.widths, shape.num_res_blocks, attention=False)
 
     def forward(self, total: Tensor) -> Tensor:
         """Pixels [B, 3, H, W] in [-1, 1], float32, of running sums [B, d, h, w]."""
@@ -132,12 +120,9 @@ def load_decoder(source: str | os.PathLike[str], *, device: torch.device | str =
         for name, value in read_tensors(file).items()
         if not _UNUSED.match(name)
     }
-    try:
+    with described(file):
         shape = DecoderShape.of(tensors)
-        with empty_weights():
-            model = BitwiseDecoder(shape)
-    except ModelError as error:
-        raise ModelError(f"{file}: {error}", error.hint) from error
+        model = BitwiseDecoder(shape)
     fill(model, file, tensors, latent_diffusion(len(shape.widths)), device)
     return model
 

@@ -23,8 +23,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ..errors import ModelError
-from ..files.weights import count_parts
-from ..images.level_shape import GROUPS, LevelShape, multiples
+from ..images.autoencoders import GROUPS, LevelShape, check_arguments, decoder_levels
 from ..images.weight_files import check_codes
 from .contracts import MultiScaleQuantizer, Scales
 
@@ -197,19 +196,13 @@ class TokenizerShape(LevelShape):
         convolutions = {hit[1] for name in tensors if (hit := re.match(r"quantize\.quant_resi\.(.*)\.weight$", name))}
         if absent or not convolutions:
             raise ModelError(f"not the weights of a {_WHAT}: there is no {(*absent, 'quantize.quant_resi')[0]}")
-        ch = tensors[needed[1]].shape[1]
         shape: dict[str, Any] = {
             "vocab_size": tensors[needed[0]].shape[0],
             "z_channels": tensors[needed[0]].shape[1],
-            "ch": ch,
-            "ch_mult": multiples(tensors, "decoder.up", "block.0.conv1.weight", ch, _WHAT),
-            "num_res_blocks": count_parts(tensors, "decoder.up.0.block") - 1,
+            **decoder_levels(tensors, _WHAT),
             "share_quant_resi": len(convolutions),
         }
-        for name, value in shape.items():
-            argument = arguments.get(name, value)
-            if (tuple(argument) if isinstance(argument, list) else argument) != value:
-                raise ModelError(f"the arguments have {name}={argument}, and the tensors have {value}")
+        check_arguments(shape, arguments)
         weight = arguments.get("quant_resi", 0.5)
         return TokenizerShape(
             **shape, quant_resi=abs(float(weight)), encoder=any(name.startswith("encoder.") for name in tensors)

@@ -12,11 +12,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError
-from ..files.configs import reading
 from ..files.sources import read_json
-from ..images.autoencoder_names import from_published, latent_diffusion, to_published
+from ..images.autoencoders import described, from_published, latent_diffusion, to_published
 from ..images.weight_files import arguments_file, check_names, find_file, read_tensors, write_tensors
-from ..layers.empty_weights import empty_weights
 from .contracts import Scales
 from .tokenizer import MultiScaleVQ, TokenizerShape
 
@@ -56,18 +54,14 @@ def load_tokenizer(
     file = find_tokenizer(os.fspath(source))
     tensors = {name: value for name, value in read_tensors(file).items() if name not in _IGNORED}
     arguments = read_json(arguments_file(file))
-    try:
-        with reading(str(file)):
-            shape = TokenizerShape.of(tensors, arguments)
+    with described(file):
+        shape = TokenizerShape.of(tensors, arguments)
         if scales is None and "patch_nums" not in arguments:
             raise ModelError(
                 f"{file} comes without the sides of its token maps",
                 f'write {{"patch_nums": [...]}} into {arguments_file(file).name}',
             )
-        with empty_weights():
-            model = MultiScaleVQ(shape, scales or Scales.read(arguments["patch_nums"]))
-    except ModelError as error:
-        raise ModelError(f"{file}: {error}", error.hint) from error
+        model = MultiScaleVQ(shape, scales or Scales.read(arguments["patch_nums"]))
     if not shape.encoder:
         tensors = {name: value for name, value in tensors.items() if not name.startswith("quant_conv.")}
     check_names(file, tensors, {name: tuple(value.shape) for name, value in published_tensors(model).items()})

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pardec.models.families import FAMILIES
 from pardec.models.files.catalog import TOKENIZER
-from pardec.models.images.autoencoder_names import published_tensors
+from pardec.models.images.autoencoders import published_tensors
 from pardec.models.images.magvit import MAGVIT, MAGVITShape, published
 from pardec.models.loading import assemble
 

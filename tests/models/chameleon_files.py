@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration, PreTrainedTokenizerFast
 
-from pardec.models.images.autoencoder_names import latent_diffusion, published_tensors
+from pardec.models.images.autoencoders import latent_diffusion, published_tensors
 from pardec.models.images.chameleon import BOS, GRID, IMAGE_END, IMAGE_START, MESSAGE_END, ROW_END
 from pardec.models.images.vqgan import VQGAN, VQGANShape
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from pardec.models.continuous.diffusion_head import MARHead
-from pardec.models.images.autoencoder_names import latent_diffusion, published_tensors
+from pardec.models.images.autoencoders import latent_diffusion, published_tensors
 
 SPECIAL = ("<|image_area|>", "<|begin_of_image|>", "<|end_of_image|>", "<|image_placeholder|>")
 VOCABULARY = 256 + len(SPECIAL)

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pardec.models.errors import ModelError
-from pardec.models.images.autoencoder_names import latent_diffusion, published_tensors
+from pardec.models.images.autoencoders import latent_diffusion, published_tensors
 from pardec.models.images.vqgan import VQGAN, VQGANShape, load_vqgan
 from tests.reference import naive_kl
 

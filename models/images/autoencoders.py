@@ -1,4 +1,4 @@
-"""Maps tensor names of diffusers' blocks to the names in published image autoencoders.
+"""What image autoencoders share: shapes by levels, diffusers' blocks, and these blocks' names in published files.
 
 Latent diffusion's names are those of KL autoencoders, VQGAN, MAGVIT-v2 and NextStep-1, and but for q, k and v those of
 VAR (`scales/tokenizer_files.py`). LlamaGen has its own. An attention's projections are convolutions of one pixel there,
@@ -12,12 +12,18 @@ way back, which saving needs; and `from_pretrained` loads a file that lacks a te
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import ModelError
+from ..files.configs import reading
+from ..files.weights import count_parts
+from ..layers.empty_weights import empty_weights
 from .weight_files import check_names
 
 Names = Callable[[str], str]  # from diffusers' name of a tensor to the published one
@@ -97,6 +103,16 @@ def published_tensors(model: nn.Module, names: Names) -> dict[str, Tensor]:
     return {name: to_published(name, value) for name, value in named}
 
 
+@contextmanager
+def described(file: Path) -> Iterator[None]:
+    """Shapes are read and modules are made inside: these have no memory yet, and errors name the file."""
+    try:
+        with reading(str(file)), empty_weights():
+            yield
+    except ModelError as error:
+        raise ModelError(f"{file}: {error}", error.hint) from error
+
+
 def fill(
     model: nn.Module,
     file: Path,
@@ -113,3 +129,84 @@ def fill(
     state = {name: from_published(names(name), tensors[names(name)]) for name in model.state_dict()}
     model.load_state_dict({name: value.to(device, dtype) for name, value in state.items()}, assign=True)
     model.eval().requires_grad_(False)
+
+
+GROUPS = 32  # groups of every group norm: channel counts are multiples of it
+
+
+class LevelShape:
+    """The base of a frozen dataclass that declares `ch`, channels at the first level, and `ch_mult`, one per level."""
+
+    ch: int
+    ch_mult: tuple[int, ...]
+
+    def check(self, what: str, *sizes: str) -> None:
+        """Raise ModelError unless the levels can be built, and the sizes of these names are at least 1."""
+        for name in sizes:
+            if getattr(self, name) < 1:
+                raise ModelError(f"{name} of a {what} must be at least 1, got {getattr(self, name)}")
+        if not self.ch_mult or self.ch_mult[0] != 1 or min(self.ch_mult) < 1:
+            raise ModelError(f"ch_mult must start with 1 and hold positive numbers, got {list(self.ch_mult)}")
+        if self.ch < 1 or self.ch % GROUPS:
+            raise ModelError(f"ch must be a multiple of {GROUPS}, the groups of its norms, got {self.ch}")
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Channels of each level."""
+        return tuple(self.ch * times for times in self.ch_mult)
+
+    @property
+    def downsample(self) -> int:
+        """Pixels per code or latent vector along one side."""
+        return int(2 ** (len(self.ch_mult) - 1))
+
+    def check_pixels(self, pixels: Tensor) -> None:
+        """Raise ModelError unless pixels [B, 3, H, W] can be encoded: sides are multiples of `downsample`."""
+        side = self.downsample
+        if pixels.ndim != 4 or pixels.shape[1] != 3:
+            raise ModelError(f"pixels must be [images, 3, height, width], got {list(pixels.shape)}")
+        if not pixels.shape[2] or not pixels.shape[3] or pixels.shape[2] % side or pixels.shape[3] % side:
+            wrong = "x".join(map(str, pixels.shape[2:]))
+            raise ModelError(
+                f"an image of {wrong} pixels cannot be encoded", f"height and width must be multiples of {side}"
+            )
+
+
+def decoder_levels(tensors: Mapping[str, Tensor], what: str) -> dict[str, Any]:
+    """The arguments of the levels of latent diffusion's decoder: `ch`, `ch_mult` and `num_res_blocks`."""
+    ch = tensors["decoder.conv_out.weight"].shape[1]
+    return {
+        "ch": ch,
+        "ch_mult": multiples(tensors, "decoder.up", "block.0.conv1.weight", ch, what),
+        "num_res_blocks": count_parts(tensors, "decoder.up.0.block") - 1,  # the decoder has one more
+    }
+
+
+def check_arguments(shape: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """Raises ModelError where arguments in a file contradict the shape of the tensors."""
+    for name, value in shape.items():
+        argument = arguments.get(name, value)
+        if (tuple(argument) if isinstance(argument, list) else argument) != value:
+            raise ModelError(f"the arguments have {name}={argument}, and the tensors have {value}")
+
+
+def plain_decoder(channels: int, widths: Sequence[int], blocks: int, *, attention: bool = True) -> Any:
+    """diffusers' decoder of latents with this number of channels; `attention`, if any, only in the middle."""
+    from diffusers.models.autoencoders.vae import Decoder  # slow to import
+
+    return Decoder(
+        in_channels=channels,
+        up_block_types=("UpDecoderBlock2D",) * len(widths),
+        block_out_channels=tuple(widths),
+        layers_per_block=blocks,
+        norm_num_groups=GROUPS,
+        mid_block_add_attention=attention,
+    )
+
+
+def multiples(tensors: Mapping[str, Tensor], levels: str, conv: str, ch: int, what: str) -> tuple[int, ...]:
+    """`ch_mult` of published tensors whose levels are named `<levels>.0` and so on, each with a convolution `conv`."""
+    convs = [tensors.get(f"{levels}.{level}.{conv}") for level in range(count_parts(tensors, levels))]
+    if not convs or any(each is None or each.shape[0] % ch for each in convs):
+        raise ModelError(f"not the weights of a {what}: {levels} do not match its levels")
+    return tuple(each.shape[0] // ch for each in convs if each is not None)
