@@ -31,6 +31,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 # Published checkpoints that the pages name, and the numbers of problems, and what stands in for them here.
 IN_PLACE_OF = {"GSAI-ML/LLaDA-8B-Instruct": "tiny-llada", "/models/Dream-v0-Instruct-7B": "tiny-dream"}
 IN_PLACE_OF |= {"limit=2": "limit=1", "--limit 2": "--limit 1", "n=4, seed=7": "n=1, seed=7"}  # and shorter runs
+IN_PLACE_OF |= {"mar:steps=9": "mar:steps=9,head=9", "k=8,steps=18": "k=8,steps=18,head=9"}
 
 
 def blocks(page: Path, *languages: str) -> list[tuple[str, str]]:

@@ -23,6 +23,7 @@ from pardec.samplers.events import Finished
 from tests.samplers.picture_toys import features, toy_pictures
 
 CODES = torch.tensor([4, 0, 7, 2])
+QUICK = "mar:steps=2,head=9"
 
 
 class Sizes(LlamaGenImaging):
@@ -104,10 +105,10 @@ def test_models_of_one_size_take_their_own_and_refuse_others() -> None:
     model = pardec.load("tiny-mar", device="cpu")
     assert model.imaging is not None
     own = tuple(codes * model.imaging.downsample for codes in model.imaging.layout.grid)
-    result = model.generate(label=[4], size=own, sampler="mar:steps=2")
+    result = model.generate(label=[4], size=own, sampler=QUICK)
     assert result.settings["size"] == list(own)
     assert result.latents is not None
-    plain = model.generate(label=[4], sampler="mar:steps=2")
+    plain = model.generate(label=[4], sampler=QUICK)
     assert plain.latents is not None
     assert torch.equal(plain.latents, result.latents)
     with pytest.raises(ArgumentError, match=f"tiny-mar draws images of {own[0]} by {own[1]}"):
@@ -164,7 +165,7 @@ def test_the_command_draws_in_a_size(cli: Callable[..., tuple[int, str, str]], t
     own = pardec.load("tiny-mar", device="cpu").imaging
     assert own is not None
     side = own.layout.rows * own.downsample
-    command = ("image", "tiny-mar", "--class", 1, "--size", f"{side}x{side}", "-s", "mar:steps=2", "--quiet", "--json")
+    command = ("image", "tiny-mar", "--class", 1, "--size", f"{side}x{side}", "-s", QUICK, "--quiet", "--json")
     code, out, err = cli(*command, "-o", tmp_path / "a.png")
     assert not code, err
     assert json.loads(out)["settings"]["size"] == [side, side]
