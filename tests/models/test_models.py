@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,11 +22,3 @@ def test_under_another_name_it_is_not_imported(monkeypatch):
     monkeypatch.delitem(sys.modules, "models", raising=False)
     with pytest.raises(ImportError, match=r"import this package as 'pardec\.models', not as 'models'"):
         importlib.import_module("models")
-
-
-def test_errors_and_the_list_of_models_need_no_torch():
-    asked = "from pardec.models import PardecError, embedded_names; embedded_names()"
-    code = f"import sys; {asked}; print('torch' in sys.modules)"
-    root = Path(pardec.models.__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

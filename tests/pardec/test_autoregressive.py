@@ -168,6 +168,7 @@ def test_end_tokens_stop_a_row_and_none_let_it_run(pair: Callable[[str], Pair]) 
         ({"block_length": 4}, "block_length is for masked models"),
         ({"sampler": "threshold"}, "masked"),
         ({"sampler": "lookup+greedy", "temperature": 0.5}, "is for sampling"),
+        ({"sampler": "greedy", "temperature": 1.0}, "'greedy' accepts the likeliest tokens"),
         ({"sampler": "lookup@dual"}, "is for masked models"),
         ({"sampler": "lookup:k=0"}, "k must be at least 1"),
         ({"logits_processor": 3}, "a list of processors"),

@@ -116,34 +116,8 @@ def test_text_needs_a_tokenizer_and_messages_a_template(model: pardec.Model) -> 
         model.tokenizer.chat_template = template
 
 
-AR_REFUSES = [
-    ({"template": "a <mask>"}, "writes from left to right"),
-    ({"cfg": 2.0}, "cfg is for masked models"),
-    ({"block_length": 4}, "block_length is for masked models"),
-    ({"sampler": "threshold"}, "'threshold' is for masked models"),
-    ({"sampler": "greedy", "temperature": 1.0}, "'greedy' accepts the likeliest tokens"),
-    ({"sampler": "sequential@dual"}, "is for masked models"),
-    ({"logits_processor": 3}, "logits_processor must be a list"),
-]
-
-
-@pytest.mark.parametrize(("given", "said"), AR_REFUSES)
-def test_a_next_token_model_refuses_what_means_nothing_to_it(given: dict[str, Any], said: str) -> None:
-    causal = pardec.load("tiny-llama", device="cpu")
-    with pytest.raises(pardec.SpecError, match=said):
-        causal.generate("a", **given)
-
-
 def test_a_masked_model_refuses_what_is_for_next_token_models() -> None:
     masked = pardec.load("tiny-dream", device="cpu")
     for given in ({"sampler": "lookup"}, {"logits_processor": [lambda ids, scores: scores]}):
         with pytest.raises(pardec.SpecError, match="masked|any order"):
             masked.generate("a", **given)
-
-
-@pytest.mark.parametrize("name", ["tiny-dreem", "no/such/folder/here"])
-def test_an_unknown_model_is_named(name: str) -> None:
-    with pytest.raises(pardec.ModelError) as caught:
-        pardec.load(name, offline=True)
-    assert name in str(caught.value)
-    assert caught.value.hint

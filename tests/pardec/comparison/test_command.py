@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -113,15 +111,3 @@ def test_a_run_with_recorded_forwards_says_so_in_its_commands() -> None:
     config = {"model": "tiny-dream", "generate": {}, "tasks": [], "samplers": [], "where": {"cuda_graphs": True}}
     assert "  --cuda-graphs \\" in shell(config)
     assert "    cuda_graphs=True," in python(config)
-
-
-def test_help_imports_no_torch() -> None:
-    code = """
-import sys
-from pardec.cli import run
-run(["compare", "--help"])
-print([name for name in ("torch", "transformers", "numpy", "pardec.comparison.metrics") if name in sys.modules])
-"""
-    root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
