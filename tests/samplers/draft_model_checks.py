@@ -24,15 +24,6 @@ def keeps_greedy(spec: str) -> tuple[Finished, Finished]:
     return done, alone
 
 
-def draws_alone(spec: str) -> None:
-    """Checks that sampled rows, and what of their drafts is accepted, do not depend on the other rows."""
-    together = run(target(), spec, RAGGED, NEW, temperature=1.0, seeds=[5, 6, 7, 8])
-    for row, prompt in enumerate(RAGGED[:2]):
-        alone = run(target(), spec, [prompt], NEW[row], temperature=1.0, seeds=[5 + row])
-        assert rows(alone) == [rows(together)[row]], (spec, row)
-        assert alone.trace.accepted[0] == together.trace.accepted[row], (spec, row)
-
-
 def fed_slots_suffice(kind: Any, specs: Iterable[str]) -> None:
     """Checks that slots after those that a drafter has fed have no effect; `kind` is the class of its state."""
     draft = kind.draft

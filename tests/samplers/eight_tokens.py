@@ -40,9 +40,3 @@ def proposal(name: str, **options: float) -> Proposal:
     asked = request([rows[0].tolist()], [0], block_length=8, **options)
     evidence = Evidence(DenseDistribution(LAWS.log()[None]), canvas.window, canvas.eligible, asked)
     return build_method(parse(name).parts[0]).propose(evidence, canvas)
-
-
-def given_order(spec: str) -> list[int]:
-    """The positions in the order in which they are committed."""
-    steps = steps_of(spec)
-    return sorted(range(len(steps)), key=lambda at: steps[at])

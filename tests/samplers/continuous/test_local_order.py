@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import pardec
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import SpecError
 from pardec.models.load import load_continuous
 from pardec.samplers.continuous.methods.mar import local_order
 from pardec.samplers.ops.unmasking import unmasking
+from tests.samplers.readable_classes import PLAIN, decoded, readable
 from tests.samplers.vector_toys import ToyBackbone, ToyHead, generate, toy
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "mar" / "checkpoint"
@@ -94,13 +94,9 @@ def test_tokens_of_a_step_are_farther_apart_than_in_a_random_order_and_classes_s
     three_by_three_by_hand()
     test_groups_are_those_of_a_plain_version(6, 6, 16)
     test_images_are_sampled_in_that_order_and_a_row_alone_is_the_row_in_a_batch(model)
-    trained, task = pardec.load("tiny-mar", device="cpu", dtype="float32"), pardec.task("classes")
-    problems, right, near = task.problems(n=8), {}, {}
-    for order in ("random", "local"):
-        spec = f"mar:steps=12,head=50,order={order}"
-        result = trained.generate(label=[one.label for one in problems], sampler=spec, cfg=2.0, seed=0)
-        right[order] = sum(task.score(one, image) for one, image in zip(problems, result.images, strict=True))
-        when = result.trace.commit_step.reshape(8, 6, 6)
-        near[order] = int((when[:, 1:] == when[:, :-1]).sum() + (when[:, :, 1:] == when[:, :, :-1]).sum())
-    assert near["local"] < near["random"] / 2
-    assert right["local"] >= right["random"] - 1
+    near, local = {}, f"{PLAIN},order=local"
+    for spec in (PLAIN, local):
+        when = decoded(spec).trace.commit_step.reshape(8, 6, 6)
+        near[spec] = int((when[:, 1:] == when[:, :-1]).sum() + (when[:, :, 1:] == when[:, :, :-1]).sum())
+    assert near[local] < near[PLAIN] / 2
+    assert readable(local) >= readable(PLAIN) - 1

@@ -6,20 +6,9 @@ import pytest
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from tests.samplers.toys import MASK, fill, fill_alone, names, prompts, toy
+from tests.samplers.toys import MASK, fill, names, prompts, toy
 
 BLOCKS = [{"adablock": "adablock:delimiters=1-2-3-4"}.get(name, name) for name in names("block")]
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize(
-    ("family", "cache", "temperature"), [("llada", "dual", 0.0), ("dream", "prefix", 0.8), ("llada", "none", 0.8)]
-)
-@pytest.mark.covers(2)
-def test_a_row_alone_is_the_row_in_a_ragged_batch(block: str, family: str, cache: str, temperature: float) -> None:
-    given, new = prompts((3, 6, 1, 5)), (17, 6, 23, 2)
-    model, spec = toy(family, sharp=1.2), f"{block}+credit+threshold:tau=0.3@{cache}"
-    fill_alone(model, spec, given, new, temperature=temperature)
 
 
 @pytest.mark.parametrize("block", BLOCKS)

@@ -19,7 +19,7 @@ from tests.samplers.cache_checks import (
     agree,
     stale,
 )
-from tests.samplers.toys import FAMILIES, MASK, PAD, fill, fill_alone, prompts, request, same, toy
+from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, same, toy
 
 ORDERED = ("dkv_greedy:refresh=0,window=0", "dkv_greedy:refresh=3,window=2")
 SOUND = (
@@ -67,20 +67,6 @@ def test_a_refresh_that_falls_on_an_idle_step_is_made_at_the_next_forward(cache:
     due = [now // 7 > before // 7 for before, now in zip((-1, *clocks), clocks, strict=False)]
     assert [len(positions) == 38 for positions in got.trace.fed[0]] == [True, *due[1:]]
     assert any(late and now % 7 for late, now in zip(due[1:], clocks[1:], strict=True))
-
-
-@pytest.mark.parametrize("distribution", [{}, {"temperature": 0.8, "cfg": 1.5}])
-@pytest.mark.parametrize("cache", SOUND)
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.covers(2)
-def test_a_row_is_alone_what_it_is_in_a_ragged_batch(family: str, cache: str, distribution: dict[str, Any]) -> None:
-    select = "random+fixed:steps=5" if cache in ORDERED else "threshold:tau=0.4"
-    if not fitting(family, select, cache):
-        return
-    lengths, new = (3, 6, 1, 5), (7, 6, 9, 2)
-    model, given = toy(family, sharp=1.2), prompts(lengths)
-    whole = fill_alone(model, f"{select}@{cache}", given, new, **distribution)
-    assert (whole.tokens[0, 10:] == PAD).all()
 
 
 @pytest.mark.parametrize("cache", ["none", "prefix", "dual"])

@@ -24,7 +24,7 @@ from pardec.samplers.masked.contracts import Choice
 from pardec.samplers.masked.loop import decode
 from tests.samplers.eight_tokens import proposal
 from tests.samplers.parity import recorded
-from tests.samplers.toys import EOS, MASK, events, fill, prompts, request, run, toy
+from tests.samplers.toys import EOS, MASK, fill, fill_alone, prompts, request, run, toy
 
 LENGTHS, NEW = (3, 6, 1, 5), (17, 6, 23, 2)
 CACHES = {
@@ -75,17 +75,8 @@ def test_a_flat_model_costs_no_forward_more() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.covers(1)
 def test_a_row_alone_is_the_row_in_a_ragged_batch(spec: str, temperature: float) -> None:
-    given = prompts(LENGTHS)
-    canvases = [[*prompt, *[MASK] * count] for prompt, count in zip(given, NEW, strict=True)]
-    family = "sdlm" if "next_sequence" in spec else "llada"
-    model, more = toy(family, sharp=1.2), {"temperature": temperature}
-    whole = events(model, spec, request(canvases, LENGTHS, **more))[-1]
-    for row in range(len(given)):
-        alone = events(model, spec, request(canvases[row : row + 1], LENGTHS[row : row + 1], seeds=[100 + row], **more))
-        end = len(canvases[row])
-        assert alone[-1].tokens[0, :end].tolist() == whole.tokens[row, :end].tolist()
-        assert alone[-1].trace.commit_step[0].tolist() == whole.trace.commit_step[row, :end].tolist()
-        assert alone[-1].forward_rows[0] == whole.forward_rows[row]
+    model = toy("sdlm" if "next_sequence" in spec else "llada", sharp=1.2)
+    fill_alone(model, spec, prompts(LENGTHS), NEW, temperature=temperature)
 
 
 def test_steps_that_one_forward_confirms_have_its_number() -> None:

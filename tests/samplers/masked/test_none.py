@@ -11,7 +11,7 @@ from tests.samplers.cache_checks import (
     NEW,
     check_by_hand,
 )
-from tests.samplers.toys import FAMILIES, fill, fill_alone, prompts, toy
+from tests.samplers.toys import fill, prompts, toy
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -24,12 +24,6 @@ def test_guided_rows_compute_both_halves() -> None:
     plain, guided = (fill(model, "sequential@none", given, NEW, **options) for options in ({}, {"cfg": 1.5}))
     assert plain.tokens_fed == tuple((n + new) * new for n, new in zip(LENGTHS, NEW, strict=True))
     assert guided.tokens_fed == tuple(2 * fed for fed in plain.tokens_fed)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_row_alone_is_the_row_in_a_ragged_batch(family: str) -> None:
-    model, given = toy(family, sharp=1.2), prompts(LENGTHS)
-    fill_alone(model, "threshold:tau=0.4@none", given, NEW, temperature=0.8)
 
 
 def test_it_is_exact_and_the_default() -> None:

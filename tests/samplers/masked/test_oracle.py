@@ -52,15 +52,6 @@ def test_it_stops_where_the_reference_stops() -> None:
         assert (got.tokens[row, :cut] == want.tokens[row, :cut]).all()
 
 
-def test_a_row_alone_is_the_row_in_a_batch_at_a_temperature() -> None:
-    model, given = toy("dream", sharp=1.2), prompts(LENGTHS)
-    whole = fill(model, "oracle@dual", given, NEW, temperature=0.7)
-    for row in range(3):
-        alone = fill(model, "oracle@dual", [given[row]], NEW[row], seeds=[100 + row], temperature=0.7)
-        assert alone.tokens[0].tolist() == whole.tokens[row, : LENGTHS[row] + NEW[row]].tolist()
-        assert alone.nfe[0] == whole.nfe[row]
-
-
 def test_measuring_it_against_itself_is_refused() -> None:
     with pytest.raises(SpecError, match="itself"):
         resolve('oracle:of="oracle+eos"')

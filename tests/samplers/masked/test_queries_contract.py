@@ -10,7 +10,7 @@ from pardec.samplers.batching import add_rows
 from pardec.samplers.masked.compatibility import fit
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.rng import JoinableSource
-from tests.samplers.toys import MASK, fill, fill_alone, names, prompts, request, same, toy
+from tests.samplers.toys import MASK, fill, names, prompts, request, same, toy
 
 LENGTHS, NEW = (3, 6, 1, 5), (17, 6, 23, 2)
 
@@ -42,17 +42,6 @@ def test_freedave_keeps_every_token(name: str, cache: str, temperature: float) -
     ]
     assert both[0].tokens.tolist() == both[1].tokens.tolist()
     assert sum(both[1].nfe) < sum(both[0].nfe)
-
-
-@pytest.mark.parametrize("name", names("query"))
-@pytest.mark.parametrize(
-    "rest", ["dsb+threshold:tau=0.3@dual", "wino+threshold:tau=0.3@none", "sequential@spa", "klass@dkv"]
-)
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "cfg": 1.5}], ids=["greedy", "guided"])
-@pytest.mark.covers(2)
-def test_a_row_alone_is_the_row_in_a_ragged_batch(name: str, rest: str, options: dict[str, float]) -> None:
-    given, model = prompts(LENGTHS), toy("dream", sharp=1.2)
-    fill_alone(model, f"{name}+{rest}", given, NEW, **options)
 
 
 @pytest.mark.parametrize(

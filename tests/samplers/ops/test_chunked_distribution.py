@@ -32,14 +32,14 @@ def model() -> pardec.Model:
         ("smoothing+threshold:tau=0.8@vicinity", {}),
         ("klass", {"allowed": {0: ["8", "5"], 1: None}}),
         ("threshold:tau=0.9@dkv", {"seed": 4, "temperature": 0.5}),
-        ("threshold:tau=0.7+wino", {"repetition_penalty": 1.4, "min_new_tokens": 12}),
+        ("threshold:tau=0.7+wino", {"repetition_penalty": 1.4, "min_new_tokens": 6}),
         ("threshold@dual", {"repetition_penalty": 1.4, "min_p": 0.1, "temperature": 0.7}),
     ],
 )
 def test_every_stage_sees_what_it_would(
     spec: str, more: dict[str, object], model: pardec.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = {"sampler": spec, "max_new_tokens": 24, "block_length": 24, **more}
+    arguments = {"sampler": spec, "max_new_tokens": 12, "block_length": 12, **more}
     held = model.generate(PROMPTS, **arguments)  # type: ignore[arg-type]
     monkeypatch.setattr(chunked_distribution, "CHUNK_BYTES", 5 * 4 * model.language_model.vocab_size)  # five rows
     pieced = model.generate(PROMPTS, **arguments)  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +23,9 @@ from pardec.samplers.speculative.length.heuristic import Heuristic
 from pardec.samplers.traits import Trait
 from tests.models.draft_modules.dflash_writer import write
 from tests.samplers.ar_toys import counted, g_test, plain_greedy, rows, run, toy_ar
-from tests.samplers.draft_model_checks import draws_alone, keeps_greedy
+from tests.samplers.draft_model_checks import keeps_greedy
 from tests.samplers.drafter_checks import cyclic
-from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, distribution, greedy, heard, named, near, target
+from tests.samplers.fake_draft_model import NEW, RAGGED, distribution, greedy, heard, named, near, target
 from tests.samplers.joint_distributions import WORLDS, drafting, small
 
 SHAPES = ("chain", "template:widths=3-2", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
@@ -63,12 +62,6 @@ class Watched:
         self.patch.__exit__(*error)
 
 
-@pytest.mark.parametrize(("shape", "length"), list(product(SHAPES, LENGTHS)))
-@pytest.mark.covers(1)
-def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str) -> None:
-    keeps_greedy(f"{SPEC}+{shape}{length}")
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_both_draft_side_by_side_and_every_law_is_that_of_a_whole_forward(shape: str) -> None:
     """The model's cache then lacks the copied tokens, which are fed later."""
@@ -77,11 +70,6 @@ def test_both_draft_side_by_side_and_every_law_is_that_of_a_whole_forward(shape:
     assert max(errors) < 5e-5
     assert any(len(set(used.values())) == 2 for used in watched.used)
     assert sum(map(sum, done.trace.accepted)) > 0
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_alone_draws_what_it_draws_in_a_ragged_batch(shape: str) -> None:
-    draws_alone(f"{SPEC}+{shape}+calibrated")
 
 
 def test_a_module_is_the_model_too(tmp_path: Path) -> None:

@@ -18,9 +18,7 @@ from pardec.samplers.speculative.accept.block import BlockVerification
 from pardec.samplers.speculative.accept.speculative import Speculative
 from pardec.samplers.speculative.contracts import Acceptance, Draft
 from tests.reference import naive_acceptance as naive
-from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 from tests.samplers.handmade_drafts import Given, distributions, tree
-from tests.samplers.joint_distributions import drafting
 
 Law = Callable[[tuple[int, ...]], np.ndarray]
 
@@ -178,14 +176,6 @@ def test_no_fewer_tokens_are_accepted_over_a_thousand_rounds(k: int, monkeypatch
         torch.testing.assert_close(ours, theirs)
     else:
         assert ours.mean() > theirs.mean() + 0.01
-
-
-def test_greedy_decoding_at_temperature_0() -> None:
-    model, given = toy_ar(2, 6, 1.5), [[1, 2, 1, 2], [3]]
-    with drafting(6):
-        for drafter in ("lookup", "model:name=draft,k=3"):
-            done = run(model, f"{drafter}+block", given, 12)
-            assert rows(done) == [plain_greedy(model, prompt, 12) for prompt in given]
 
 
 def test_point_masses_alone_are_verified_by_the_usual_rule() -> None:

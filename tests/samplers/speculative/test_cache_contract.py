@@ -61,7 +61,7 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch(name: str, sampler: str, tempe
 def test_a_row_that_joins_goes_on_as_it_would_alone(name: str) -> None:
     which, given = spec(name, SMALL, "lookup"), prompts((5, 12, 7), vocab=VOCAB, seed=2)
     sampler = registry.resolve(which, "ar")
-    running = VerifyLoop(target(), sampler, request(given[:2], (4, 40), source=JoinableSource([100, 101])))
+    running = VerifyLoop(target(), sampler, request(given[:2], (4, 24), source=JoinableSource([100, 101])))
     while not (over := running.finished_rows()).any():
         running.round()
     later = VerifyLoop(target(), sampler, request(given[2:], 17, source=JoinableSource([102])))
@@ -71,7 +71,7 @@ def test_a_row_that_joins_goes_on_as_it_would_alone(name: str) -> None:
         running.round()
         for event in running.retire():
             at = 2 if event.row == 0 and len(event.tokens) == 24 else event.row
-            alone = run(target(), which, [given[at]], [(4, 40, 17)[at]], seeds=[100 + at])
+            alone = run(target(), which, [given[at]], [(4, 24, 17)[at]], seeds=[100 + at])
             assert event.tokens.tolist() == rows(alone)[0]
 
 
@@ -88,9 +88,9 @@ def test_a_prompt_that_others_begin_with_is_right(name: str) -> None:
 @pytest.mark.parametrize("kind", ["model", "pearl", "sorted", "eagle", "falcon", "kangaroo", "hydra", "mtp"])
 def test_a_drafter_with_a_cache_of_its_own_has_room_for_texts_longer_than_the_target_s(kind: str) -> None:
     which, given = "streaming:sink=2,window=6", prompts((5, 9), vocab=VOCAB, seed=6)
-    plain = run(target(), f"sequential@{which}", given, 24)
+    plain = run(target(), f"sequential@{which}", given, 16)
     with random_modules():
-        done = run(target(), f"{kind}:name=toy,k=3@{which}", given, 24)
+        done = run(target(), f"{kind}:name=toy,k=3@{which}", given, 16)
     assert rows(done) == rows(plain)
 
 

@@ -89,7 +89,7 @@ def test_draws_are_those_of_rounds_without_graphs(spec: str, options: dict[str, 
     ("spec", "temperature"),
     [
         (EAGLE, 0.0),
-        (EAGLE, 0.8),
+        pytest.param(EAGLE, 0.8, marks=pytest.mark.slow),
         pytest.param(MTP, 0.0, marks=pytest.mark.slow),
         (MTP, 0.8),
         pytest.param(AUTO, 0.0, marks=pytest.mark.slow),
@@ -103,8 +103,8 @@ def test_draws_are_those_of_rounds_without_graphs(spec: str, options: dict[str, 
 def test_embedded_models_decode_as_without_graphs(spec: str, temperature: float) -> None:
     plain = pardec.load("tiny-llama", device="cpu", dtype="float32")
     other = Model(captured(plain.language_model))
-    options: dict[str, Any] = {"sampler": spec, "max_new_tokens": 24, "temperature": temperature, "seed": 5}
-    for stops in ({}, {"stop": [" "]}, {"stop_ids": []}):
+    options: dict[str, Any] = {"sampler": spec, "max_new_tokens": 16, "temperature": temperature, "seed": 5}
+    for stops in ({"stop": [" "]}, {"stop_ids": []}):
         one, two = (model.generate(PROMPTS, **options, **stops) for model in (plain, other))
         assert one.tokens == two.tokens
         assert one.nfe == two.nfe
@@ -155,11 +155,9 @@ def test_rows_that_join_find_their_tokens_in_memory() -> None:
 
 def test_longer_texts_have_graphs_that_read_more_slots() -> None:
     other = captured(target())
-    given, new = [[1, 2, 3]], 300
     for _ in range(2):
-        assert ar_toys.rows(ar_toys.run(other, "sequential", given, new)) == [
-            ar_toys.plain_greedy(target(), given[0], new)
-        ]
+        (text,) = ar_toys.rows(ar_toys.run(other, "sequential", [[1, 2, 3]], 260))
+        assert ar_toys.is_greedy(target(), text, 3)
     slots = {key[2][0] for key in other.decoder._steps.graphs}  # type: ignore[attr-defined]
     assert slots == {128, 256, None}
 

@@ -27,8 +27,7 @@ from tests.models.draft_modules.dflash_writer import MASK, write
 from tests.reference.naive_dflash import NaiveDFlash
 from tests.samplers import module_files
 from tests.samplers.ar_toys import rows, run
-from tests.samplers.draft_model_checks import draws_alone, fed_slots_suffice, keeps_greedy
-from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, Pausing, apart, greedy, path, target
+from tests.samplers.fake_draft_model import NEW, RAGGED, Pausing, apart, greedy, path, target
 from tests.samplers.joint_distributions import WORLDS, measure
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
@@ -54,13 +53,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def spec(folder: Path, k: int = 4, more: str = "") -> str:
     return f'dflash:name="{folder}",k={k}{more}'
-
-
-@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=6))
-@pytest.mark.covers(1)
-def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str, folders: dict[str, Path]) -> None:
-    for name in ("dflash", "second", "rnn"):
-        keeps_greedy(spec(folders[name], 4, f"+{shape}{length}"))
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -149,17 +141,6 @@ def test_rows_that_draft_nothing_for_a_while_catch_up(folders: dict[str, Path]) 
         assert rows(run(target(), made, RAGGED, NEW)) == greedy()
     assert max(errors) < 5e-5
     assert len(errors) > 20
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", ["dflash", "rnn"])
-@pytest.mark.covers(1)
-def test_a_row_alone_draws_what_it_draws_in_a_ragged_batch(name: str, shape: str, folders: dict[str, Path]) -> None:
-    draws_alone(spec(folders[name], 4, f"+{shape}+calibrated"))
-
-
-def test_slots_behind_the_context_are_never_read(folders: dict[str, Path]) -> None:
-    fed_slots_suffice(BlockState, [spec(folders["dflash"], 4, f"+{shape}") for shape in SHAPES])
 
 
 @pytest.mark.parametrize("shape", ["", "+dyspec:nodes=6,children=3", "+template:widths=3-2-1+rrs"])

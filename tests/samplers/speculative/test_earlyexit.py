@@ -15,19 +15,10 @@ from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from tests.grids import chequered
 from tests.samplers.ar_toys import counted, g_test, joint, rows, run
-from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, Pausing, distribution, greedy, heard, target
+from tests.samplers.fake_draft_model import NEW, RAGGED, Pausing, distribution, greedy, heard, target
 from tests.samplers.spec_checks import refused_specs
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
-
-
-@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=6))
-@pytest.mark.covers(1)
-def test_greedy_decoding_is_kept(shape: str, length: str) -> None:
-    spec = f"earlyexit:layers=3,k=4+{shape}{length}"
-    assert rows(run(target(), spec, RAGGED, NEW)) == greedy()
-    for row, prompt in enumerate(RAGGED[:1]):
-        assert rows(run(target(), spec, [prompt], NEW[row])) == [greedy()[row]]
 
 
 @pytest.mark.parametrize(("layers", "shape", "temperature"), chequered([1, 3], SHAPES, [0.0, 1.0]))

@@ -26,17 +26,10 @@ from tests.grids import chequered
 from tests.models.draft_modules.test_eagle import doubles, same_rope
 from tests.reference import eagle_folders, naive_falcon
 from tests.samplers.ar_toys import rows, run, toy_ar
-from tests.samplers.draft_model_checks import draws_alone, fed_slots_suffice, keeps_greedy
-from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, Pausing, apart, path, target
+from tests.samplers.fake_draft_model import NEW, RAGGED, Pausing, apart, path, target
 from tests.samplers.module_files import falcon
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
-
-
-@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=6))
-@pytest.mark.covers(1)
-def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str, tmp_path: Path) -> None:
-    keeps_greedy(f"falcon:name={falcon(tmp_path / 'f', target(), 2 + len(length) % 2)},k=5+{shape}{length}")
 
 
 @contextmanager
@@ -110,16 +103,6 @@ def test_a_block_is_one_pass(block: int, passes: int, tmp_path: Path) -> None:
     assert done.draft_forwards[0] == sum(-(-count // block) for count in drafted)
     assert drafted[1] == 5
     assert -(-5 // block) == passes
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_alone_draws_what_it_draws_in_a_ragged_batch(shape: str, tmp_path: Path) -> None:
-    draws_alone(f"falcon:name={falcon(tmp_path / 'f', target())},k=4+{shape}+calibrated")
-
-
-def test_slots_behind_what_a_row_has_fed_are_never_read(tmp_path: Path) -> None:
-    folder = falcon(tmp_path / "f", target(), 3)
-    fed_slots_suffice(BlockPairState, [f"falcon:name={folder},k=4+{shape}" for shape in SHAPES])
 
 
 # --- files ---

@@ -20,7 +20,6 @@ from tests.grids import chequered
 from tests.reference import head_folders
 from tests.samplers.ar_toys import rows, toy_ar
 from tests.samplers.head_drafts import (
-    LENGTHS,
     NEW,
     PROMPTS,
     SHAPES,
@@ -42,27 +41,6 @@ def drafter(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 # --- greedy decoding ---
-
-
-@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=6))
-@pytest.mark.covers(1)
-def test_greedy_decoding_is_kept_in_a_ragged_batch(shape: str, length: str, drafter: DraftModule) -> None:
-    spec = spec_of(drafter, f"+{SHAPES[shape]}{length}")
-    assert rows(run(target(), spec, PROMPTS, NEW, draft_model=drafter)) == truth(), spec
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.covers(1)
-def test_a_row_alone_takes_the_forwards_that_it_takes_in_a_batch(shape: str, drafter: DraftModule) -> None:
-    spec = spec_of(drafter, f"+{SHAPES[shape]}")
-    for temperature in (0.0, 1.0):
-        seeds = range(6)
-        together = run(target(), spec, PROMPTS, NEW, draft_model=drafter, temperature=temperature, seeds=seeds)
-        for row in (0, 3):
-            more: dict[str, Any] = {"temperature": temperature, "seeds": [row], "draft_model": drafter}
-            alone = run(target(), spec, PROMPTS[row : row + 1], NEW[row], **more)
-            assert rows(alone)[0] == rows(together)[row]
-            assert alone.nfe[0] == together.nfe[row]
 
 
 @pytest.mark.parametrize("k", [1, 3, 9])

@@ -27,7 +27,6 @@ from pardec.samplers.speculative.loop import VerifyLoop
 from tests.grids import thinned
 from tests.reference import naive_kangaroo
 from tests.samplers.ar_toys import request, rows, run
-from tests.samplers.draft_model_checks import keeps_greedy
 from tests.samplers.fake_draft_model import NEW, RAGGED, apart, greedy, path, target
 from tests.samplers.module_files import random_module, random_modules
 from tests.samplers.speculative import test_unsure as unsure
@@ -41,13 +40,6 @@ ALWAYS = ((3, "chain", 1.0), (3, "template:widths=3-2-1", 0.0), (1, "unsure:tau=
 def modules() -> Iterator[None]:
     with random_modules():
         yield
-
-
-@pytest.mark.parametrize(
-    "shape", thinned(((each,) for each in (*SHAPES, "unsure:tau=0.6")), lambda shape: "tau" in shape)
-)
-def test_greedy_decoding_is_kept(shape: str) -> None:
-    keeps_greedy(f"kangaroo:name=toy,k=4+{shape}")
 
 
 @cache

@@ -11,7 +11,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.accept.lenience import Lenience, mix_drafted
 from pardec.samplers.speculative.ops.verification import judge
-from tests.samplers.ar_toys import counted, joint, plain_greedy, rows, run, toy_ar
+from tests.samplers.ar_toys import counted, joint, run, toy_ar
 from tests.samplers.handmade_drafts import Given, distributions, emitted, pairs, tree
 from tests.samplers.joint_distributions import drafting
 from tests.samplers.speculative.test_rrs import random_tree
@@ -112,12 +112,6 @@ def test_a_model_s_first_token_has_the_mixture_s_distribution_within_the_reporte
     drawn = counted(done, 2, 3, 5, slice(None)).sum(2) / count
     distance = float(np.abs(drawn - joint(model, prompt, 2)).sum() / 2)
     assert 0.05 < distance < np.mean(done.deviation) + 0.03
-
-
-def test_greedy_decoding_at_temperature_0() -> None:
-    model, given = toy_ar(2, 6, 1.5), [[1, 2, 1, 2], [3]]
-    done = run(model, "lookup+lenience:mix=1", given, 12)
-    assert rows(done) == [plain_greedy(model, prompt, 12) for prompt in given]
 
 
 def test_parameters_out_of_range() -> None:

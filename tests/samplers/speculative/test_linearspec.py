@@ -33,8 +33,8 @@ from tests.grids import chequered
 from tests.models import adapters
 from tests.models.families.test_nemotron import MASK, logits, published
 from tests.samplers.ar_toys import plain_greedy, request, rows, run, toy_ar
-from tests.samplers.draft_model_checks import committed_slots_suffice, keeps_greedy
-from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, Pausing, apart, greedy, path, target
+from tests.samplers.draft_model_checks import committed_slots_suffice
+from tests.samplers.fake_draft_model import NEW, RAGGED, Pausing, apart, greedy, path, target
 from tests.samplers.joint_distributions import WORLDS, measure
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
@@ -246,12 +246,6 @@ def test_every_draft_is_of_one_forward_over_the_whole_text(shape: str, shift: in
         assert rows(run(target(), spec(4, f"+{shape}", shift=shift), RAGGED, NEW)) == greedy()
     assert len(errors) > 50
     assert max(errors) < 5e-5
-
-
-@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=6))
-@pytest.mark.covers(1)
-def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str) -> None:
-    keeps_greedy(spec(4, f"+{shape}{length}"))
 
 
 def test_one_forward_drafts_all_tokens_of_a_round_and_leaves_nothing() -> None:

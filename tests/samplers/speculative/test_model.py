@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -19,9 +18,8 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.draft_model import DraftModelState
 from tests.samplers import toys
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
-from tests.samplers.draft_model_checks import draws_alone, fed_slots_suffice, keeps_greedy
+from tests.samplers.draft_model_checks import fed_slots_suffice
 from tests.samplers.fake_draft_model import (
-    LENGTHS,
     NEW,
     RAGGED,
     Pausing,
@@ -41,12 +39,6 @@ SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:b
 def toy() -> Iterator[None]:
     with named(near=near(), same=target(), wide=toy_ar(4, 7, 2.0), far=toy_ar(9, 5, 4.0)):
         yield
-
-
-@pytest.mark.parametrize(("shape", "length"), list(product(SHAPES, LENGTHS)))
-@pytest.mark.covers(1)
-def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str) -> None:
-    keeps_greedy(f"model:name=near,k=4+{shape}{length}")
 
 
 @pytest.mark.parametrize("drafter", ["far", "same"])
@@ -88,11 +80,6 @@ def test_rows_that_draft_nothing_for_a_while_catch_up() -> None:
     with heard(lambda text: distribution(near(), text)) as errors:
         assert rows(run(target(), made, RAGGED, NEW)) == greedy()
     assert max(errors) < 5e-5
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_row_alone_draws_what_it_draws_in_a_ragged_batch(shape: str) -> None:
-    draws_alone(f"model:name=near,k=4+{shape}+calibrated")
 
 
 def test_an_end_token_inside_a_draft_ends_its_row_only() -> None:

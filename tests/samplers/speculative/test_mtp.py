@@ -22,20 +22,13 @@ from pardec.samplers.speculative.draft.eagle_state import PairState
 from tests.models.draft_modules.test_eagle import doubles, same_rope
 from tests.reference import naive_mtp
 from tests.samplers.ar_toys import run, toy_ar
-from tests.samplers.draft_model_checks import keeps_greedy
 from tests.samplers.fake_draft_model import NEW, RAGGED, Pausing, compared_states, target
-from tests.samplers.module_files import random_modules, write
+from tests.samplers.module_files import write
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 SIZES = {"heads": 2, "kv_heads": 1, "head_dim": 8}
 STATES = {"MiMo": TargetStates((3,)), "nextn": TargetStates(normed=True)}  # of a target of four layers
 STYLES = tuple(STATES)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_mtp_keeps_greedy_text_in_a_ragged_batch_and_alone(shape: str) -> None:
-    with random_modules():
-        keeps_greedy(f"mtp:name=toy,k=4+{shape}")
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from pardec.samplers.speculative.shape.prompt_trees import accepted, best_paths,
 from pardec.samplers.speculative.shape.siblings import likeliest
 from pardec.samplers.speculative.shape.template import Template
 from tests.samplers.ar_toys import run
-from tests.samplers.draft_model_checks import keeps_greedy
 from tests.samplers.fake_draft_model import Told, grown, named, near, nodes, target, written
 
 TREE = "0-1-2-0.0-0.1-1.0-0.0.0-1.0.0-1.0.1"
@@ -94,11 +93,6 @@ def test_one_distribution_for_a_level_is_read_once() -> None:
         ):
             assert torch.equal(ours, theirs)
             assert ours.shape == (2, 4, count)
-
-
-@pytest.mark.parametrize("length", ["", "+heuristic", "+unsure:tau=0.6", "+fallback:below=0.5"])
-def test_greedy_decoding_is_kept_with_controllers(length: str) -> None:
-    keeps_greedy(f"model:name=near,k=3+paths:tree={TREE}{length}")
 
 
 # --- published trees ---

@@ -15,7 +15,6 @@ from pardec.samplers.speculative.draft import rapid
 from pardec.samplers.speculative.draft.rapid import Rapid, bm25
 from tests.samplers.ar_toys import plain_greedy, rows, run
 from tests.samplers.copying_model import induction
-from tests.samplers.draft_model_checks import keeps_greedy
 from tests.samplers.fake_draft_model import NEW, RAGGED, distribution, heard, near, target
 from tests.samplers.fake_draft_model import named as drafting
 from tests.samplers.speculative import test_enrich as enrich
@@ -57,12 +56,6 @@ def the_best_chunks_are_kept_in_their_order_between_beginning_and_query() -> Non
 def chunks_of_equal_scores_are_taken_from_the_beginning() -> None:
     method = Rapid(chunk=1, chunks=2, query=1, begin=0)
     assert method.short_context(np.array([1, 2, 3, 4, 9])).tolist() == [1, 2, 9]
-
-
-@pytest.mark.parametrize("shape", ["chain", "template:widths=3-2-1"])
-def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str) -> None:
-    done, alone = keeps_greedy(f"{SHORT}+{shape}")
-    assert alone.trace.accepted[0] == done.trace.accepted[0]
 
 
 @pytest.mark.parametrize("shape", ["chain", "dyspec:nodes=8,children=3"])

@@ -19,7 +19,6 @@ from pardec.samplers.speculative.draft import rasd
 from pardec.samplers.speculative.draft.rasd import FirstDistribution, Retrieval, Store, fused, retrieved_tree
 from pardec.samplers.speculative.forward import VerifyForward
 from tests.samplers.ar_toys import rows, run
-from tests.samplers.draft_model_checks import keeps_greedy
 from tests.samplers.drafter_checks import WORDS
 from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, named, near, nodes, target
 
@@ -175,11 +174,6 @@ def branches_that_the_model_rules_out_are_pruned() -> None:
 
 
 # --- a decode ---
-
-
-@pytest.mark.parametrize("more", ["", "+beam:beams=3,nodes=8", "+calibrated"])
-def test_greedy_decoding_is_kept(more: str) -> None:
-    keeps_greedy(SPEC + more)
 
 
 def test_a_drafter_with_a_head_over_some_ids_prunes_by_these(tmp_path: Path) -> None:

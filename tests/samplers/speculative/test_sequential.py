@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from pardec.samplers.registry import resolve
 from tests.samplers.ar_toys import g_test, logits, plain_greedy, prompts, rows, run, toy_ar
@@ -24,15 +23,6 @@ def test_the_first_draw_has_the_distribution_of_the_forward() -> None:
     drawn = run(model, "sequential", [GIVEN[0]] * count, 1, temperature=1.0).tokens[:, len(GIVEN[0])]
     law = logits(model, [GIVEN[0]])[0, -1].double().softmax(-1).numpy()
     assert g_test(np.bincount(drawn, minlength=8)[None], law[None]) < 4
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_row_alone_is_the_row_in_a_ragged_batch(temperature: float) -> None:
-    model = toy_ar(3, 8, 1.5)
-    together = run(model, "sequential", GIVEN, NEW, temperature=temperature)
-    for row, prompt in enumerate(GIVEN):
-        alone = run(model, "sequential", [prompt], NEW[row], temperature=temperature, seeds=[100 + row])
-        assert rows(alone)[0] == rows(together)[row]
 
 
 def test_it_is_exact_and_what_a_spec_without_a_drafter_has() -> None:

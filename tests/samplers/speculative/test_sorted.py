@@ -17,16 +17,8 @@ from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft.sorted import NestedState
 from tests.grids import thinned
 from tests.samplers.ar_toys import rows, run, toy_ar
-from tests.samplers.draft_model_checks import keeps_greedy
-from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, apart, distribution, greedy, named, near, path, target
+from tests.samplers.fake_draft_model import NEW, RAGGED, apart, distribution, greedy, named, near, path, target
 from tests.samplers.spec_checks import refused_specs
-
-
-@pytest.mark.parametrize(
-    ("tau", "length"), thinned(product([0, 0.9, 1], LENGTHS), lambda tau, length: tau == 0.9 and length in LENGTHS[:2])
-)
-def test_greedy_decoding_is_kept(tau: float, length: str) -> None:
-    keeps_greedy(f"sorted:name=near,exits=1-3-4,tau={tau},k=4{length}")
 
 
 @pytest.mark.parametrize(

@@ -22,24 +22,14 @@ from pardec.samplers.speculative.forward import VerifyForward
 from tests.grids import chequered
 from tests.reference.naive_queries import pseudo_logits
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
-from tests.samplers.draft_model_checks import committed_slots_suffice, keeps_greedy
+from tests.samplers.draft_model_checks import committed_slots_suffice
 from tests.samplers.drafter_checks import cyclic
-from tests.samplers.fake_draft_model import LENGTHS, NEW, RAGGED, apart, path, target
+from tests.samplers.fake_draft_model import NEW, RAGGED, apart, path, target
 from tests.samplers.fake_draft_model import distribution as whole
 from tests.samplers.module_files import learned, random, transfer, write
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 LAYERS = ((0, 1, 2), (1, 2), (2,))
-
-
-@pytest.mark.parametrize(("shape", "length"), chequered(SHAPES, LENGTHS, count=6))
-@pytest.mark.covers(1)
-def test_greedy_decoding_is_kept_in_a_ragged_batch_and_alone(shape: str, length: str, tmp_path: Path) -> None:
-    for carry, layers in (("", LAYERS[0]), (",carry=0-2-1", LAYERS[1])):
-        spec = f"transfer:name={transfer(tmp_path / str(len(layers)), target(), layers)},k=3{carry}+{shape}{length}"
-        done, alone = keeps_greedy(spec)
-        if shape != "dyspec:nodes=8,children=3" and "goodput" not in length:  # else rounding chooses nodes of 1e-8
-            assert alone.tokens_fed[0] == done.tokens_fed[0]
 
 
 @pytest.mark.parametrize(("layers", "shape", "temperature"), chequered(LAYERS, SHAPES, [0.0, 1.0]))
