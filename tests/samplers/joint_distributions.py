@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 import numpy as np
 
-from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.requests import draft_models
 from pardec.samplers import registry
@@ -18,7 +17,7 @@ from pardec.samplers.speculative.contracts import SpeculativeSampler
 from pardec.samplers.traits import Trait
 from tests.samplers.ar_toys import counted, floor, g_test, joint, run, spread, toy_ar, variation
 from tests.samplers.module_files import random_modules
-from tests.samplers.toys import drafter_named
+from tests.samplers.toys import drafter_named, resolved
 
 ROWS = 4000  # of one batch
 
@@ -152,10 +151,8 @@ def shaped(drafter: str) -> bool:
 
 def exact(spec: str) -> bool:
     """Whether the spec resolves and promises the target's distribution."""
-    try:
-        return registry.resolve(spec, "ar", sampling=True).exact != "relaxed"
-    except SpecError:
-        return False
+    made = resolved(spec, "ar", sampling=True)
+    return made is not None and made.exact != "relaxed"
 
 
 def measure(spec: str | SpeculativeSampler, world: World, draws: int, *, seed: int = 0) -> list[Reading]:

@@ -27,7 +27,7 @@ from tests.grids import chequered
 from tests.samplers import picture_toys
 from tests.samplers.ar_toys import run as run_ar
 from tests.samplers.ar_toys import toy_ar
-from tests.samplers.toys import EOS, MASK, VOCAB, accepted, altered, fill, names, prompts, request, toy
+from tests.samplers.toys import EOS, MASK, VOCAB, altered, fill, names, prompts, request, resolved, toy
 from tests.samplers.vector_toys import generate, mar
 
 NAN, INF = float("nan"), float("inf")
@@ -300,7 +300,7 @@ PARTS = [
 ]
 
 
-@pytest.mark.parametrize("spec", [spec for spec in PARTS if accepted(spec)])
+@pytest.mark.parametrize("spec", [spec for spec in PARTS if resolved(spec)])
 def test_whatever_the_logits_the_mask_id_is_never_committed(spec: str) -> None:
     """Either an error of one line, or a text without the mask id; if only some tokens are excluded, always the text."""
     refused: list[tuple[int, bool, str]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -225,10 +226,10 @@ def names(stage: str) -> list[str]:
     return [NEEDS.get(name, name) for name in found]
 
 
-def accepted(spec: str) -> bool:
-    """Whether the spec resolves."""
+@cache
+def resolved(spec: str, family: Any = None, *, sampling: bool = False) -> Any:
+    """The sampler of a spec, to look at, or None where the spec is refused."""
     try:
-        registry.resolve(spec)
+        return registry.resolve(spec, family, sampling=sampling)
     except SpecError:
-        return False
-    return True
+        return None

@@ -14,7 +14,7 @@ import torch
 
 import pardec
 from pardec.models.errors import SpecError
-from tests.samplers.toys import FAMILIES, accepted, names, toy
+from tests.samplers.toys import FAMILIES, names, resolved, toy
 
 TEXTS = ["Tom has 3 cups.", "Sara buys 12 apples and finds 4 more apples.", "Ann"]
 MASK, NEW = 4, 7
@@ -40,7 +40,7 @@ ACTIVE = [
     "fixed:steps=2+remdm",
     "fixed:steps=2+edit:tau=0.0",
 ]
-SPECS = [spec for spec in (*SPECS, *ACTIVE, *(f"threshold:tau=0.3+{name}@none" for name in OTHERS)) if accepted(spec)]
+SPECS = [spec for spec in (*SPECS, *ACTIVE, *(f"threshold:tau=0.3+{name}@none" for name in OTHERS)) if resolved(spec)]
 
 
 def sets(count: int, *, vocab: int = 361, seed: int = 0) -> list[list[int] | None]:

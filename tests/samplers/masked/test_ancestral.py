@@ -20,7 +20,7 @@ from tests.samplers.masked.uniform_toys import VOCAB, predictions, uniform_toy
 from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import fill, fill_alone, prompts, request, run, toy
 
-ROWS = 6000
+ROWS = 3000
 Tokens = tuple[int, ...]
 
 
@@ -31,7 +31,7 @@ Tokens = tuple[int, ...]
 @pytest.mark.parametrize(("before", "after"), [(0.1, 0.3), (0.5, 0.9), (0.02, 0.98), (0.6, 0.6)])
 def test_one_draw_has_the_posterior_of_the_noise(vocab: int, before: float, after: float) -> None:
     """The uniforms are laid on a grid: each token's share of it is its chance, within a line of the grid."""
-    lines = 500
+    lines = 300
     clean = np.random.RandomState(vocab).dirichlet(np.ones(vocab))
     grid = (torch.arange(lines, dtype=torch.float64) + 0.5) / lines
     third = (torch.arange(vocab, dtype=torch.float64) + 0.5) / vocab
@@ -75,6 +75,7 @@ def clean(tokens: Tokens, temperature: float) -> np.ndarray:
     return np.stack([rule.clean(row) for row in logits])
 
 
+@cache
 def chain(steps: int, temperature: float, schedule: str) -> dict[Tokens, float]:
     """The distribution of the last canvas: each step draws its positions independently of each other."""
     rule = Rule("ancestral", steps, temperature, schedule)

@@ -21,7 +21,7 @@ from pardec.samplers.events import Step
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.masked.revise.levenshtein import edit_sources
 from pardec.samplers.rng import JoinableSource
-from tests.samplers.toys import BLOCK, MASK, VOCAB, accepted, events, fill, names, prompts, request, run, same, toy
+from tests.samplers.toys import BLOCK, MASK, VOCAB, events, fill, names, prompts, request, resolved, run, same, toy
 
 DELETE, SPLIT = 3, 4
 EDITS = f"levenshtein:delete={DELETE},split={SPLIT}"
@@ -402,7 +402,7 @@ def test_what_goes_by_positions_is_refused() -> None:
     for cache in ("dkv", "causal", "window", "subblock", "mlcache"):
         with pytest.raises(SpecError, match=f"levenshtein moves tokens, and {cache} does not compute the K/V"):
             registry.resolve(f"{EDITS}@{cache}")
-    assert {cache for cache in names("cache") if accepted(f"{EDITS}@{cache}")} >= {"none", "block", "dual", "prefix"}
+    assert {cache for cache in names("cache") if resolved(f"{EDITS}@{cache}")} >= {"none", "block", "dual", "prefix"}
     assert str(registry.resolve(EDITS).select).startswith("Threshold(tau=0.5")
     with pytest.raises(SpecError, match="log-probabilities are recorded for fixed positions"):
         fill(toy(), EDITS, prompts((3,)), 4, logprobs=1)

@@ -19,7 +19,7 @@ from pardec.samplers.cards import MASKED
 from pardec.samplers.events import Finished
 from tests.grids import one_in, pairwise
 from tests.samplers.masked.test_contract import fitting
-from tests.samplers.toys import accepted, fill, fill_alone, names, prompts, same, toy
+from tests.samplers.toys import fill, fill_alone, names, prompts, resolved, same, toy
 
 LENGTHS, NEW = (3, 6, 1), (10, 12, 5)
 CHECKED = (0, 2)  # one that is there from the beginning, and one that joins when a place is free
@@ -41,7 +41,7 @@ def specs() -> dict[str, tuple[str, str, str]]:
         for block, method, cache in product(BLOCKS, methods, CACHES)
         if not (block and cache) or one_in(3, block, method, cache)
     }
-    return {spec: parts for spec, parts in found.items() if accepted(spec)}
+    return {spec: parts for spec, parts in found.items() if resolved(spec)}
 
 
 def axes(spec: str, family: str) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from tests.reference import naive_schedules as naive
 from tests.samplers.eight_tokens import SURE, steps_of
 from tests.samplers.schedule_checks import agree, check_a_held_row, first_sets
 from tests.samplers.spec_checks import commits_at, refused_specs
-from tests.samplers.toys import FAMILIES, MASK, accepted, fill, prompts, same, toy
+from tests.samplers.toys import FAMILIES, MASK, fill, prompts, resolved, same, toy
 
 test_eight_tokens_by_hand = commits_at(
     [
@@ -104,7 +104,7 @@ def test_published_ties_are_those_of_topk_over_the_whole_row() -> None:
 @pytest.mark.parametrize("more", ["", "@window", "+slowfast", "+dsb", "+multiblock"])
 def test_published_ties_where_a_step_owes_more_than_the_window_has(select: str, more: str) -> None:
     spec = f"{select},reference=true{more}"
-    if not accepted(spec):
+    if not resolved(spec):
         pytest.skip("refused by name")
     whole = fill(toy(sharp=1.2), spec, prompts((3, 6)), (9, 5))
     assert (whole.tokens != MASK).all()

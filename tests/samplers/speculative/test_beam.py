@@ -9,8 +9,7 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.shape.beam import Beam
-from tests.samplers.ar_toys import counted, g_test, joint, run
-from tests.samplers.fake_draft_model import Told, grown, named, near, nodes, target, written
+from tests.samplers.fake_draft_model import Told, grown, nodes, written
 
 
 def naive(draft_model: Told, row: int, beams: int, count: int, deep: int) -> set[tuple[int, ...]]:
@@ -58,12 +57,3 @@ def test_independent_siblings_are_refused() -> None:
 def test_sizes_below_1_are_refused() -> None:
     with pytest.raises(SpecError, match="beam: beams must be at least 1, got 0"):
         Beam(beams=0)
-
-
-@pytest.mark.parametrize("top_k", [None, 2])
-def test_what_comes_out_has_the_targets_law(top_k: int | None) -> None:
-    draws, options = 4000, {"temperature": 0.9, "top_k": top_k}
-    with named(near=near()):
-        spec = "model:name=near,k=3+beam:beams=2,nodes=5"
-        done = run(target(), spec, [[1, 3]] * draws, 4, seeds=range(draws), **options)
-    assert g_test(counted(done, 2, 4, 5), joint(target(), [1, 3], 4, **options)) < 4

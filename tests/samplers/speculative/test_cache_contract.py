@@ -61,7 +61,7 @@ def test_a_row_alone_is_the_row_in_a_ragged_batch(name: str, sampler: str, tempe
 def test_a_row_that_joins_goes_on_as_it_would_alone(name: str) -> None:
     which, given = spec(name, SMALL, "lookup"), prompts((5, 12, 7), vocab=VOCAB, seed=2)
     sampler = registry.resolve(which, "ar")
-    running = VerifyLoop(target(), sampler, request(given[:2], (4, 24), source=JoinableSource([100, 101])))
+    running = VerifyLoop(target(), sampler, request(given[:2], (4, 32), source=JoinableSource([100, 101])))
     while not (over := running.finished_rows()).any():
         running.round()
     later = VerifyLoop(target(), sampler, request(given[2:], 17, source=JoinableSource([102])))
@@ -71,7 +71,7 @@ def test_a_row_that_joins_goes_on_as_it_would_alone(name: str) -> None:
         running.round()
         for event in running.retire():
             at = 2 if event.row == 0 and len(event.tokens) == 24 else event.row
-            alone = run(target(), which, [given[at]], [(4, 24, 17)[at]], seeds=[100 + at])
+            alone = run(target(), which, [given[at]], [(4, 32, 17)[at]], seeds=[100 + at])
             assert event.tokens.tolist() == rows(alone)[0]
 
 

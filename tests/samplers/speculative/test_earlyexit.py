@@ -14,7 +14,7 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from tests.grids import chequered
-from tests.samplers.ar_toys import counted, g_test, joint, rows, run
+from tests.samplers.ar_toys import rows, run
 from tests.samplers.fake_draft_model import NEW, RAGGED, Pausing, distribution, greedy, heard, target
 from tests.samplers.spec_checks import refused_specs
 
@@ -86,10 +86,3 @@ def test_an_exit_behind_the_last_layer_is_refused() -> None:
     with pytest.raises(SpecError, match="earlyexit: layers must be fewer than the 4 of toy, got 4") as error:
         run(target(), "earlyexit:layers=4", [[1]], 3)
     assert error.value.hint == "earlyexit:layers=2"
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_what_comes_out_has_the_targets_law(shape: str) -> None:
-    draws = 4000
-    done = run(target(), f"earlyexit:layers=3,k=3+{shape}", [[1, 3]] * draws, 4, temperature=0.9, seeds=range(draws))
-    assert g_test(counted(done, 2, 4, 5), joint(target(), [1, 3], 4, temperature=0.9)) < 4

@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.requests import draft_models
-from pardec.samplers import registry
 from pardec.samplers.request import Allowed
 from pardec.samplers.speculative.contracts import Draft, TargetDistributions, Verdict
 from pardec.samplers.speculative.loop import VerifyLoop
@@ -25,7 +23,7 @@ from tests.samplers.module_files import random_modules
 from tests.samplers.picture_toys import draw, features, toy_pictures
 from tests.samplers.speculative import test_image_contract as images
 from tests.samplers.speculative import test_verify_contract as texts
-from tests.samplers.toys import drafter_named
+from tests.samplers.toys import drafter_named, resolved
 
 VOCAB, LENGTHS, NEW = texts.VOCAB, (3, 1, 6), 9
 
@@ -71,16 +69,6 @@ PICTURES: dict[str, dict[str, Any]] = {
 }
 
 
-@cache
-def accepted(spec: str, sampling: bool) -> bool:
-    """Whether the spec resolves."""
-    try:
-        registry.resolve(spec, "ar", sampling=sampling)
-    except SpecError:
-        return False
-    return True
-
-
 def of_text() -> list[str]:
     """Every drafter with every acceptance, and the acceptances' other modes."""
     rules = [
@@ -93,7 +81,7 @@ def of_text() -> list[str]:
 
 
 def cases(specs: Sequence[str], constraints: dict[str, dict[str, Any]]) -> list[Any]:
-    """With `sjd` every acceptance, greedy and sampled, under a third of the constraints; all drafters and shapes.
+    """With `sjd` every acceptance, greedy and sampled, and every constraint; all drafters and shapes.
 
     Slow ones are every acceptance under every constraint, and one in six of the other pairs.
     """
@@ -102,7 +90,7 @@ def cases(specs: Sequence[str], constraints: dict[str, dict[str, Any]]) -> list[
         drafter = spec.rsplit("+", 1)[0]
         if drafter != "sjd" and drafter in seen and not one_in(6, spec):
             continue
-        names = [name for name, more in constraints.items() if accepted(spec, "temperature" in more)]
+        names = [name for name, more in constraints.items() if resolved(spec, "ar", sampling="temperature" in more)]
         found += [(spec, name) for name in (names if drafter == "sjd" else names[at % max(len(names), 1) :][:1])]
         seen |= {drafter for _ in names}
 
@@ -110,7 +98,7 @@ def cases(specs: Sequence[str], constraints: dict[str, dict[str, Any]]) -> list[
         drafter, accept = spec.rsplit("+", 1)
         if drafter != "sjd":
             return drafter, "", ""
-        return drafter, (accept, bool(constraints[name].get("temperature"))), (name, sum(map(ord, accept)) % 3)
+        return drafter, (accept, bool(constraints[name].get("temperature"))), name
 
     return pairwise(found, axes, 1)
 

@@ -23,6 +23,7 @@ from tests.grids import one_in, thinned
 from tests.samplers.drafter_checks import SETTINGS
 from tests.samplers.module_files import random_modules
 from tests.samplers.picture_toys import codes, draw, features, logits, toy_pictures
+from tests.samplers.toys import resolved
 
 SIDE, VOCAB = 3, 7
 CAPTIONS = features((3, 1, 2), seed=6)
@@ -86,14 +87,6 @@ def plain(cfg: float | None) -> np.ndarray:
     return np.stack(made)
 
 
-def resolved(spec: str) -> SpeculativeSampler | None:
-    """The resolved sampler; None if the spec is refused."""
-    try:
-        return registry.resolve(spec, "ar")
-    except SpecError:
-        return None
-
-
 def exact(spec: str, made: SpeculativeSampler) -> bool:
     """Whether its codes at temperature 0 are those of greedy decoding."""
     drafter, accept = (spec.split("+")[0], spec.split("+")[-1].split(":")[0])
@@ -102,11 +95,10 @@ def exact(spec: str, made: SpeculativeSampler) -> bool:
 
 @pytest.mark.parametrize(
     ("spec", "cfg"),
-    thinned(((s, cfg) for cfg, some in ((3.0, SPECS), (None, UNGUIDED)) for s in some if resolved(s)), ordinary),
+    thinned(((s, cfg) for cfg, some in ((3.0, SPECS), (None, UNGUIDED)) for s in some if resolved(s, "ar")), ordinary),
 )
 def test_at_temperature_0_every_pair_draws_and_exact_ones_draw_greedily(spec: str, cfg: float | None) -> None:
-    made = resolved(spec)
-    assert made is not None
+    made = resolved(spec, "ar")
     found = codes(draw(target(), spec, CAPTIONS, cfg=cfg), CAPTIONS)
     assert found.shape == (3, SIDE * SIDE)
     assert ((found >= 0) & (found < VOCAB)).all()
@@ -114,7 +106,7 @@ def test_at_temperature_0_every_pair_draws_and_exact_ones_draw_greedily(spec: st
         assert (found == plain(cfg)).all()
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if not resolved(spec)])
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if not resolved(spec, "ar")])
 def test_what_cannot_be_combined_is_refused_by_name(spec: str) -> None:
     with pytest.raises(SpecError) as boosted:
         registry.resolve(spec, "ar")
@@ -124,7 +116,7 @@ def test_what_cannot_be_combined_is_refused_by_name(spec: str) -> None:
 
 
 def test_every_acceptance_and_drafter_is_drawn_with() -> None:
-    drawn = [spec for spec in SPECS if resolved(spec)]
+    drawn = [spec for spec in SPECS if resolved(spec, "ar")]
     for stage in ("draft", "accept", "shape"):
         for card in registry.cards():
             if card.stage == stage and card.name not in TEXT:

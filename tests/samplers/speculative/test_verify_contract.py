@@ -15,7 +15,6 @@ import pytest
 import torch
 import transformers
 
-from pardec.models.errors import SpecError
 from pardec.models.load import load
 from pardec.models.model import LanguageModel
 from pardec.requests import draft_models
@@ -28,7 +27,7 @@ from tests.models.toys import SMALL
 from tests.samplers.ar_toys import logits, prompts, request, rows, run, toy_ar
 from tests.samplers.drafter_checks import SETTINGS
 from tests.samplers.module_files import random_modules
-from tests.samplers.toys import drafter_named
+from tests.samplers.toys import drafter_named, resolved
 
 VOCAB = 8  # few tokens, so that copies and guesses are often right
 TIE = 1e-4  # two logits nearer than this may change places between a wide and a narrow forward
@@ -69,14 +68,10 @@ def names(stage: str) -> list[str]:
     ]
 
 
-@cache
 def resolves(spec: str, *, sampling: bool) -> bool:
     """Whether the spec resolves with the requested exactness."""
-    try:
-        made = registry.resolve(spec, "ar", sampling=sampling)
-    except SpecError:
-        return False
-    return not (sampling and getattr(made.accept, "argmax", False))
+    made = resolved(spec, "ar", sampling=sampling)
+    return made is not None and not (sampling and getattr(made.accept, "argmax", False))
 
 
 def coupled_sample(spec: str) -> bool:
