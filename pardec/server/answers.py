@@ -95,11 +95,11 @@ class TextAnswer:
     def _prompt_alone(self, index: int, echoes: Sequence[Echo] | None) -> dict[str, Any]:
         """The choice of a request for no new tokens."""
         prompt = self.request.prompts[index // self.request.samples]
-        text, tokens, values = "", [], TokenLogprobs.empty(0)
+        echo = Echo([], lambda _: "", TokenLogprobs.empty(0))
         if echoes is not None:
             echo = echoes[index // self.request.samples]
-            text, tokens, values = echo.before("", []), echo.tokens, echo.logprobs
-        logprobs = self._logprobs(tokens, values, len(text))
+        text = echo.before("", [])
+        logprobs = self._logprobs(echo.tokens, echo.logprobs, len(text))
         choice: dict[str, Any] = {"index": index, "finish_reason": "length", "logprobs": logprobs, "text": text}
         return choice | ({"token_ids": [], "prompt_token_ids": prompt} if self.body.return_token_ids else {})
 

@@ -18,13 +18,15 @@ from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from pardec.models.errors import SpecError
+
 from ..cards import list_samplers
 from ..choice import Form, choose, form_of, prompts_of
 from ..requests.chat_template import applies, has_template
 from ..version import __version__
 from ..views.document import asset, document, fill, web
 from . import messages, responses
-from .answers import TextAnswer, echo, image_answer
+from .answers import Echo, TextAnswer, echo, image_answer
 from .body_parser import ParsedBody, ParserConfig, check_characters, check_rows, parse_body, prompt_ids, rows_of
 from .errors import JSON, NO_SUCH_MODEL, RequestError
 from .fields import named, renamed
@@ -42,6 +44,7 @@ from .worker import Worker
 
 if TYPE_CHECKING:
     from ..api import Model
+    from ..result import Result
     from ..serving.rows import QueuedRow
 
 B = TypeVar("B", bound=Body)
@@ -69,8 +72,10 @@ def create_app(
         origins: those whose pages may use the server (CORS), as "https://my.app"; "*" is any.
         defaults: arguments of `generate` for requests that leave them out, such as sampler and max_new_tokens.
 
-    Raises SpecError for a default that `generate` does not take, or that is out of range.
+    Raises SpecError for a default that `generate` does not take, or that is out of range, and for an empty key.
     """
+    if api_key is not None and not api_key.strip():
+        raise SpecError("api_key is empty, and every request would pass", hint="give a key, or leave it out")
     limits = limits or Limits()
     server = Server(model, tuple(filter(None, (name, model.name))), defaults, limits, needs_key=api_key is not None)
 
@@ -254,7 +259,9 @@ class Server:
         answer = kind(body, prepared, body.model or self.names[0], prepared.names, self.model.tokenizer)
         if body.stream:
             return self._stream(request, answer, since, deadline)
-        results, waited, repeated = [], None, None
+        results: list[Result] = []
+        waited: str | None = None
+        repeated: list[Echo] | None = None
         if prepared.rows:
             with Decoding(self.worker, prepared.rows, _listener, deadline, _client(request)) as decoding:
                 results, waited = await unless_gone(request, decoding.finish())

@@ -79,8 +79,10 @@ class Guard:
         if self._key is None or scope["path"] in ("/", "/health"):
             return
         headers_of = dict(scope["headers"])
-        header, own = headers_of.get(b"authorization", b""), headers_of.get(b"x-api-key", b"")  # Anthropic's clients
-        if not hmac.compare_digest(header, b"Bearer " + self._key) and not hmac.compare_digest(own, self._key):
+        scheme, _, given = headers_of.get(b"authorization", b"").partition(b" ")
+        own = headers_of.get(b"x-api-key", b"")  # Anthropic's clients
+        bearer = given.strip() if scheme.lower() == b"bearer" else b""
+        if not hmac.compare_digest(bearer, self._key) and not hmac.compare_digest(own, self._key):
             headers = {"WWW-Authenticate": "Bearer"}
             message = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
             raise RequestError(HTTPStatus.UNAUTHORIZED, message, code="invalid_api_key", headers=headers)

@@ -92,6 +92,7 @@ class Tool(BaseModel):
     name: StrictStr
     description: StrictStr | None = None
     input_schema: dict[str, Any]
+    strict: StrictBool | None = None  # changes nothing: calls keep to their schema
     cache_control: Any = None  # nothing is cached by request
 
     @property
@@ -181,7 +182,7 @@ class MessagesAnswer(DeltaAnswer):
     def whole(self, results: Sequence[Result], echoes: Any = None) -> dict[str, Any]:
         """The answer to a request without a stream."""
         text, calls = self.read(results[0])
-        content = [] if text is None else [{"type": "text", "text": text}]
+        content: list[dict[str, Any]] = [] if text is None else [{"type": "text", "text": text}]
         content += [_used(call) for call in calls]
         return self._message(content, self._usage(results)) | self._reason(results[0])
 

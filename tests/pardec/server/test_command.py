@@ -90,6 +90,7 @@ def test_connection_stays_open_longer_than_clients_keep_it(tmp_path: Path) -> No
         (("tiny-llama", "--port", "0", "-s", "threshold"), "is for masked models"),
         (("tiny-dream", "--port", "0", "--prefix-cache", "8"), "bidirectional"),
         (("tiny-lama", "--port", "0"), "tiny-llama"),
+        (("tiny-llama", "--port", "0", "--api-key", ""), "--api-key is empty"),
         (("tiny-llama", "--host", "no.such.host.invalid", "--port", "0"), "cannot listen"),
     ],
 )

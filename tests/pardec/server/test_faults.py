@@ -190,6 +190,7 @@ def test_the_key(model: Model) -> None:
             assert answer.status_code == 401
             assert answer.json()["error"]["code"] == "invalid_api_key"
         assert running.get("/metrics").status_code == 401
+        assert running.get("/metrics", headers={"Authorization": "bearer secret"}).status_code == 200
         assert running.openai("secret").completions.create(model="tiny-llama", **GOOD).choices
 
 

@@ -84,7 +84,7 @@ def test_fields_of_responses_are_named_as_they_were_sent(llama: Running) -> None
         ({"input": "a " * 900}, "input"),
         ({"input": "a", "max_output_tokens": 10**6}, None),
         ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
-        ({"input": "a", "tools": [{"type": "web_search"}]}, "tools"),
+        ({"input": "a", "tools": [{"type": "web_search"}]}, "tools.0.type"),
     ):
         answer = llama.post("/v1/responses", body, headers=key)
         assert answer.status_code == 400, answer.text
