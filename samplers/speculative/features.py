@@ -100,10 +100,12 @@ def reads_more(accept: Acceptance, forward: VerifyForward) -> bool:
     return judged or _overrides(accept.extend, Acceptance.extend)
 
 
-def without_excluded(accept: Accept) -> Accept:
+def without_excluded(accept: Accept, *, by_position: bool) -> Accept:
     """`accept` without tokens that the request's constraints and filters exclude, for relaxed rules.
 
-    A path ends before the first such token, and the token after the path then comes from the target.
+    A path ends before the first such token, and the token after the path then comes from the target. Where constraints
+    are `by_position`, not by the tokens before, a preaccepted token stays: they and the filters allowed it in the round
+    that accepted it, and the filters of a distribution that has seen more are no reason to draw it again.
     """
 
     def allowed(draft: Draft, distributions: TargetDistributions, uniforms: Uniforms, state: Any) -> Verdict:
@@ -114,6 +116,8 @@ def without_excluded(accept: Accept) -> Accept:
         path = path.masked_fill(~inside, 0)
         tokens = draft.ids.gather(1, path)
         stands = logits[rows[:, None], path[:, :-1], tokens[:, 1:]] > -torch.inf
+        if by_position and draft.preaccepted is not None:
+            stands |= draft.preaccepted.gather(1, path)[:, 1:]
         count = (stands & inside[:, 1:]).cumprod(1).sum(1)
         last = path.gather(1, count[:, None])[:, 0]
         stays = (count == verdict.count) & (logits[rows, last, verdict.next] > -torch.inf)

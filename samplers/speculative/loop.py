@@ -314,7 +314,8 @@ class VerifyLoop:
             )
         self.accept: features.Accept = partial(_accept, sampler.accept)
         if sampler.exact == "relaxed":
-            self.accept = features.without_excluded(self.accept)
+            by_position = not (self.request.reads_history or any(self.request.grammars))
+            self.accept = features.without_excluded(self.accept, by_position=by_position)
         self.ends = (features.stop_strings(self.endings, self.text),) if self.endings else ()
         self.checks = () if processing.unchanged else (features.highest_processed,)
         self.records = () if self.logprobs is None else (features.log_probabilities(self.logprobs, self.text),)

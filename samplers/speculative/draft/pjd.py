@@ -9,13 +9,16 @@ Parallel Jacobi Decoding, https://arxiv.org/abs/2606.05703
     or, with wait=true, which is published, from p_i as a draft of the next round, so that the row waits
 
 The loop commits text without gaps, so that accepted tokens of later rows are fed again until the rows before them are
-complete, and then pass without a test (their q is 0; a token that the target excludes is drawn again). The first
-incomplete row has no last draft while another one waits: the token after the path completes it.
+complete, and then pass without a test, also where the filters of a distribution that sees the whole row above leave
+them out. The first incomplete row has no last draft while another one waits: the token after the path completes it.
 
 Not in the paper's summary, and decided here: before its left neighbour exists, the first token of a row follows the
 newest token of the row above, in the neighbour's place; a fresh draft copies the token to its left; drafts after a
 rejection are coupled with the old ones, as by `sjd`. Waiting costs each row a round at its start, and on images of 12
 rows more forwards than `sjd` takes. Images whose rows end with a token of their own are refused.
+
+A row ends a round after the one above at the earliest, since c_r cannot pass what c_(r-1) was a round before. So R rows
+take at least R - 1 forwards more than the first row does, however good the drafts are, and `sjd` some three per row.
 Exact: no: a token is sampled without those above it to the right. With a lag of a whole row it is `sjd`.
 """
 

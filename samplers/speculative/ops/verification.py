@@ -185,6 +185,8 @@ def judge_siblings(
             target = rule.weight(r, trial)
             u = _uniforms_at(uniforms, node, active, trial.token) if known is None else known[rows, node]
             passed = active & (u * trial.bar < target)
+            if draft.preaccepted is not None:
+                passed |= active & draft.preaccepted[rows, node]
             mark &= active[:, None]
             tested |= mark
             accept_prob = (target / trial.bar.clamp(min=_NOTHING)).clamp(max=1)
@@ -219,6 +221,8 @@ def _judge_in_order(draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule) -> 
         target = rule.weight(r, trial)
         u = uniforms.accept(at, active, trial.token) if known is None else known[:, at]
         passed = active & (u * trial.bar < target)
+        if draft.preaccepted is not None:
+            passed |= active & draft.preaccepted[:, at]
         accept_prob = (target / trial.bar.clamp(min=_NOTHING)).clamp(max=1)
         tested[:, at] = active
         ratio[:, at] = torch.where(active, accept_prob.to(ratio.dtype), 0)

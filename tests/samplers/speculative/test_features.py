@@ -15,9 +15,13 @@ import torch
 import pardec
 from pardec.samplers import registry
 from pardec.samplers.request import Allowed
+from pardec.samplers.speculative.contracts import Verdict
+from pardec.samplers.speculative.features import without_excluded
 from pardec.samplers.speculative.loop import VerifyLoop
+from pardec.samplers.speculative.ops.verification import Exact, judge_siblings
 
 from ..ar_toys import prompts, request, toy_ar
+from ..handmade_drafts import Given, distributions, tree
 
 VOCAB = 11
 SAMPLERS = str(Path(pardec.__file__).resolve().parents[1] / "samplers") + "/"
@@ -107,3 +111,33 @@ class Ends:
 )
 def test_requests_run_the_features_they_ask_for(spec: str, options: dict[str, Any], file: str) -> None:
     assert run_files(spec, **options)[file]
+
+
+@pytest.mark.parametrize("by_position", [True, False])
+def test_preaccepted_tokens_stay_outside_of_later_filters_unless_constraints_read_the_tokens_before(
+    by_position: bool,
+) -> None:
+    """A chain 1 2 of which the target now excludes both; 1 was accepted in an earlier round, 2 is a relaxed draft."""
+    p = torch.tensor([[[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]])
+    marks = torch.tensor([[False, True, False]])
+    draft = tree(torch.tensor([[0, 1, 2]]), None, preaccepted=marks)
+
+    def all_of_it(*_: Any) -> Verdict:
+        return Verdict(torch.tensor([[0, 1, 2]]), torch.tensor([2]), torch.tensor([2]))
+
+    accept = without_excluded(all_of_it, by_position=by_position)
+    made = accept(draft, distributions(p), Given(torch.zeros(1, 3)), None)  # type: ignore[arg-type]
+    assert made.count.tolist() == [1 if by_position else 0]
+    assert made.next.tolist() == [0]
+
+
+def test_the_exact_rule_tests_no_preaccepted_token() -> None:
+    """A token of probability 0 in a tree with distributions, whose uniforms are all 1."""
+    p = torch.full((1, 3, 2), 0.5)
+    p[0, 0] = torch.tensor([1.0, 0.0])
+    q = torch.full((1, 3, 2), 0.5)
+    marks = torch.tensor([[False, True, False]])
+    for given in (None, marks):
+        draft = tree(torch.tensor([[0, 1, 1]]), [-1, 0, 1], q, **({} if given is None else {"preaccepted": given}))
+        made = judge_siblings(draft, p, Given(torch.ones(1, 3)), Exact())  # type: ignore[arg-type]
+        assert made.count.tolist() == [0 if given is None else 1]
