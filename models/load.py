@@ -40,7 +40,7 @@ from .loading.kinds import NEXTSTEP
 from .loading.native import describe_native
 from .loading.packing import Packing, choose_packing
 from .loading.recognition import read_checkpoint
-from .loading.unread import check_floating, say_assumed, say_left_out
+from .loading.unread import check_floating, say_assumed, say_left_out, say_without_mtp
 from .model import LanguageModel
 from .parallel import tensor_parallel
 from .parallel.placement import choose_device, choose_dtype, guarded, short, stored_dtype
@@ -231,6 +231,7 @@ def load_any(
     make_stack = partial(_native, spec, shape, published, kind, target, device_map, quantization or shares, packing)
     stack = guarded(source.name, make_stack, published, kind)
     say_left_out(source.name, spec, published)
+    say_without_mtp(source.name, config, shape.layers, published)
     say_assumed(source.name, spec, config)
     entry = stack.embed_device
     where = f"on {entry} ({device_reason})"

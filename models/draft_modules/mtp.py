@@ -33,13 +33,13 @@ from ..kernels.ops import choose_ops
 from ..layers.empty_weights import empty_weights
 from ..layers.layer import DecoderLayer
 from ..layers.rope import Rope
+from ..loading.unread import MTP_COUNTS
 from ..model import LanguageModel
 from ..plan import Hidden, Plan, TargetStates
 from .contracts import DraftFiles, DraftKind, DraftModule, register
 from .eagle_files import layer_names, layer_shape
 from .parameters import fill, left_out, parameter
 
-COUNTS = ("num_nextn_predict_layers", "num_mtp_layers")  # config keys
 _MIMO, _NEXTN = r"model\.mtp_layers\.(\d+)\.input_proj\.weight", r"model\.layers\.(\d+)\.eh_proj\.weight"
 _OTHERS = r"(?:model\.)?mtp[._].*"  # layouts that are recognised only to be refused
 _FOREIGN = {  # parts of layers that a dense decoder layer does not have
@@ -153,7 +153,7 @@ def read_layout(files: DraftFiles) -> MtpLayout:
                 f"the MTP layer of {files.name} has {stem}{part}*: {what} is not supported in an MTP layer",
                 "leave draft=mtp out, or train a dense one: scripts/train_draft.py --kind mtp",
             )
-    for key in COUNTS:
+    for key in MTP_COUNTS:
         if files.config.get(key) not in (None, len(layers)):
             raise ModelError(
                 f"the config of {files.name} has {key}={files.config[key]}, and its files have {len(layers)}",

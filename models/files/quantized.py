@@ -31,28 +31,68 @@ Block = tuple[int | None, int | None]  # rows and columns of a matrix with one s
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def whole_weights(name: str, config: Mapping[str, Any], published: dict[str, Published]) -> dict[str, Published]:
+@dataclass(frozen=True)
+class Scheme:
+    """How each quantized matrix of a checkpoint is stored, and made whole."""
+
+    stored: str  # what its numbers are called, after the matrix's stem
+    beside: tuple[str, ...]  # and what is stored beside them, scales first
+    matrix: _Matrix
+
+    @property
+    def described(self) -> str:
+        """The numbers, and what has one scale."""
+        rows, columns = self.matrix.block
+        kind = "packed 4-bit integers" if self.stored == "weight_packed" else "8-bit floating-point numbers"
+        return f"{kind}, a scale for {rows or 'all'} rows and {columns or 'all'} columns"
+
+
+# What may stand in a config: keys that change nothing in the weights, or whose values are checked.
+_FP8_KEYS = frozenset((
+    *("quant_method", "activation_scheme", "weight_block_size", "expert_dtype", "scale_fmt", "fmt", "dequantize"),
+    *("modules_to_not_convert", "modules_to_convert", "ignored_layers"),
+))  # fmt: skip
+_COMPRESSED_KEYS = frozenset((
+    *("quant_method", "config_groups", "format", "quantization_status", "ignore", "version", "kv_cache_scheme"),
+    *("sparsity_config", "transform_config", "global_compression_ratio", "run_compressed"),
+))  # fmt: skip
+_GROUP_KEYS = frozenset(("targets", "weights", "input_activations", "output_activations", "format"))
+_WEIGHT_KEYS = frozenset((
+    *("num_bits", "type", "symmetric", "strategy", "group_size", "block_structure", "dynamic", "actorder"),
+    *("observer", "observer_kwargs", "scale_dtype", "zp_dtype"),  # zero points are those of schemes without symmetry
+))  # fmt: skip
+
+
+def scheme_of(name: str, config: Any) -> Scheme:
+    """The scheme of a `quantization_config`. Raises ModelError for one that is not known."""
+    if not isinstance(config, Mapping):
+        raise ModelError(f"{name} has quantization_config={config!r}, which is no object", _HINT)
+    method = config.get("quant_method")
+    if method == "fp8":
+        _refuse_unknown(name, "", config, _FP8_KEYS)
+        _demand(name, config, "activation_scheme", ("dynamic", None))
+        _demand(name, config, "expert_dtype", ("fp8", None))
+        _demand(name, config, "scale_fmt", ("float", None))
+        return Scheme("weight", ("weight_scale_inv",), _Matrix(name, _sides(name, config, "weight_block_size")))
+    if method == "compressed-tensors":
+        form, block = _scheme(name, config)
+        if form == "float-quantized":
+            return Scheme("weight", ("weight_scale",), _Matrix(name, block))
+        return Scheme("weight_packed", ("weight_scale", "weight_shape"), _PackedMatrix(name, block))
+    raise ModelError(f"{name} is quantized by {method!r}, which is not supported", _HINT)
+
+
+def whole_weights(name: str, config: Any, published: dict[str, Published]) -> dict[str, Published]:
     """The tensors of a checkpoint with this `quantization_config`, under the names of the unquantized ones.
 
     Raises ModelError for a scheme that is not known, for scales without a weight, and for a checkpoint without scales.
     """
-    method = config.get("quant_method")
-    if method == "fp8":
-        _demand(name, config, "activation_scheme", ("dynamic", None))
-        _demand(name, config, "expert_dtype", ("fp8", None))
-        _demand(name, config, "scale_fmt", ("float", None))
-        rows, columns = config.get("weight_block_size") or (None, None)
-        return _joined(published, "weight", ("weight_scale_inv",), _Matrix(name, (rows, columns)))
-    if method == "compressed-tensors":
-        form, block = _scheme(name, config)
-        if form == "float-quantized":
-            return _joined(published, "weight", ("weight_scale",), _Matrix(name, block))
-        return _joined(published, "weight_packed", ("weight_scale", "weight_shape"), _PackedMatrix(name, block))
-    raise ModelError(f"{name} is quantized by {method!r}, which is not supported", _HINT)
+    return _joined(published, scheme_of(name, config))
 
 
 def _scheme(name: str, config: Mapping[str, Any]) -> tuple[str, Block]:
     """The format of a compressed-tensors checkpoint and the block of a scale, which are the same in all matrices."""
+    _refuse_unknown(name, "", config, _COMPRESSED_KEYS)
     groups = config.get("config_groups") or {}
     schemes = list(groups.values()) if isinstance(groups, dict) else []
     for key in ("sparsity_config", "transform_config", "kv_cache_scheme"):
@@ -66,26 +106,47 @@ def _scheme(name: str, config: Mapping[str, Any]) -> tuple[str, Block]:
 
 def _block(name: str, scheme: Mapping[str, Any], config: Mapping[str, Any]) -> Block:
     """The block that a scale is for. Raises ModelError for a scheme that is not known."""
+    _refuse_unknown(name, "", scheme, _GROUP_KEYS)
     weights, states = scheme.get("weights") or {}, scheme.get("input_activations") or {}
+    _refuse_unknown(name, "weights.", weights, _WEIGHT_KEYS)
     form = {"format": scheme.get("format") or config.get("format")}
     _demand(name, form, "format", ("float-quantized", "pack-quantized"))
     floats = form["format"] == "float-quantized"
     _demand(name, weights, "num_bits", (8 if floats else _BITS,))
     _demand(name, weights, "type", ("float" if floats else "int",))
     _demand(name, weights, "symmetric", (True,))
+    _demand(name, weights, "dynamic", (False, None))
     _demand(name, weights, "actorder", (None, "weight", "static"))
     _demand(name, weights, "strategy", ("tensor", "channel", "block") if floats else ("group", "channel"))
     _demand(name, states, "dynamic", (True, None))
+    _demand(name, scheme, "output_activations", (None, {}))
     if weights["strategy"] == "block":
-        rows, columns = weights["block_structure"]
-        return int(rows), int(columns)
+        return _sides(name, weights, "block_structure")
     return {"tensor": (None, None), "channel": (1, None), "group": (1, weights.get("group_size"))}[weights["strategy"]]
+
+
+def _sides(name: str, config: Mapping[str, Any], key: str) -> Block:
+    """The rows and columns of a block; without the key one block is the whole matrix."""
+    sides = config.get(key)
+    if sides is None:
+        return None, None
+    if not (
+        isinstance(sides, list | tuple) and len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)
+    ):
+        raise ModelError(f"{name} is quantized with {key}={sides!r}, which is no pair of sizes", _HINT)
+    return sides[0], sides[1]
 
 
 def _demand(name: str, config: Mapping[str, Any], key: str, known: tuple[Any, ...]) -> None:
     value = config.get(key)
     if value not in known:
         raise ModelError(f"{name} is quantized with {key}={value!r}, which is not supported", _HINT)
+
+
+def _refuse_unknown(name: str, where: str, config: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Raises ModelError for a key that is not `known`, unless its value says nothing."""
+    for key in sorted(config.keys() - known):
+        _demand(name, {where + key: config[key]}, where + key, (None, False, {}, []))
 
 
 @dataclass(frozen=True)
@@ -128,10 +189,9 @@ class _PackedMatrix(_Matrix):
         return self.scaled(weight, (numbers.flatten(1)[:, :columns] - (1 << (_BITS - 1))).float(), scale)
 
 
-def _joined(
-    published: dict[str, Published], stored: str, beside: tuple[str, ...], matrix: _Matrix
-) -> dict[str, Published]:
+def _joined(published: dict[str, Published], scheme: Scheme) -> dict[str, Published]:
     """Replaces the tensors `<stem>.<stored>` and those `beside` them by whole weights `<stem>.weight`."""
+    stored, beside, matrix = scheme.stored, scheme.beside, scheme.matrix
     stems = [each.removesuffix(beside[0]) for each in published if each.endswith("." + beside[0])]
     taken = {stem + part for stem in stems for part in (stored, *beside)}
     missing = sorted(taken - published.keys())

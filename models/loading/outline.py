@@ -234,6 +234,19 @@ def _loading(
     return most
 
 
+def check_tensors(name_or_path: str | os.PathLike[str]) -> None:
+    """Raises ModelError, as `load` does, for tensors in a local language model's files that do not match its config."""
+    source = local(name_or_path)
+    if source is None:
+        return
+    found = read_checkpoint(source)
+    if found.spec is None or found.spec.imaging or not found.published:
+        return
+    native = describe_native(found, torch.device("cpu"), dtype="auto", quantize=None, adapter=None)
+    expected = assemble.targets(native.spec, assemble.empty(native.shape), native.published)
+    assemble.check(native.spec, expected, native.published, native.shape)
+
+
 def memory_described(name_or_path: str | os.PathLike[str]) -> dict[str, str]:
     """What `pardec show` prints of a GGUF file's matrices: packed, dequantized and why. Empty for other files."""
     source = local(name_or_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from ..families import FAMILIES, FamilySpec, Unsupported, architecture, infinity
 from ..families.llamagen import read_config
 from ..files import configs
 from ..files.catalog import EMBEDDED
+from ..files.quantized import scheme_of
 from ..files.sources import MAR_FILE, Source, locate, read_json
 from ..files.tokenizers import load_tokenizer
 from ..files.weights import Published, files_of, inspect, weight_files
@@ -26,7 +26,7 @@ from .decoding_config import (
     end_ids,
 )
 from .kinds import IMAGE_MODELS, NEXTSTEP, NO_LANGUAGE_MODELS
-from .unread import draft_patterns
+from .unread import mtp_layers
 
 _BY_TENSORS = {"mar": mar, "var": var, "infinity": infinity}  # model_type -> what reads the configuration off tensors
 
@@ -149,6 +149,8 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
     with configs.reading(source.name):
         shape, positions = spec.decoder(config), spec.positions(config)
     description |= {"family": f"{spec.name} ({spec.summary})", "loads": "natively", "known by": spec.evidence(config)}
+    if quantized := config.get("quantization_config"):
+        description["quantized"] = f"{scheme_of(source.name, quantized).described}, made whole as it is read"
     if not spec.imaging or spec.text:
         generation = read_json(source.folder / "generation_config.json")
         tokenizer = load_tokenizer(source.tokenizer)
@@ -162,9 +164,8 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
             name: f"{value} (from {decoding.sources[name]})" for name, value in values.items() if value is not None
         }
         description |= {"end tokens": ends} if (ends := decoding.sources["ends"]) else {}
-    mtp = "|".join(draft_patterns(shape.layers, found.published))
-    if count := sum(bool(re.fullmatch(mtp, name)) for name in found.published):
-        description["MTP layer"] = f"{count} tensors, which draft for the model: -s mtp"
+    if found.published and (said := mtp_layers(config, shape.layers, found.published)[0]):
+        description["MTP layer"] = said
     description |= {"layers": shape.layers, "width": shape.width, "vocabulary": shape.vocab, "positions": positions}
     return description
 

@@ -24,6 +24,7 @@ _FREQUENCIES = re.compile(r"(?:.*\.)?(?:layers|blocks)\.(\d+)\..*rotary_emb\.inv
 _ROUNDING = 5e-3  # relative error of frequencies that were once stored in 16 bits
 _TABLE = "freqs_cis"  # the table of the rotation over an image's grid
 _MTP = re.compile(r"model\.layers\.(\d+)\.eh_proj\.weight")
+MTP_COUNTS = ("num_nextn_predict_layers", "num_mtp_layers")  # config keys
 _SCALE = re.compile(r".*\.[kv]_scale")  # divisors of keys or values in 8-bit caches
 
 
@@ -49,6 +50,24 @@ def draft_patterns(layers: int, published: Mapping[str, Published]) -> tuple[str
     """Patterns of the tensors in MTP layers, which follow the `layers` of the model and draft for it."""
     numbers = [int(match[1]) for name in published if (match := _MTP.fullmatch(name))]
     return (r"model\.mtp_layers\..*", *(rf"model\.layers\.{number}\..*" for number in numbers if number >= layers))
+
+
+def mtp_layers(config: Mapping[str, Any], layers: int, published: Mapping[str, Published]) -> tuple[str, bool]:
+    """What to say of MTP layers in the files of a model of `layers`; and whether some that config.json names lack."""
+    pattern = "|".join(draft_patterns(layers, published))
+    tensors = [name for name in published if re.fullmatch(pattern, name)]
+    numbers = {match[1] for name in tensors if (match := re.match(r"model\.(?:mtp_)?layers\.(\d+)\.", name))}
+    named = next((count for key in MTP_COUNTS if (count := config.get(key))), 0)
+    if isinstance(named, int) and named > len(numbers):
+        return f"{named} in config.json, and {len(numbers) or 'none'} in the files", True
+    return (f"{len(tensors)} tensors, which draft for the model: -s mtp" if tensors else ""), False
+
+
+def say_without_mtp(name: str, config: Mapping[str, Any], layers: int, published: Mapping[str, Published]) -> None:
+    """Warns in one line of MTP layers that config.json names and the files lack, as quantized copies often do."""
+    said, lack = mtp_layers(config, layers, published)
+    if lack:
+        warnings.warn(f"{name}: MTP layers: {said}; mtp drafts with those of another folder, name=FOLDER", stacklevel=3)
 
 
 def check_unread(spec: FamilySpec, config: DecoderConfig, published: Mapping[str, Published]) -> None:

@@ -130,12 +130,13 @@ def _recognition(name: str, card: dict[str, Any]) -> dict[str, Any]:
         return {"loads": "natively"}
     if card and not card["path"]:
         return {"loads": "natively, once it is fetched"}
-    from pardec.models.loading.outline import memory_described
+    from pardec.models.loading.outline import check_tensors, memory_described
     from pardec.models.loading.recognition import describe
 
     described = describe(name)
     if described["loads"] != "natively":
         return described
+    check_tensors(name)
     import torch
 
     captured = "known by" in described and torch.cuda.is_available()

@@ -133,3 +133,25 @@ def test_checkpoints_without_an_mtp_layer_say_so_for_mtp_without_a_name(tmp_path
         whole.generate(input_ids=[[5, 6]], max_new_tokens=4, sampler="mtp")
     assert "MTP layer" not in describe(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["num_nextn_predict_layers"] == 1
+
+
+@pytest.mark.parametrize(
+    ("named", "said"), [(2, "2 in config.json, and 1 in the files"), (1, "16 tensors, which draft")]
+)
+def test_show_and_load_say_which_mtp_layers_the_files_lack(
+    named: int, said: str, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    with_layer(tmp_path, "nextn")
+    rewrite(tmp_path, num_nextn_predict_layers=named)
+    assert describe(tmp_path)["MTP layer"].startswith(said)
+    load(tmp_path, device="cpu")
+    warned = [str(each.message) for each in recwarn if "MTP layers" in str(each.message)]
+    assert warned == [] if named == 1 else said in warned[0]
+
+
+def test_a_copy_without_its_mtp_layer_says_so_when_it_is_loaded(tmp_path: Path) -> None:
+    published("Qwen2", tmp_path, num_key_value_heads=2)
+    rewrite(tmp_path, num_nextn_predict_layers=1)
+    with pytest.warns(UserWarning, match="MTP layers: 1 in config.json, and none in the files; mtp drafts with"):
+        load(tmp_path, device="cpu")
+    assert describe(tmp_path)["MTP layer"] == "1 in config.json, and none in the files"

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
+from pardec.cli.listing import _recognition
 from pardec.models.errors import ModelError
 from pardec.models.load import load
 from pardec.models.plan import Plan
@@ -46,6 +47,12 @@ def settings(scheme: str, **changes: Any) -> dict[str, Any]:
         "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
         "config_groups": {"group_0": group}, "ignore": ["lm_head"], "kv_cache_scheme": None,
     }  # fmt: skip
+
+
+def grouped(**changes: Any) -> dict[str, Any]:
+    """The settings of "int4 groups", with changes of its one group."""
+    config = settings("int4 groups")
+    return config | {"config_groups": {"group_0": config["config_groups"]["group_0"] | changes}}
 
 
 def sizes(scheme: str, rows: int, columns: int) -> tuple[int, int]:
@@ -132,6 +139,18 @@ def test_fp8_blocks_are_made_whole_as_transformers_does() -> None:
     [
         ({"quant_method": "gptq", "bits": 4}, "is quantized by 'gptq', which is not supported"),
         ({"bits": 4}, "is quantized by None, which is not supported"),
+        ("fp8", "has quantization_config='fp8', which is no object"),  # type: ignore[list-item]
+        (settings("fp8 blocks", rotate=True), "rotate=True"),
+        (settings("fp8 blocks", weight_block_size=16), "weight_block_size=16, which is no pair of sizes"),
+        (settings("fp8 blocks", weight_block_size=[1, 2, 3]), "weight_block_size=.1, 2, 3., which is no pair of sizes"),
+        (settings("int4 groups") | {"rotation_config": {"size": 8}}, "rotation_config={'size': 8}"),
+        (settings("int4 groups", rotate=True), "weights.rotate=True"),
+        (grouped(smooth=True), "smooth=True"),
+        (grouped(output_activations={"num_bits": 8}), "output_activations={'num_bits': 8}"),
+        (
+            grouped(weights=settings("int4 groups")["config_groups"]["group_0"]["weights"] | {"dynamic": True}),
+            "dynamic=True",
+        ),
         (settings("fp8 blocks", activation_scheme="static"), "activation_scheme='static'"),
         (settings("fp8 blocks", expert_dtype="fp4"), "expert_dtype='fp4'"),
         (settings("int4 groups", format="nvfp4-pack-quantized"), "format='nvfp4-pack-quantized'"),
@@ -146,8 +165,26 @@ def test_what_is_not_known_is_refused_by_name(config: dict[str, Any], message: s
     stored, _ = both(LLADA2, "int4 groups", tmp_path)
     file = stored / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": config}))
-    with pytest.raises(ModelError, match=message.replace("{", r"\{")):
-        load(stored, device="cpu")
+    for read in (load, shown):  # `pardec show` refuses what `load` does, as far as no weight has to be read
+        if read is load or "scales of" not in message:
+            with pytest.raises(ModelError, match=message.replace("{", r"\{")):
+                read(stored)
+
+
+def shown(folder: Path) -> dict[str, Any]:
+    """What `pardec show` says of a folder."""
+    return _recognition(str(folder), {})
+
+
+def test_show_says_how_a_checkpoint_is_quantized(tmp_path: Path) -> None:
+    for scheme, said in (
+        ("fp8 blocks", "8-bit floating-point numbers, a scale for 16 rows and 24 columns"),
+        ("fp8 whole", "8-bit floating-point numbers, a scale for all rows and all columns"),
+        ("int4 groups", "packed 4-bit integers, a scale for 1 rows and 32 columns"),
+    ):
+        stored, _ = both(LLADA2, scheme, tmp_path / scheme)
+        assert shown(stored)["quantized"] == f"{said}, made whole as it is read"
+        assert shown(stored)["family"].startswith("llada2 ")
 
 
 def test_missing_and_foreign_tensors_are_named(tmp_path: Path) -> None:
@@ -156,11 +193,13 @@ def test_missing_and_foreign_tensors_are_named(tmp_path: Path) -> None:
     tensors = load_file(file)
     name = next(each for each in tensors if each.endswith("weight_packed"))
     save_file({key: value for key, value in tensors.items() if key != name}, file)
-    with pytest.raises(ModelError, match=f"is quantized, and lacks {name}"):
-        load(stored, device="cpu")
+    for read in (load, shown):
+        with pytest.raises(ModelError, match=f"is quantized, and lacks {name}"):
+            read(stored)
     save_file(tensors | {name.replace("packed", "g_idx"): torch.zeros(4, dtype=torch.int32)}, file)
-    with pytest.raises(ModelError, match="weight_g_idx"):
-        load(stored, device="cpu")
+    for read in (load, shown):
+        with pytest.raises(ModelError, match="weight_g_idx"):
+            read(stored)
 
 
 @pytest.mark.parametrize("scheme", ["fp8 blocks", "fp8 compressed blocks", "int4 groups"])
