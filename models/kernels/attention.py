@@ -124,7 +124,7 @@ def _attend_by_kernel(q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern
     if pattern.in_c:
         if kernel() is not None:
             return attend_c(q, read_rows(k, pattern), read_rows(v, pattern), pattern.last, pattern.ends)
-    elif pattern.causal and pattern.backend == "c":
+    elif pattern.causal and pattern.backend == "c" and kernel() is not None:
         return attend_c(q, read_rows(k, pattern), read_rows(v, pattern), causal=True)
     return None
 
