@@ -63,7 +63,7 @@ def test_a_drafter_on_a_second_device_beats_the_target_alone_on_the_clock() -> N
     """
     schedules.test_on_one_device_a_plain_clock_is_rounds_times_k_drafts_and_a_verification()
     schedules.test_links_are_paid_twice_a_round()
-    schedules.a_forward_takes_as_long_as_its_tokens_on_its_own_device()
+    schedules.test_a_forward_takes_as_long_as_its_tokens_on_its_own_device()
     model = pardec.load("tiny-llama", device="cpu")
     prompts = [problem.prompt for problem in pardec.task("records").problems(split="heldout", n=4, seed=7)]
     devices = {"cpu": {"target": {"layer": [1e-3, 5e-4]}}, "gpu": {"draft": {"layer": 1e-4}}}

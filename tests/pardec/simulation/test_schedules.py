@@ -163,14 +163,14 @@ def test_schedules_and_what_they_need_are_named() -> None:
         timeline("mirror", setting(machine()), ROWS)
 
 
-def an_exit_hits_below_kappa() -> None:
+def test_an_exit_hits_below_kappa() -> None:
     """Of ranks 0, 1, 2 and 3 the first two are among the two likeliest tokens."""
     found = Exit(0, 2, ((0, 1, 2, 3),))
     assert [found.hit(0, at) for at in range(4)] == [True, True, False, False]
     assert found.rate == 0.5
 
 
-def a_forward_takes_as_long_as_its_tokens_on_its_own_device() -> None:
+def test_a_forward_takes_as_long_as_its_tokens_on_its_own_device() -> None:
     """A tree of 8 nodes in 4 levels is drafted 2 at a time: 4 (.1 + 2 * .2) for one layer, then 9 * .5 + 1."""
     devices = {
         "a": {"target": {"layer": [1.0, 0.5]}, "draft": {"layer": [9.0, 9.0]}},

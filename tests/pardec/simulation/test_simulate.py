@@ -99,7 +99,7 @@ def test_deeper_exits_name_more_and_rollouts_hide_behind_the_upper_layers() -> N
     the upper layers, a round with a hit takes the target's time alone, and mirror is faster than plain.
     """
     schedules.test_mirror_takes_the_longer_of_suffix_and_rollouts_and_drafts_again_after_a_miss(2, 2.0)
-    schedules.an_exit_hits_below_kappa()
+    schedules.test_an_exit_hits_below_kappa()
     report = simulated(DRAFT, "mirror", exit_layer=2, kappa=4, where=machine(target=1.0, draft=0.1))
     assert report.result.tokens == model().generate(prompts(), max_new_tokens=24).tokens
     assert report.exits is not None

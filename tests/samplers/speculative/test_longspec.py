@@ -153,8 +153,8 @@ def test_its_memory_is_one_layers_and_other_targets_are_refused(tmp_path: Path) 
         registry.resolve("longspec", "ar")
 
 
-def a_file_without_a_window_has_the_published_one(folder: Path) -> None:
-    made = module_files.longspec(folder / "no window", target())
+def test_a_file_without_a_window_has_the_published_one(tmp_path: Path) -> None:
+    made = module_files.longspec(tmp_path / "no window", target())
     (made / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with drafting(made, target()) as module:
         assert module.layers_config.window == 512
