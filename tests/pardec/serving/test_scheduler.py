@@ -256,3 +256,9 @@ def rows_begin_in_the_order_in_which_they_came() -> None:
         scheduler.step()
     order = [each for at, each in enumerate(live) if not at or each != live[at - 1]]
     assert order == [{0, 1}, {1, 2}, {2, 3}]
+    scheduler, others = Scheduler(model, slots=2), [job(model, **problem(at, 2, stop_ids=[])) for at in range(3)]
+    for each, client in zip(others, ("one", "one", "another"), strict=True):
+        each.client = client
+    scheduler.submit(others)
+    scheduler._admit()
+    assert [each.row in scheduler._jobs for each in others] == [True, False, True], "who has fewest rows comes first"
