@@ -38,6 +38,7 @@ def a_mask_is_kept_with_the_density_of_its_distance(uniform: float, stay: int) -
 def test_it_is_the_naive_rule_step_by_step(name: str) -> None:
     for uniform, stay in KEPT:
         a_mask_is_kept_with_the_density_of_its_distance(uniform, stay)
+    each_row_draws_anew_for_each_block()
     agree(name, "dpad:k=2.5,scale=2,window=9", naive.dpad(2.5, 2, 9, 100))
 
 
@@ -45,3 +46,17 @@ def test_it_is_the_naive_rule_step_by_step(name: str) -> None:
 def test_bad_parameters(bad: str) -> None:
     with pytest.raises(SpecError, match="must be at least 0"):
         registry.resolve(f"dpad:{bad}+threshold")
+
+
+class Drawn:
+    """A source whose numbers keep every mask in the window of row 0's first block and of row 1's second, else none."""
+
+    def uniform(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str, width: int = 0) -> Tensor:
+        keeps = torch.from_numpy((step - 3) // 4 == rows)[:, None]  # blocks begin at 3, 7, 11 and 15
+        return torch.where(keeps, 0.0, 0.99).expand(positions.shape).double()
+
+
+def each_row_draws_anew_for_each_block() -> None:
+    got = fill(toy(), "dpad:k=4,scale=2,window=8+sequential", prompts((3, 3)), 16, source=Drawn())
+    for row, ends in enumerate(((7 + 8, 11, 15, 19), (7, 11 + 8, 15, 19))):
+        assert queried(got, row) == [tuple(range(end)) for end in ends for _ in range(4)]
