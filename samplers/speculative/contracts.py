@@ -171,6 +171,35 @@ class Uniforms(Protocol):
         """[B, K, width] uniforms for absolute `positions` [B, K]; `fixed`: the same in every round, to be used once."""
 
 
+@dataclass(frozen=True, slots=True)
+class RoundUniforms:
+    """Uniforms keyed by row seed, round, node and purpose, so that a row gets the same ones alone and in any batch."""
+
+    source: Source
+    rows: np.ndarray  # [B] index in the request
+    rounds: np.ndarray  # [B]
+    device: torch.device
+
+    def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
+        return self.draw_uniform("accept", node)
+
+    def accepts(self, width: int) -> Tensor:
+        where = torch.arange(width, device=self.device).expand(len(self.rows), width)
+        return self.source.uniform(self.rows, self.rounds, where, "accept")
+
+    def draw(self, weights: Tensor, purpose: str, node: int = 0) -> Tensor:
+        return sample(weights, self.draw_uniform(purpose, node))
+
+    def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
+        return self.source.uniform(
+            self.rows, np.zeros_like(self.rounds) if fixed else self.rounds, positions, purpose, width
+        )
+
+    def draw_uniform(self, purpose: str, node: int = 0) -> Tensor:
+        where = torch.full((len(self.rows), 1), node, device=self.device)
+        return self.source.uniform(self.rows, self.rounds, where, purpose)[:, 0]
+
+
 @runtime_checkable
 class BatchedUniforms(Protocol):
     """Uniforms that do not depend on which tests take place: all uniforms of a round can be generated at once."""
@@ -676,35 +705,6 @@ class ProbeNodes:
         """[B] the number of probe nodes of each row."""
         total: np.ndarray = self.counts.sum(1)
         return total
-
-
-@dataclass(frozen=True, slots=True)
-class RoundUniforms:
-    """Uniforms keyed by row seed, round, node and purpose, so that a row gets the same ones alone and in any batch."""
-
-    source: Source
-    rows: np.ndarray  # [B] index in the request
-    rounds: np.ndarray  # [B]
-    device: torch.device
-
-    def accept(self, node: int, tested: Tensor, token: Tensor) -> Tensor:
-        return self.draw_uniform("accept", node)
-
-    def accepts(self, width: int) -> Tensor:
-        where = torch.arange(width, device=self.device).expand(len(self.rows), width)
-        return self.source.uniform(self.rows, self.rounds, where, "accept")
-
-    def draw(self, weights: Tensor, purpose: str, node: int = 0) -> Tensor:
-        return sample(weights, self.draw_uniform(purpose, node))
-
-    def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
-        return self.source.uniform(
-            self.rows, np.zeros_like(self.rounds) if fixed else self.rounds, positions, purpose, width
-        )
-
-    def draw_uniform(self, purpose: str, node: int = 0) -> Tensor:
-        where = torch.full((len(self.rows), 1), node, device=self.device)
-        return self.source.uniform(self.rows, self.rounds, where, purpose)[:, 0]
 
 
 def one_chain(does: str, otherwise: str = "") -> tuple[Reasons, Reasons]:
