@@ -275,14 +275,8 @@ def steps_by_hand() -> None:
 
 
 def test_what_cannot_work_is_refused(model: ContinuousModel) -> None:
-    for spec, match in (
-        ("mar:uncond_every=0", "uncond_every must be at least 1, got 0"),
-        ("mar:warmup=0", "warmup must be at least 1"),
-        ("mar:margin=-1", "margin must be at least 0"),
-        ("mar:uncond_every=4,decoder_every=3", "uncond_every=4 must be a multiple of decoder_every=3"),
-    ):
-        with pytest.raises(SpecError, match=match):
-            resolve(spec, "continuous")
+    with pytest.raises(SpecError, match="uncond_every=4 must be a multiple of decoder_every=3"):
+        resolve("mar:uncond_every=4,decoder_every=3", "continuous")
     with pytest.raises(ModelError, match="the decoder has layers 0 to 3, got layer=4"):
         generate(model, "mar:decoder_every=2,layer=4")
     assert resolve("mar:layer=9", "continuous").exact == "distribution"

@@ -94,8 +94,6 @@ def test_no_class_is_guided_nowhere(model: ContinuousModel) -> None:
 
 def test_what_cannot_work_is_refused() -> None:
     for spec, match in (
-        ("mar:steps=0", "steps must be at least 1"),
-        ("mar:head=1", "head must be at least 2"),
         ("mar:last=x2", "map, x1, noise"),
         ("mar:guidance=cubic", "linear, constant"),
         ("mar+sequential", "several parts"),

@@ -113,14 +113,8 @@ def test_its_fixed_point_takes_the_noise_of_each_token() -> None:
 
 
 def test_specs() -> None:
-    for spec, match in (
-        ("seeded_jacobi:window=0", "window must be at least 1, got 0"),
-        ("seeded_jacobi:tol=-1", "tol must be at least 0, got -1"),
-        ("seeded_jacobi:tol=nan", "tol must be at least 0, got nan"),
-        ("seeded_jacobi:last=x2", "map, x1, noise"),
-    ):
-        with pytest.raises(SpecError, match=match):
-            resolve(spec, "continuous")
+    with pytest.raises(SpecError, match="map, x1, noise"):
+        resolve("seeded_jacobi:last=x2", "continuous")
     assert resolve("seeded_jacobi", "continuous").exact == "relaxed"
     assert resolve("seeded_jacobi:tol=0", "continuous").exact == "distribution"
 

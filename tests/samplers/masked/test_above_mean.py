@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
 from tests.samplers import eight_tokens
 from tests.samplers.eight_tokens import LAWS, steps_of
@@ -36,8 +34,3 @@ def test_it_is_the_naive_rule(family: str, least: int, size: int) -> None:
         for row, (prompt, new) in enumerate(zip(given, NEW, strict=True)):
             canvas = [*prompt, *[MASK] * new]
             agree(got, row, *naive.saber(model, canvas, len(prompt), size, MASK, least, False, back=False))
-
-
-def test_bad_parameters() -> None:
-    with pytest.raises(SpecError, match="least must be at least 1, got 0"):
-        resolve("above_mean:least=0")

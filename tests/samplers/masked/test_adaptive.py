@@ -57,8 +57,6 @@ def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
 
 test_what_is_refused = refused_specs(
     [
-        ("adaptive:steps=0", "steps must be at least 1, got 0"),
-        ("adaptive:tokens=0", "tokens must be at least 1, got 0"),
         ("adaptive+threshold", "the select is 'threshold', which would have no effect"),
         ("adaptive+remdm", "writes the whole block at every step, and remdm acts between steps"),
     ]

@@ -168,7 +168,6 @@ def test_rows_end_after_their_steps_and_not_at_an_end_token_of_the_noise() -> No
 
 test_what_is_refused = refused_specs(
     [
-        ("ancestral:steps=0", "steps must be at least 1, got 0"),
         ("ancestral:low=3,high=2", "low must be at most high, got low=3.0 and high=2.0"),
         ("ancestral:schedule=square", "schedule"),
         ("ancestral+threshold", "the select is 'threshold', which would have no effect"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
 from tests.samplers.eight_tokens import LAWS, MASK
 from tests.samplers.toys import fill, fill_alone, prompts, request, run, same, table, toy
 
@@ -40,16 +38,3 @@ def test_rows_of_a_ragged_batch_have_their_own_temperatures() -> None:
     spec = "anneal:high=3,low=0.2,steps=5+threshold:tau=0.4"
     whole = fill_alone(model, spec, given, new, temperature=0.8)
     assert len(set(whole.nfe)) > 1
-
-
-@pytest.mark.parametrize(
-    ("parameters", "says"),
-    [
-        ("high=0", "above 0, got high=0.0"),
-        ("low=-1", "above 0, got high=0.8 and low=-1.0"),
-        ("steps=0", "steps must be at least 1"),
-    ],
-)
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        resolve(f"anneal:{parameters}+threshold")

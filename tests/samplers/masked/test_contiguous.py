@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
 from tests.samplers.eight_tokens import MASK, steps_of
 from tests.samplers.spec_checks import commits_at
 from tests.samplers.toys import fill, prompts, same, toy
@@ -34,8 +32,3 @@ def test_at_one_it_is_one_token_from_the_left(family: str) -> None:
     model, given = toy(family, sharp=1.2), prompts((4, 7, 2))
     one, other = (fill(model, spec, given, (9, 5, 11)) for spec in ("contiguous:tau=1", "leftmost+sequential"))
     assert all(same(one, row, other, row) for row in range(3))
-
-
-def test_bad_parameters() -> None:
-    with pytest.raises(SpecError, match=r"tau must lie in \[0, 1\], got 2"):
-        resolve("contiguous:tau=2")

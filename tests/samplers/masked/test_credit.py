@@ -199,14 +199,10 @@ def test_rows_that_leave_take_their_credit_along() -> None:
 
 test_bad_parameters = refused_specs(
     [
-        ("credit:alpha=-1", "alpha must be at least 0, got -1.0"),
         ("credit:alpha=1e39", r"alpha must be at most 1e\+06"),
         ("credit:gamma=1e7", r"gamma must be at most 1e\+06"),
         ("smoothing:most=1e39", r"smoothing: most must be at most 1e\+06"),
         ("credit:alpha=inf", r"alpha must be at most 1e\+06, got inf"),
-        ("credit:beta=1.1", r"beta must lie in \[0, 1\], got 1.1"),
-        ("credit:gamma=-0.1", "gamma must be at least 0, got -0.1"),
-        ("credit:beta=nan", "beta must lie"),
         ("credit:free=true,alpha=1", "free=true has no alpha, beta or gamma to set"),
         ("credit:delta=1", "unknown parameter 'delta'"),
     ]

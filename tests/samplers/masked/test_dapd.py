@@ -6,8 +6,6 @@ import math
 
 import pytest
 
-from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
 from tests.samplers.dependence_parity import MODELS, compare, model_of, steps_with
 
@@ -41,9 +39,3 @@ def test_it_is_the_naive_rule(name: str) -> None:
             ),
         )
     assert together > 5
-
-
-@pytest.mark.parametrize("name", ["share", "tau", "switch"])
-def test_bad_parameters(name: str) -> None:
-    with pytest.raises(SpecError, match=rf"{name} must lie in \[0, 1\], got 2"):
-        resolve(f"dapd:{name}=2")

@@ -94,8 +94,6 @@ def anchors_are_sure_and_before_the_end_of_the_block() -> None:
 
 test_what_is_refused = refused_specs(
     [
-        ("dawn:low=1.5", r"low must lie in \[0, 1\], got 1.5"),
-        ("dawn:layers=0", "layers must be at least 1, got 0"),
         ("lopa+dawn", "dawn reads the probabilities of committed tokens, and lopa keeps none"),
     ]
 )

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pardec.models.errors import SpecError
 from pardec.samplers.ops.confidence import certainty_density
-from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
 from tests.samplers.dependence_parity import MODELS, model_of
 from tests.samplers.toys import prompts, request, run, table
@@ -58,8 +56,3 @@ def test_the_order_is_that_of_the_naive_rule(name: str, sigma: float) -> None:
     tokens, when, _ = naive.decode(model, canvas, start, rule, size)
     assert got.trace.commit_step[0].tolist() == when
     assert got.tokens[0].tolist() == tokens
-
-
-def test_bad_parameters() -> None:
-    with pytest.raises(SpecError, match=r"sigma must lie in \[0.1, 10000\], got 0"):
-        resolve("density:sigma=0")

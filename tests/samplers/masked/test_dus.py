@@ -14,7 +14,6 @@ from tests.samplers.eight_tokens import LAWS, MASK, steps_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.masked import test_spacing
 from tests.samplers.parity import FAMILIES, agree, agree_recorded, block_lengths
-from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45
@@ -74,14 +73,6 @@ def test_the_order_is_known_before_a_forward() -> None:
         assert got.trace.commit_step[row, start:length].tolist() == plain.trace.commit_step[0, start:length].tolist()
     with pytest.raises(SpecError):
         resolve("dus:skip=0.5@dkv_greedy")
-
-
-test_bad_parameters = refused_specs(
-    [
-        ("dus:base=1", "base must be at least 2, got 1"),
-        ("dus:skip=1.5", r"skip must lie in \[0, 1\], got 1.5"),
-    ]
-)
 
 
 @pytest.mark.seeds("arXiv:2506.19037")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
 from tests.samplers.revise_checks import as_the_select_alone, compare
 from tests.samplers.toys import BLOCK, request, run, table
@@ -34,12 +32,3 @@ def test_what_is_sure_everywhere_ends_at_once() -> None:
     assert run(table(distributions), "contiguous+edit:tau=0", asked).nfe == (2,)  # one more, which changes nothing
     assert run(table(distributions), "contiguous+edit:tau=0,sure=0.9", asked).nfe == (1,)
     assert run(table(distributions), "contiguous+edit:tau=0,sure=0.96", asked).nfe == (2,)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "says"),
-    [("tau=2", "tau must"), ("post=-1", "post must be at least 0, got -1"), ("sure=2", "sure must lie in")],
-)
-def test_bad_parameters(parameters: str, says: str) -> None:
-    with pytest.raises(SpecError, match=says):
-        resolve(f"edit:{parameters}+threshold")

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 
-from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
 from tests.reference import naive_masked as naive
 from tests.samplers.eight_tokens import steps_of
 from tests.samplers.loop_parity import LENGTHS, NEW, compare
@@ -43,9 +41,3 @@ RULES: dict[str, Any] = {
 @pytest.mark.covers(1)
 def test_it_is_the_naive_rule(spec: str, family: str) -> None:
     compare(toy(family, seed=1, sharp=1.2), spec, RULES[spec], prompts(LENGTHS, seed=1), NEW)
-
-
-@pytest.mark.parametrize("f", ["-1", "nan"])
-def test_bad_parameters(f: str) -> None:
-    with pytest.raises(SpecError, match="factor: f must be at least 0, got"):
-        resolve(f"factor:f={f}")

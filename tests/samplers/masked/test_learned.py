@@ -103,7 +103,6 @@ def test_bad_parameters(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(THRESHOLD)
     for spec, says in (
-        ("learned:tau=1.1", r"tau must lie in \[0, 1\], got 1.1"),
         ("learned:filter=tiny-draem", r"unknown filter 'tiny-draem' \(did you mean 'tiny-dream'\?\)"),
         (f'learned:filter="{tmp_path}"', "unknown filter"),
         ('learned:filter="~nosuch/filter"', "unknown filter"),

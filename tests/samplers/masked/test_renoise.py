@@ -46,9 +46,3 @@ def test_it_brings_the_select_with_its_numbers() -> None:
 def test_models_of_masks_and_other_selects_are_refused(spec: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         fill(toy("dream"), spec, prompts((3,)), 4)
-
-
-@pytest.mark.parametrize("parameters", ["gamma=-1", "confidence=-1", "steps=0"])
-def test_bad_parameters(parameters: str) -> None:
-    with pytest.raises(SpecError, match="must be at least"):
-        resolve(f"renoise:{parameters}")

@@ -106,12 +106,6 @@ def test_sliding_windows_refuse_it() -> None:
         fill(model, "suffix+threshold", prompts((3,)), 8)
 
 
-@pytest.mark.parametrize("bad", ["window=-1", "tail=-1"])
-def test_bad_parameters(bad: str) -> None:
-    with pytest.raises(SpecError, match="must be at least 0"):
-        registry.resolve(f"suffix:{bad}+threshold")
-
-
 def test_images_refuse_it() -> None:
     asked = request([[3, MASK]], [1], conditions=(object(),))
     with pytest.raises(SpecError, match="suffix leaves out"):

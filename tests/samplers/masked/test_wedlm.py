@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from pardec.models.errors import SpecError
-from pardec.samplers.registry import resolve
 from tests.samplers.eight_tokens import MASK, steps_of
 from tests.samplers.spec_checks import commits_at
 from tests.samplers.toys import fill, prompts, same, toy
@@ -41,9 +37,3 @@ def test_the_entropy_is_the_models_own_whatever_is_proposed() -> None:
             for score in ("random+", "entropy:of=filtered+")
         )
         assert all(same(one, row, other, row) for row in range(2))
-
-
-@pytest.mark.parametrize("name", ["tau", "distance"])
-def test_bad_parameters(name: str) -> None:
-    with pytest.raises(SpecError, match=f"{name} must be at least 0, got -1"):
-        resolve(f"wedlm:{name}=-1")

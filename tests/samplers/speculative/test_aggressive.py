@@ -11,7 +11,7 @@ import torch
 
 import pardec
 from pardec.models.errors import SpecError
-from pardec.samplers.speculative.draft.aggressive import Aggressive, Alignment
+from pardec.samplers.speculative.draft.aggressive import Alignment
 from tests.reference import naive_lookup
 from tests.samplers.ar_toys import rows, run, toy_ar
 from tests.samplers.drafter_checks import cyclic, gained
@@ -136,9 +136,3 @@ def test_an_edit_of_a_tenth_takes_fewer_than_three_forwards_for_ten_tokens() -> 
         rates.append(done.nfe[0] / 100)
     assert rates[0] < 0.15
     assert rates[1] > 0.3
-
-
-@pytest.mark.parametrize("name", ["k", "max_ngram"])
-def test_nothing_to_draft_is_refused(name: str) -> None:
-    with pytest.raises(SpecError, match=f"aggressive: {name} must be at least 1, got 0"):
-        Aggressive(**{name: 0})

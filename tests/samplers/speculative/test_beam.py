@@ -52,8 +52,3 @@ def test_a_temperature_draws_nothing() -> None:
 def test_independent_siblings_are_refused() -> None:
     with pytest.raises(SpecError, match="beam keeps the most likely children, and kseq needs independent samples"):
         registry.resolve("model:name=x+beam+kseq", "ar", sampling=True)
-
-
-def test_sizes_below_1_are_refused() -> None:
-    with pytest.raises(SpecError, match="beam: beams must be at least 1, got 0"):
-        Beam(beams=0)

@@ -177,8 +177,6 @@ def test_the_chosen_exit_and_length_are_within_a_twentieth_of_the_best() -> None
 
 test_what_makes_no_sense_is_refused = refused_specs(
     [
-        ("del:k=0", "del: k must be at least 1, got 0"),
-        ("del:decay=0", r"del: decay must lie in \(0, 1\], got 0"),
         ("del:exits=2-1", "del: exits lists rising numbers of layers"),
         ("del+unsure", "'unsure' needs a drafter with a model"),
     ],

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.models.errors import SpecError
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.shape.dyspec import DySpec
 from tests.samplers.ar_toys import counted, g_test, joint, run
@@ -105,11 +104,6 @@ def test_a_row_alone_has_the_tree_that_it_has_in_a_batch() -> None:
     together = grown(DySpec(10), Told(written([[1], [2, 3], [4]])), [2, 4, 3], seed=5, temperature=1.0)
     alone = grown(DySpec(10), Told(written([[2, 3]])), [4], seed=6, temperature=1.0)
     assert nodes(together, 1) == nodes(alone, 0)
-
-
-def test_sizes_below_1_are_refused() -> None:
-    with pytest.raises(SpecError, match="dyspec: nodes must be at least 1, got 0"):
-        DySpec(nodes=0)
 
 
 def test_draws_with_replacement_have_the_targets_law_where_siblings_run_out() -> None:

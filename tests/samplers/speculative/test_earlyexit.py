@@ -16,7 +16,6 @@ from pardec.samplers import registry
 from tests.grids import chequered
 from tests.samplers.ar_toys import rows, run
 from tests.samplers.fake_draft_model import NEW, RAGGED, Pausing, distribution, greedy, heard, target
-from tests.samplers.spec_checks import refused_specs
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 
@@ -71,15 +70,6 @@ def test_a_verified_position_runs_only_the_layers_that_are_left(shape: str, laye
     if shape in ("chain", "template:widths=3-2-1"):  # the others prune what they have heard
         assert queries[0] == queries[3]
     assert done.draft_forwards[0] == sum(part == slice(0, layers) for part, _ in parts)
-
-
-test_values_out_of_range_are_refused = refused_specs(
-    [
-        ("earlyexit:layers=0", "earlyexit: layers must be at least 1, got 0"),
-        ("earlyexit:k=0", "earlyexit: k must be at least 1, got 0"),
-    ],
-    family="ar",
-)
 
 
 def test_an_exit_behind_the_last_layer_is_refused() -> None:

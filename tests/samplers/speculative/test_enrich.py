@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.accept.enrich import Enrich, _Enrichment
 from pardec.samplers.speculative.ops.verification import Trial
@@ -68,10 +67,3 @@ def test_the_first_round_of_many_draws_follows_the_rule() -> None:
     frequency = torch.bincount(torch.where(passed, drawn, other), minlength=vocab) / count
     assert (frequency - expected).abs().max() < 0.01
     assert (frequency - p[0]).abs().max() > 0.03, "it is not the target's distribution"
-
-
-def test_bounds() -> None:
-    with pytest.raises(SpecError, match="eta must be at least 0"):
-        registry.resolve("rapid+enrich:eta=-1", "ar")
-    with pytest.raises(SpecError, match=r"alpha must lie in \[0, 1\]"):
-        registry.resolve("rapid+enrich:alpha=2", "ar")

@@ -129,5 +129,3 @@ def test_blocks_longer_than_were_trained_are_refused(tmp_path: Path) -> None:
     folder = falcon(tmp_path / "f", target(), 2)
     with pytest.raises(SpecError, match="falcon: block must be at most 2, as trained in .*, got 3"):
         run(target(), f"falcon:name={folder},block=3", [[1, 2]], 4)
-    with pytest.raises(SpecError, match="falcon: block must be at least 1, got 0"):
-        registry.resolve("falcon:name=f,block=0", "ar")

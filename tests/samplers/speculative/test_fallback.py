@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.models.errors import SpecError
 from pardec.samplers.speculative.length.fallback import Fallback
 from pardec.samplers.speculative.length.unsure import Unsure
 from pardec.samplers.speculative.shape.beam import Beam
@@ -46,8 +45,3 @@ def test_it_beats_the_best_fixed_length_where_confidence_says_something() -> Non
     uniform = np.where(sure > 0.9, 0.95, 0.1)
     for c in (0.05, 0.2):
         assert speed(Fallback(), uniform, c, 10, sure) > 1.01 * best_fixed(uniform, c, 10)
-
-
-def test_below_is_a_probability() -> None:
-    with pytest.raises(SpecError, match="fallback: below must lie in \\[0, 1\\], got -0.1"):
-        Fallback(-0.1)

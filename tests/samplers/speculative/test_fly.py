@@ -149,10 +149,3 @@ def test_more_is_accepted_and_the_answers_of_sums_stay() -> None:
 def test_trees_are_refused(spec: str) -> None:
     with pytest.raises(SpecError, match="fly verifies one chain per row"):
         registry.resolve(spec, "ar", sampling=False)
-
-
-def test_parameters_out_of_range() -> None:
-    with pytest.raises(SpecError, match="fly: entropy must be at least 0, got -1"):
-        Fly(-1.0)
-    with pytest.raises(SpecError, match="fly: window must be at least 1, got 0"):
-        Fly(window=0)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.accept.code_features import CodeFeatures
 from pardec.samplers.speculative.accept.gsd import Grouped
@@ -236,11 +235,3 @@ def test_more_is_accepted_and_told() -> None:
     assert sum(loose.nfe) < 0.8 * sum(plain.nfe)
     assert min(loose.deviation) > 0
     assert registry.resolve("sjd+gsd", "ar", sampling=True).exact == "relaxed"
-
-
-def test_bad_parameters_are_refused() -> None:
-    for name in ("group", "dist"):
-        with pytest.raises(SpecError, match=f"gsd: {name} must be at least 0, got -1"):
-            Grouped(**{name: -1})
-    with pytest.raises(SpecError, match=r"gsd: prob must lie in \[0, 1\], got 2"):
-        Grouped(prob=2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pardec.models.errors import SpecError
 from pardec.samplers.speculative.length.heuristic import Heuristic
 from tests.samplers.fake_draft_model import best_fixed, context, outcome, speed, switching, written
 
@@ -35,11 +34,7 @@ def test_it_beats_every_fixed_length_where_acceptance_changes() -> None:
     assert speed(Heuristic(), uniform, 0.2, 10) > 1.1 * best_fixed(uniform, 0.2, 10)
 
 
-def test_values_out_of_range_are_refused() -> None:
-    with pytest.raises(SpecError, match="heuristic: first must be at least 1, got 0"):
-        Heuristic(first=0)
-    with pytest.raises(SpecError, match="heuristic: less must be at least 0, got -1"):
-        Heuristic(less=-1)
+def test_the_first_length_is_as_given() -> None:
     assert np.array_equal(
         Heuristic(first=4).budget(9, context(written([[1]])), Heuristic(first=4).start(context(written([[1]])))), [4]
     )

@@ -145,8 +145,6 @@ def test_what_has_no_mask_or_drafts_trees_is_refused() -> None:
         run(toy_ar(), "idlm:mask=9", [[1, 2]], 4)
     with pytest.raises(SpecError, match="idlm drafts a chain, and beam drafts trees"):
         registry.resolve("idlm:mask=4+beam")
-    with pytest.raises(SpecError, match="idlm: k must be at least 1, got 0"):
-        registry.resolve("idlm:mask=4,k=0")
 
 
 def test_an_adapter_of_anything_but_the_layers_matrices_is_refused(adapted: tuple[Path, Path, Gated]) -> None:

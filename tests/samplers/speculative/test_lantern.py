@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pardec.models.errors import ModelError, SpecError
+from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.speculative.accept.code_features import CodeFeatures, nearest
@@ -320,16 +320,6 @@ def test_the_codebook_says_who_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LanguageModel, "codebook", codes[:5])
     with pytest.raises(ModelError, match="toy has a codebook of 5 rows for 6 ids"):
         run(model, "sjd+lantern", [[1, 2]], 4, temperature=1.0)
-
-
-def test_bad_parameters_are_refused() -> None:
-    with pytest.raises(SpecError, match="lantern: k must be at least 0, got -1"):
-        Lantern(-1)
-    for delta in (-0.1, 2.0, float("nan")):
-        with pytest.raises(SpecError, match=r"lantern: delta must be a probability in \[0, 1\], got"):
-            Lantern(delta=delta)
-    with pytest.raises(SpecError, match="lantern: ratio must be at least 1, got 0.5"):
-        Lantern(ratio=0.5)
 
 
 @pytest.mark.seeds("arXiv:2410.03355")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from pardec.models.errors import SpecError
 from pardec.samplers.speculative.draft.lookup import Lookup
 from tests.reference import naive_lookup
 from tests.samplers.ar_toys import rows, run
@@ -91,9 +90,3 @@ def test_the_index_costs_the_same_however_long_the_text() -> None:
     for end in range(len(drawn) - 2_000, len(drawn), 4):
         drafter.guess(drawn[:end], index, 10)
     assert (time.perf_counter() - start) / 500 < 1e-3  # a search of the text takes several times that
-
-
-@pytest.mark.parametrize("name", ["k", "max_ngram"])
-def test_nothing_to_draft_is_refused(name: str) -> None:
-    with pytest.raises(SpecError, match=f"lookup: {name} must be at least 1, got 0"):
-        Lookup(**{name: 0})

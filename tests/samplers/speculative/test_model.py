@@ -104,11 +104,6 @@ def test_a_drafter_without_a_name_is_refused_when_the_spec_is_read() -> None:
     assert "model:name=" in str(error.value.hint)
 
 
-def test_k_below_1_is_refused() -> None:
-    with pytest.raises(SpecError, match="model: k must be at least 1, got 0"):
-        registry.resolve("model:name=same,k=0", "ar")
-
-
 def ran(model: LanguageModel) -> list[int]:
     """Runs a drafter with other tokens; returns how many forwards ran before it was refused."""
     calls: list[int] = []

@@ -168,10 +168,3 @@ def test_fewer_forwards_than_lookup_where_edited_texts_are_repeated_and_on_a_sec
     first, again = (forwards(tiny, kept, prompts, 64) for _ in range(2))
     assert first[1] == again[1] == same
     assert again[0] < 0.7 * lookup
-
-
-def test_parameters_out_of_range() -> None:
-    with pytest.raises(SpecError, match="suffix: k must be at least 1, got 0"):
-        Suffix(k=0)
-    with pytest.raises(SpecError, match="suffix: least must be at most 1, got 2"):
-        Suffix(least=2.0)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.accept.topk import TopK
 from tests.reference.naive_acceptance import Node, children
@@ -83,10 +82,3 @@ def test_equals_are_one_rank_and_only_the_lowest_id_is_the_best() -> None:
     for tolerance, count in ((0.0, 0), (0.1, 1)):
         verdict = TopK(2, tolerance).accept(draft, distributions(p, greedy=True), Given(torch.zeros(1, 2)), None)
         assert int(verdict.count) == count
-
-
-def test_parameters_out_of_range() -> None:
-    with pytest.raises(SpecError, match="topk: k must be at least 1, got 0"):
-        TopK(0)
-    with pytest.raises(SpecError, match="topk: tolerance must be at least 0, got -1"):
-        TopK(tolerance=-1)
