@@ -39,7 +39,7 @@ def trained() -> ContinuousModel:
     model = load_continuous(folder, device="cpu", dtype="float32")
     for part in (model.backbone.network, model.head.network):  # type: ignore[attr-defined]
         part.double()
-    return replace(model, head=model.head.respaced(12))
+    return replace(model, head=model.head.respaced(8))
 
 
 class Half:

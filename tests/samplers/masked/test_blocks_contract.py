@@ -1,4 +1,4 @@
-"""The contract of every block stage: a row is the same alone and in a batch, other stages work, refusals by name."""
+"""The contract of every block stage: other stages work, refusals by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of caches of masked models: they compute enough positions, and rows are independent."""
+"""The contract of caches of masked models: they compute enough positions."""
 
 from __future__ import annotations
 

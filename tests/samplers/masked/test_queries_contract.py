@@ -1,4 +1,4 @@
-"""The contract of every query stage: caches, hypotheses, ragged rows, joining rows, and refusals by name."""
+"""The contract of every query stage: caches, hypotheses, joining rows, and refusals by name."""
 
 from __future__ import annotations
 

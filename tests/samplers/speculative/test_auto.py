@@ -1,4 +1,4 @@
-"""A bandit over two drafters: greedy decoding's tokens, the choice, each drafter's inputs, and refusals."""
+"""A bandit over two drafters: the choice, each drafter's inputs, and refusals."""
 
 from __future__ import annotations
 

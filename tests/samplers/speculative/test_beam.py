@@ -1,4 +1,4 @@
-"""Beam trees: the plain search, the final selection, and point masses, which stay exact under sampling."""
+"""Beam trees: the plain search, the final selection."""
 
 from __future__ import annotations
 

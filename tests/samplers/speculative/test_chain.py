@@ -1,4 +1,4 @@
-"""The chain: the distributions it samples from, where rows end, and the target's distribution after verification."""
+"""The chain: the distributions it samples from, and where rows end."""
 
 from __future__ import annotations
 

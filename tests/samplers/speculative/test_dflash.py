@@ -1,4 +1,4 @@
-"""Blocks of masks that draft: greedy decoding's tokens, distributions as in one pass over the text, cuts."""
+"""Blocks of masks that draft: distributions as in one pass over the text, cuts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EAGLE drafting: greedy tokens, states as in one pass over a whole row, rows that skip rounds, the distribution."""
+"""EAGLE drafting: states as in one pass over a whole row, rows that skip rounds, the distribution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of pairs: greedy decoding's tokens, distributions as in whole passes, one pass per block."""
+"""Blocks of pairs: distributions as in whole passes, one pass per block."""
 
 from __future__ import annotations
 

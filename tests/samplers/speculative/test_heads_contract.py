@@ -1,4 +1,4 @@
-"""Heads on the target's last state, Medusa's and Hydra's: greedy decoding, distributions as of whole texts, joints."""
+"""Heads on the target's last state, Medusa's and Hydra's: distributions as of whole texts, joints."""
 
 from __future__ import annotations
 

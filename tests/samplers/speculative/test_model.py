@@ -1,4 +1,4 @@
-"""A second checkpoint that drafts: greedy decoding's tokens, distributions as of whole forwards, its cache, errors."""
+"""A second checkpoint that drafts: distributions as of whole forwards, its cache, errors."""
 
 from __future__ import annotations
 

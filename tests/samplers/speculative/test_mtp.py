@@ -1,4 +1,4 @@
-"""An MTP layer drafts: greedy text, states as in one pass over the whole row, and what a trained one is worth."""
+"""An MTP layer drafts: states as in one pass over the whole row, and what a trained one is worth."""
 
 from __future__ import annotations
 

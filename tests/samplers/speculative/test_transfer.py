@@ -1,4 +1,4 @@
-"""States of later positions made inside the stack: greedy tokens, whole forwards, and nodes that stay untouched."""
+"""States of later positions made inside the stack: whole forwards, and nodes that stay untouched."""
 
 from __future__ import annotations
 
