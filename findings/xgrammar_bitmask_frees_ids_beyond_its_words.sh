@@ -8,8 +8,8 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install -q --disable-pip-version-check \
-    torch==2.13.0 xgrammar==0.2.8 llguidance==1.9.1 tokenizers==0.23.3
+"$folder/venv/bin/pip" install -q --disable-pip-version-check torch==2.13.0 xgrammar==0.2.8
+"$folder/venv/bin/pip" install -q --disable-pip-version-check llguidance==1.9.1 tokenizers==0.23.3
 OMP_NUM_THREADS=1 "$folder/venv/bin/python" - <<'PY'
 import sys
 import warnings
@@ -46,7 +46,7 @@ def left(apply, mask, width):
 
 
 print("xgrammar", metadata.version("xgrammar"), "llguidance", metadata.version("llguidance"))
-print(f"{count} tokens, one of which the grammar allows; guess: one id is left for any width of the logits")
+print("guess: the grammar allows one of", count, "tokens, and one id is left for any width of the logits")
 seen = {}
 for width in (count, 288, 320, 512):
     seen[width] = (left(xgrammar.apply_token_bitmask_inplace, own, width)[0],
