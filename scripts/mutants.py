@@ -349,8 +349,12 @@ def fresh_batches(batches: Sequence[Mapping[str, Any]]) -> list[str]:
         "|---|---|---|---|---|",
     ]
     for each in batches:
-        shares = [f"{each[name]} ({each[name] / each['mutants']:.0%})" for name in ("named", "own")]
-        lines.append(f"| {each['batch']} | {each['mutants']} | {each['papers']} | " + " | ".join(shares) + " |")
+        count, named = each["mutants"], each["named"]
+        own, ran = each["own"], each["own_ran"]  # own files did not run on every mutant
+        lines.append(
+            f"| {each['batch']} | {count} | {each['papers']} | {named} ({named / count:.0%}) | "
+            f"{own} of {ran} ({own / ran:.0%}) |"
+        )
     return [*lines, ""]
 
 
