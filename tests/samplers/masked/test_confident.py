@@ -96,7 +96,7 @@ def test_a_threshold_of_one_is_a_token_a_step_and_lower_ones_prefilling_and_fixe
     the_share_of_masks_is_of_what_the_block_held()
     the_threshold_is_strict()
     assert steps_of("confident") == steps_of("confident:tau=0.95") != steps_of("confident:tau=0.9")
-    test_as_the_naive_decoder("dream", 3)  # rows of a batch each by their own scores
+    each_row_goes_by_its_own_scores()
     results = [answered("tiny-dream", "lists", f"confident:tau={tau}", 3)[1] for tau in (1, 0.99, 0.5)]
     assert all(gained == [1] * 30 + [2] for gained in results[0].trace.gained)
     steps = [sum(result.nfe) for result in results]
@@ -112,3 +112,16 @@ def test_a_threshold_of_one_is_a_token_a_step_and_lower_ones_prefilling_and_fixe
     fixed = run(model, "confident:tau=0.3", request(rows, [9, 12], block_length=6))
     for row, prompt in zip(fixed.tokens, given, strict=True):
         assert (row[len(prompt)], row[len(prompt) + 3]) == (3, 5)
+
+
+def each_row_goes_by_its_own_scores() -> None:
+    """Row 0 has five sure tokens, row 1 none: as alone, the schedule commits int(5 (1 - .5005)) = 2, then the rest."""
+    distributions = torch.full((10, 7), 0.01)
+    distributions[:5, 1], distributions[:5, 0] = 0.94, 0.01
+    distributions[5:, :5] = torch.tensor([0.5, 0.12, 0.12, 0.12, 0.12])
+    for at in range(5):
+        distributions[5 + at, :2] += torch.tensor([-0.02, 0.02]) * at
+    query = request([[6] * 5, [6] * 10], [0, 5], block_length=5)
+    both = run(table(distributions), "confident:tau=0.9,steps=2", query)
+    assert both.trace.commit_step[0, :5].tolist() == [0] * 5
+    assert both.trace.commit_step[1, 5:].tolist() == [0, 0, 1, 1, 1]
