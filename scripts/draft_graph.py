@@ -22,8 +22,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pardec  # noqa: E402
 from pardec.models.errors import PardecError, SpecError  # noqa: E402
 from pardec.samplers import registry  # noqa: E402
-from pardec.samplers.masked.branch.draft_graphs import StepCounts, draft_graph  # noqa: E402
-from pardec.samplers.masked.branch.draft_sets import text_of  # noqa: E402
+from pardec.samplers.masked.branch.draft_sets import (  # noqa: E402
+    StepCounts,
+    draft_graph,
+    text_of,
+)
 from pardec.samplers.masked.contracts import MaskedSampler  # noqa: E402
 
 

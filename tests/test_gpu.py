@@ -15,7 +15,7 @@ import torch
 
 import pardec
 from pardec.models.continuous.contracts import ContinuousModel
-from pardec.models.continuous.mar_reader import Reader
+from pardec.models.continuous.mar import Reader
 from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import LanguageModel

@@ -20,8 +20,7 @@ from torch import Tensor
 from .. import finite
 from ..continuous.contracts import ContinuousModel, read_sizes
 from ..continuous.diffusion_head import DiffusionHead, MARHead
-from ..continuous.mar import MARBackbone
-from ..continuous.mar_reader import Reader
+from ..continuous.mar import MARBackbone, Reader
 from ..errors import ModelError
 from ..files.sources import Source
 from ..files.weights import Published, count_parts

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,19 +22,24 @@ from ..continuous.contracts import ContinuousModel
 from ..continuous.diffusion_head import DiffusionHead
 from ..cuda_graphs.runner import native
 from ..decoder import Decoder
-from ..errors import ArgumentError, ModelError, listed
+from ..errors import ArgumentError, ModelError, listed, one_line
 from ..families import FAMILIES, FamilySpec, mar, var
 from ..files.configs import reading
 from ..files.sources import Source
 from ..files.weights import Published, in_memory, inspect, read, unwrapped, weight_files
+from ..hf.adapt import check_info
+from ..hf.causal_lm import HFAdapter
+from ..hf.hf_logging import silence
 from ..images.weight_files import check_names
 from ..kernels import layout
-from ..layers.quantize import quantizer
+from ..layers.quantize import quantize_linears, quantizer
 from ..model import LanguageModel
 from ..parallel import tensor_parallel
+from ..parallel.placement import out_of_memory
 from ..scales.contracts import ScaleModel
 from ..trimmed import Trimmed
 from . import assemble
+from .assemble import overwrite
 from .recognition import read_description, recognise
 from .unread import same
 
@@ -65,8 +72,6 @@ def load_weights(model: LanguageModel | ContinuousModel | ScaleModel, weights: W
     elif (stack := _native_stack(model)) is not None:
         write = _native(model, stack, published, file)
     else:
-        from ..hf.update import replacement
-
         write = replacement(model, published)
     _forget(model)
     with torch.inference_mode():  # weights made in inference mode can be written only in that mode
@@ -254,3 +259,63 @@ def _var(model: ScaleModel, published: dict[str, Published], source: Source | No
         config = var.describe(source.folder, used, source.file.stem if source.file else "")
         _same(model, source, config, "num_heads", "patch_nums")
     return lambda: read(used, lambda name, tensor: layout.fill(own[name], tensor))
+
+
+def replacement(model: LanguageModel, published: dict[str, Published]) -> Callable[[], None]:
+    """A function that writes these tensors to the model's parameters.
+
+    The library loads them into a second model, on the CPU, as it would load files: so they may have the names of files
+    or those of its modules. Raises ModelError, as loading does, for tensors that do not match by name or shape; a
+    config.json beside them is not compared.
+    """
+    adapter = model.decoder
+    if not isinstance(adapter, HFAdapter):
+        raise ModelError(f"{model.name} was not loaded from a checkpoint, so the names of its weights are unknown")
+    library = adapter.model
+    present = library.state_dict(keep_vars=True)
+    if any(weight.is_meta for weight in present.values()):
+        raise ModelError(
+            f"some weights of {model.name} are offloaded from its devices and cannot be replaced",
+            "load it without device_map, or in a smaller dtype, so that no layer is offloaded",
+        )
+    published = unwrapped(published, present)
+    floating = [name for name, weight in present.items() if weight.is_floating_point()]
+    foreign = [name for name in floating if name in published and published[name].dtype is None]
+    if foreign:
+        raise ModelError(f"{len(foreign)} tensors are not floating-point: {listed(foreign)}")
+    state = {name: entry.tensor.detach() for name, entry in published.items() if entry.tensor is not None}
+    files = {name: entry for name, entry in published.items() if entry.tensor is None}
+    read(files, lambda name, tensor: state.__setitem__(name, tensor.clone()))
+    fresh = _loaded(library, state, model)
+    if model.quantized is not None:
+        again = quantizer(model.quantized, model.device, model.dtype, model.activations)
+        quantize_linears(again, fresh, fresh.get_input_embeddings().weight)
+    values = fresh.state_dict(keep_vars=True)
+
+    def write() -> None:
+        for name, weight in present.items():
+            overwrite(weight, values[name])
+        adapter.refresh()
+
+    return write
+
+
+def _loaded(library: Any, state: dict[str, Tensor], model: LanguageModel) -> Any:
+    config = deepcopy(library.config)
+    try:
+        with silence():
+            fresh, info = type(library).from_pretrained(
+                None,
+                config=config,
+                state_dict=state,
+                dtype=model.dtype,
+                device_map={"": torch.device("cpu") if model.quantized is None else model.device},
+                attn_implementation="eager",
+                output_loading_info=True,
+            )
+    except Exception as error:  # weights and models each fail in their own way
+        if out_of_memory(error):
+            raise
+        raise ModelError(f"transformers cannot load these weights for {model.name}: {one_line(error)}") from error
+    check_info(fresh, info)
+    return fresh

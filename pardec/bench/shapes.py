@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import pardec
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.continuous.diffusion_head import DiffusionHead
-from pardec.models.continuous.mar_reader import Reader
+from pardec.models.continuous.mar import Reader
 from pardec.models.cuda_graphs.capture import Graphs, GraphsArgument, use_graphs
 from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.errors import ModelError

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pardec.samplers.continuous.methods.cspd import TRIES
-from pardec.samplers.ops.density_ratios import LastTransition, last_accepted, log_ratio, share
+from pardec.samplers.continuous.methods.cspd import TRIES, LastTransition, last_accepted, log_ratio, share
 from pardec.samplers.speculative.accept.code_features import CodeFeatures, nearest
 from pardec.samplers.speculative.accept.greedy import Greedy
 from pardec.samplers.speculative.accept.gsd import Grouped

@@ -14,7 +14,7 @@ from golden_specs import TOLERANCE, Case, Reader, Replay, relative
 from pardec.models.continuous.contracts import ContinuousModel, States
 from pardec.models.continuous.diffusion_head import DiffusionHead, MARHead
 from pardec.models.continuous.mar import MARBackbone
-from pardec.models.continuous.mar_reader import Reader as Read
+from pardec.models.continuous.mar import Reader as Read
 from pardec.models.load import load_continuous
 from pardec.samplers.continuous.contracts import ImageRequest
 from pardec.samplers.continuous.loop import decode

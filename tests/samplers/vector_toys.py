@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pardec.models.continuous.contracts import ContinuousModel, Gaussian, States
 from pardec.models.continuous.diffusion_head import DiffusionHead
-from pardec.models.continuous.mar_reader import Reader
+from pardec.models.continuous.mar import Reader
 from pardec.models.families.mar import networks
 from pardec.samplers.continuous.contracts import ImageRequest
 from pardec.samplers.continuous.loop import decode

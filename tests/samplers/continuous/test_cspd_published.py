@@ -15,9 +15,7 @@ from torch import Tensor
 
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.samplers.continuous.contracts import ImageRequest
-from pardec.samplers.continuous.state import ImageState
-from pardec.samplers.ops.denoising_paths import DenoisingPath
-from pardec.samplers.ops.density_ratios import (
+from pardec.samplers.continuous.methods.cspd import (
     LastTransition,
     first_accepted,
     last_accepted,
@@ -25,6 +23,8 @@ from pardec.samplers.ops.density_ratios import (
     log_ratio,
     share,
 )
+from pardec.samplers.continuous.state import ImageState
+from pardec.samplers.ops.denoising_paths import DenoisingPath
 from pardec.samplers.ops.unmasking import Unmasking, unmasking
 from pardec.samplers.rng import Keyed
 from tests.samplers.vector_toys import generate, latents_of, pair

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import pardec
 from pardec.models.continuous.contracts import ContinuousModel, Reuse
-from pardec.models.continuous.mar_reader import ReusingReader
+from pardec.models.continuous.mar import ReusingReader
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.load import load_continuous
 from pardec.samplers.continuous.methods.mar import MAR

@@ -17,8 +17,15 @@ from pardec import Model
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
-from pardec.samplers.masked.branch.draft_graphs import StepCounts, draft_graph
-from pardec.samplers.masked.branch.draft_sets import follows, graph_of, read_nodes, text_of, tree_tokens
+from pardec.samplers.masked.branch.draft_sets import (
+    StepCounts,
+    draft_graph,
+    follows,
+    graph_of,
+    read_nodes,
+    text_of,
+    tree_tokens,
+)
 from pardec.samplers.masked.branch.freedave import FreeDave, of_ranks
 from pardec.samplers.masked.contracts import Choice
 from pardec.samplers.masked.loop import decode

@@ -16,12 +16,11 @@ from torch import Tensor
 from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
+from pardec.samplers.speculative.accept import lantern
 from pardec.samplers.speculative.accept.code_features import CodeFeatures, nearest
-from pardec.samplers.speculative.accept.lantern import Lantern
+from pardec.samplers.speculative.accept.lantern import Lantern, move_probability
 from pardec.samplers.speculative.accept.speculative import Speculative
 from pardec.samplers.speculative.contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
-from pardec.samplers.speculative.ops import transport
-from pardec.samplers.speculative.ops.transport import move_probability
 from tests.reference import naive_relaxed as naive
 from tests.samplers.ar_toys import counted, joint, rows, run, toy_ar, variation
 from tests.samplers.handmade_drafts import Given, distributions, emitted, pairs, tree
@@ -275,8 +274,8 @@ def test_many_ids_and_many_nodes_go_another_way(monkeypatch: pytest.MonkeyPatch)
     draft = tree(torch.from_numpy(drawn.randint(0, 9, (4, 7))), None, q, is_point_mass=point)
 
     def by(dense: int, gathered: int) -> tuple[Tensor, Tensor]:
-        monkeypatch.setattr(transport, "_DENSE", dense)
-        monkeypatch.setattr(transport, "_GATHERED", gathered)
+        monkeypatch.setattr(lantern, "_DENSE", dense)
+        monkeypatch.setattr(lantern, "_GATHERED", gathered)
         return move_probability(draft, p, features(9).table[:, :3], 0.2, 2.5)
 
     distribution, off = by(9, 0)
