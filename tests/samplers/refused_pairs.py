@@ -95,12 +95,12 @@ PROMPT = [3, 1, 4, 1]
 
 def settings(family: str) -> list[tuple[str, str, str]]:
     """Name, stage and spec of every method of a family of models, in each of its settings."""
-    cards = [card for card in registry.cards() if card.family == family and card.file.startswith(_SOURCE)]
+    cards = [card for card in registry.cards() if card.family == family and card.file.startswith(SOURCE)]
     each = [SETTINGS.get(f"{family} {card.name}", SETTINGS.get(card.name, (card.name,))) for card in cards]
     return [(card.name, card.stage, spec) for card, specs in zip(cards, each, strict=True) for spec in specs]
 
 
-_SOURCE = str(Path(registry.__file__).parent)
+SOURCE = str(Path(registry.__file__).parent)
 
 
 def joined(*parts: tuple[str, str, str]) -> str:
@@ -110,7 +110,7 @@ def joined(*parts: tuple[str, str, str]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    return str(error).split("\n")[0].replace(_SOURCE, "SAMPLERS")
+    return str(error).split("\n")[0].replace(SOURCE, "SAMPLERS")
 
 
 # --- masked ---

@@ -1,4 +1,4 @@
-"""Beam trees: the plain search, the final selection."""
+"""Beam trees: the plain search and the final selection."""
 
 from __future__ import annotations
 
