@@ -124,6 +124,10 @@ class DraftModule(nn.Module):
             device=self.device,
         )
 
+    def chain(self, cache: KVCache) -> Any:
+        """What drafts greedy chains over `cache` in one call, a `PairChain`; None where plans have to be run."""
+        return None
+
     def layer_pass(self, plan: Plan, cache: KVCache | None, ops: Ops, *, window: int | None = None) -> LayerPass:
         """What the module's layers share in a forward of `plan`; without a `cache` they see its own K/V."""
         cos, sin = self.rope.rows(plan, limit=None if cache is None else cache.capacity, device=self.device)

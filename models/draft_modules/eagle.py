@@ -32,8 +32,8 @@ from torch import Tensor, nn
 from ..caches.kv_cache import KVCache
 from ..decoder_config import DecoderConfig
 from ..errors import ModelError
-from ..kernels.cpu.int8 import Int8Weight
 from ..kernels.cpu.layers import LayersInC
+from ..kernels.cpu.packed import PackedWeight
 from ..kernels.matmul import matmul, matmul_into
 from ..kernels.ops import Ops, choose_ops
 from ..layers.layer import DecoderLayer, LayerPass
@@ -44,6 +44,7 @@ from .contracts import DraftFiles, DraftModule, looked_up
 from .eagle_files import EagleLayout
 from .eagle_taps import Taps
 from .few_pairs import few_pairs
+from .pair_chain import PairChain, chains
 from .parameters import parameter
 from .vocabulary import OwnIds, own_ids
 
@@ -64,12 +65,12 @@ class PairLayer(DecoderLayer):
 
     @cached_property
     def in_c(self) -> LayersInC | None:
-        """The layer for the kernels in C, of weights in 8 bits; None for a layer that they do not support."""
+        """The layer for the kernels in C, of packed weights; None for a layer that they do not support."""
         weights, limits = self.weights_in_c(), (self.config.window, self.config.attention_cap)
         if weights is None or any(each is not None for each in limits) or len(self.down_weight) != self.config.width:
             return None
         own = weights.qkv, weights.out, weights.gate_up, weights.down
-        return LayersInC([weights]) if all(isinstance(each, Int8Weight) for each in own) else None
+        return LayersInC([weights]) if all(isinstance(each, PackedWeight) for each in own) else None
 
 
 class SplitLayer(PairLayer):
@@ -198,6 +199,9 @@ class EagleModule(DraftModule):
             h = self._normed(h)
         shape = plan.want.shape if narrowed else plan.tokens.shape
         return Hidden(plan, h.view(*shape, -1), partial(self._head, plan), {}, narrowed, subset=self.subset)
+
+    def chain(self, cache: KVCache) -> PairChain | None:
+        return PairChain(self, cache) if type(self) is EagleModule and chains(self, cache) else None
 
     def _layers(self, h: Tensor, inputs: Tensor, step: LayerPass, picked: Tensor | None) -> Tensor:
         """All layers over pairs h [M, E], of which the first attends among `inputs`; or those `picked` by the last."""

@@ -1,4 +1,4 @@
-"""The layer of an EAGLE-3 in 8 bits for the few pairs of a single row: C kernels called without PyTorch."""
+"""The layer of an EAGLE-3 with packed weights for the few pairs of a single row: C kernels called without PyTorch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..kernels.cpu.layers import LayersInC, usable
 from ..layers.rope import Rope
 from ..plan import Plan
 
-_MOST = 32  # with more queries, the kernels themselves dominate the time
+MOST = 32  # with more queries, the kernels themselves dominate the time
 
 
 def few_pairs(
@@ -29,7 +29,7 @@ def few_pairs(
     if (
         plan.batch != 1
         or extent is None
-        or not plan.width <= min(_MOST, extent - 1)
+        or not plan.width <= min(MOST, extent - 1)
         or extent > cache.capacity
         or plan.slot_span != (extent - plan.width, extent)
         or type(cache) is not KVCache

@@ -100,18 +100,18 @@ class Chain:
         fused = decoder.fused.of(list(decoder.layers), torch.float32, decoder.weights_version)
         norm, head = decoder.norm, decoder.head
         weight = head.weight if head.again is None else head.again
-        now = fused, norm.weight, weight, self.cache.k[0]
+        now = fused, decoder.embed.weight, norm.weight, weight, self.cache.k[0]
         if len(self._known) != len(now) or any(one is not other for one, other in zip(now, self._known, strict=True)):
             self._known, self._run = now, None
             if fused is not None:
                 packed = weight if isinstance(weight, PackedWeight) else None
-                kv = self.cache.k, self.cache.v
-                self._run = ChainInC(fused, kv, (norm.weight, norm.eps), packed, self.wanted.layers)
+                kv, table = (self.cache.k, self.cache.v), (decoder.embed.weight, decoder.config.embedding_scale)
+                self._run = ChainInC(fused, kv, table, (norm.weight, norm.eps), packed, self.wanted.layers)
         if self._run is None:
             return None
-        h = decoder.embedded(tokens)[0]
+        h = None if self._run.embeds else decoder.embedded(tokens)[0].contiguous()
         tables = rope.table(start + tokens.shape[1], tokens.device)
-        normed, states, logits = self._run.forward(h.contiguous(), tables, start)
+        normed, states, logits = self._run.forward(tokens[0].contiguous(), h, tables, start)
         if self.wanted.normed:
             states = normed if states is None else torch.cat((states, normed), -1)
         logits = decoder.unembed(normed) if logits is None else logits

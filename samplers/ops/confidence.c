@@ -8,20 +8,6 @@
 #define PART 1024               /* logits per partial sum of exponentials: a whole number of vectors */
 #define SPREAD (1 << 20)        /* logits, from which on several threads are faster */
 
-INLINE float highest_of(const float *x, int width)
-{
-    vec highest = spread(-INFINITY), other = highest;
-    float top = -INFINITY;
-    int n = 0;
-    for (; n + 2 * LANES <= width; n += 2 * LANES) {
-        highest = larger(highest, *(const vec *)(x + n));
-        other = larger(other, *(const vec *)(x + n + LANES));
-    }
-    if (n) top = largest_of(larger(highest, other));
-    for (; n < width; n++) top = x[n] > top ? x[n] : top;
-    return top;
-}
-
 /* sum exp(x[n] - top) over the `width` numbers x; NaN if one of them is NaN. */
 INLINE float mass_above(const float *x, float top, int width)
 {
@@ -45,18 +31,7 @@ int pardec_greedy(const float *logits, int64_t *ids, float *probability, int row
     for (int r = 0; r < rows; r++) {
         const float *x = logits + (ptrdiff_t)r * width;
         float top = highest_of(x, width);
-        int at = 0, whole = 1;
-        vec all = spread(top);
-        for (; at + LANES <= width; at += LANES) {
-            unsigned same = where_equal(*(const vec *)(x + at), all);
-            if (same) {
-                at += __builtin_ctz(same);
-                whole = 0;
-                break;
-            }
-        }
-        while (whole && at < width && x[at] != top) at++;
-        ids[r] = at < width ? at : 0;
+        ids[r] = index_of(x, top, width);
         probability[r] = 1.0f / mass_above(x, top, width);
     }
     return 0;

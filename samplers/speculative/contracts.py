@@ -486,6 +486,13 @@ class DraftModel(Protocol):
         """Like `forward`, over only the ids that the model can draft, if the request's logits processing allows it."""
         return SubsetLogits(self.forward(draft, nodes))
 
+    def greedy_chain(self, count: int) -> Tensor | None:
+        """[1, 1 + count] node 0 and the likeliest tokens after it, drafted in one call before any other node is fed.
+
+        None where they have to be drafted one by one. The request decodes greedily, and no controller stops a draft.
+        """
+        return None
+
     def prune(self, nodes: Tensor) -> None:
         """Keeps only these `nodes` [B, T] of the draft, in this order."""
 

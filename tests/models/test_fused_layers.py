@@ -183,6 +183,8 @@ def test_chain_of_one_row_equals_forward(kind: str, shape: dict[str, Any], wante
     network, tokens = decoder(kind, **shape), ids(1, 90)
     if kind != "plain":
         network.head.weight = nn.Parameter(packed(network.head.weight.data, kind), requires_grad=False)
+    if kind not in ("plain", "blocks"):  # the others' embeddings are looked up row by row, or in Python from panels
+        network.embed.weight = nn.Parameter(packed(network.embed.weight.data, kind), requires_grad=False)
     ours, theirs = network.new_cache(1, 64), network.new_cache(1, 100)
     for cache in (ours, theirs):
         network(Plan.full(tokens[:, :60], Visible.causal()), cache)
@@ -213,7 +215,7 @@ def test_chain_reads_replaced_weights() -> None:
     assert chain is not None
     network(Plan.full(tokens[:, :8], Visible.causal()), cache)
     seen = []
-    for name in ("", "layer", "norm", "head"):
+    for name in ("", "layer", "norm", "head", "embed"):
         if name == "layer":
             network.layers[1].mlp_norm = nn.Parameter(torch.full((SHAPE["width"],), 0.5), requires_grad=False)
         elif name:
@@ -259,3 +261,16 @@ def test_chain_does_not_run_while_operations_are_followed_or_layers_do_more() ->
         assert chain.run(ids(1, 1), 0) is None
     network.layers[0].register_parameter("out_bias", nn.Parameter(torch.zeros(SHAPE["width"])))
     assert chain.run(ids(1, 1), 0) is None
+
+
+@pytest.mark.parametrize("token", [-1, 50, 2**40])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_chain_refuses_what_is_no_token(kind: str, token: int) -> None:
+    network = decoder(kind)
+    if "activations" in kind:
+        network.embed.weight = nn.Parameter(packed(network.embed.weight.data, kind), requires_grad=False)
+    chain = network.chain(network.new_cache(1, 20), TargetStates())
+    assert chain is not None
+    with pytest.raises(IndexError, match=str(token)):
+        chain.run(torch.tensor([[3, token]]), 0)

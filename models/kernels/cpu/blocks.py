@@ -227,6 +227,11 @@ def kernel() -> Any:
     return library.kernel_on(supported(), _FILE, "pardec_blocks", _ARGUMENTS)
 
 
+def rows_kernel() -> Any:
+    """The compiled look-up of rows, from the library of the matmul."""
+    return library.kernel_on(supported(), _FILE, "pardec_block_rows", (COUNT, POINTER, POINTER, COUNT, COUNT, POINTER))
+
+
 @cache
 def supported() -> bool:
     """Whether blocks.c supports the processor: AVX-512, AVX2 with FMA, or 64-bit ARM."""
@@ -369,7 +374,7 @@ def _pack(own: BlockType, parts: Parts) -> Tensor:
 def _dequantized(kind: str, packed: Tensor, index: Tensor, columns: int) -> Tensor:
     """Rows `index` [n] of a packed matrix as float32 [n, K]."""
     own = TYPES[kind]
-    run = library.kernel_on(supported(), _FILE, "pardec_block_rows", (COUNT, POINTER, POINTER, COUNT, COUNT, POINTER))
+    run = rows_kernel()
     if run is not None and library.allowed():
         index, out = index.contiguous(), torch.empty(len(index), columns)
         run(own.number, packed.data_ptr(), index.data_ptr(), len(index), columns, out.data_ptr())

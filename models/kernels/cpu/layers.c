@@ -6,14 +6,15 @@
  * Each kernel is the function that PyTorch's call would run, so that the result has the same bits.
  */
 
-#include <stddef.h>
-#include <stdint.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "vectors.h"
+
 #define PART 288                /* rows for each thread: whole tiles of all kernels */
 
-enum { BLOCKS, PANELS, INT8 };  /* layouts of a matrix: those of blocks.c, panels.c and int8.c */
+enum { BLOCKS, PANELS, INT8, ROWS }; /* layouts of a matrix: of blocks.c, panels.c and int8.c, and row by row */
 
 /* The functions of other libraries: layers.py lists them in this order. */
 typedef struct {
@@ -29,10 +30,11 @@ typedef struct {
                 const ptrdiff_t *, int, int, int, int, int, int);
     int (*attend)(int, const void *, const void *, const void *, void *, const float *, float *, const ptrdiff_t *,
                   const int64_t *, int, int, int, int, int, int, int, int, int);
+    int (*rows)(int, const void *, const int64_t *, int, int, float *);
 } Kernels;
 
 /* Rows of a matrix that are of one type; `kind` is that of blocks.c or panels.c, `scale` that of int8.c, and `apart`
- * that of panels.c. */
+ * that of panels.c, or the distance between rows. */
 typedef struct { const void *weights; const float *scale; ptrdiff_t apart; int kind, rows; } Section;
 
 /* A matrix [rows, length], and what is added to each row of its product, or NULL. */
@@ -69,8 +71,6 @@ static int together(const Forward *one) { return PART * one->threads; }
 
 static int threads_for(const Forward *one, ptrdiff_t work) { return work >= one->spread ? one->threads : 1; }
 
-static void *past(const Forward *one, const void *x, ptrdiff_t n) { return (char *)x + n * (one->type ? 2 : 4); }
-
 /* x [count, length] @ w.T + base [count, rows] (NULL: the bias) -> out. */
 static int multiply(const Forward *one, const Matrix *w, const void *x, int count, const void *base, void *out)
 {
@@ -78,8 +78,8 @@ static int multiply(const Forward *one, const Matrix *w, const void *x, int coun
     if (!base) base = w->bias;
     for (const Section *part = w->sections; part < w->sections + w->count; done += part->rows, part++) {
         int threads = threads_for(one, (ptrdiff_t)count * part->rows * w->length), failed;
-        const void *onto = base ? past(one, base, done) : NULL;
-        void *to = past(one, out, done);
+        const void *onto = base ? past(one->type, base, done) : NULL;
+        void *to = past(one->type, out, done);
         if (w->layout == BLOCKS)
             failed = one->run->blocks(part->kind, w->rounded, one->type, x, w->length, part->weights, onto, apart,
                                       one->type, to, w->rows, count, part->rows, w->length, threads);
@@ -111,7 +111,7 @@ static const void *picked_of(const Forward *one, const void *x, ptrdiff_t width,
 {
     for (int n = 0; n < one->batch * one->wanted; n++) {
         ptrdiff_t row = n / one->wanted * one->queries + one->picked[n];
-        memcpy(past(one, out, n * width), past(one, x, row * width), width * (one->type ? 2 : 4));
+        memcpy(past(one->type, out, n * width), past(one->type, x, row * width), width * bytes_of(one->type));
     }
     return out;
 }
@@ -125,38 +125,38 @@ static int layer_of(const Forward *one, const Layer *layer, int index, const voi
     int heads = layer->heads, kv = layer->kv_heads, dim = layer->dim;
     int width = layer->out.rows, inner = layer->down.length;
     ptrdiff_t own = (ptrdiff_t)heads * dim, fused = own + 2 * (ptrdiff_t)kv * dim;
-    void *attended = room, *normed = past(one, attended, (ptrdiff_t)count * width);
-    void *qkv = past(one, normed, (ptrdiff_t)rows * width), *both = qkv; /* the MLP begins when attention is done */
-    void *q = past(one, qkv, rows * fused), *keys = past(one, q, rows * own);
-    void *read = past(one, keys, rows * (ptrdiff_t)kv * dim), *some = past(one, read, count * own);
+    void *attended = room, *normed = past(one->type, attended, (ptrdiff_t)count * width);
+    void *qkv = past(one->type, normed, (ptrdiff_t)rows * width), *both = qkv; /* the MLP begins after attention */
+    void *q = past(one->type, qkv, rows * fused), *keys = past(one->type, q, rows * own);
+    void *read = past(one->type, keys, rows * (ptrdiff_t)kv * dim), *some = past(one->type, read, count * own);
     if (!inputs) {
         one->run->norm(from, layer->attention_norm, normed, type, rows, width, layer->epsilon);
         inputs = normed;
     }
     if (multiply(one, &layer->qkv, inputs, rows, NULL, qkv)) return 1;
     for (int n = 0; layer->q_norm && n < rows; n++) {
-        void *at = past(one, qkv, n * fused), *after = past(one, at, own);
+        void *at = past(one->type, qkv, n * fused), *after = past(one->type, at, own);
         one->run->norm(at, layer->q_norm, at, type, heads, dim, layer->epsilon);
         one->run->norm(after, layer->k_norm, after, type, kv, dim, layer->epsilon);
     }
     ptrdiff_t apart = (ptrdiff_t)kv * dim;
     ptrdiff_t alone[6] = {one->queries * apart, apart, dim, one->queries * fused, fused, dim};
     const ptrdiff_t *steps = one->k ? one->steps : alone;
-    const void *k = one->k ? one->k[index] : keys, *v = one->k ? one->v[index] : past(one, qkv, own + apart);
-    one->run->turn(type, qkv, fused, one->cosine, one->sine, one->apart, q, past(one, k, one->first * steps[1]),
-                   one->k ? past(one, v, one->first * steps[4]) : NULL, steps, one->batch, one->queries, heads, kv, dim,
-                   one->turned);
-    const void *asking = one->picked ? picked_of(one, q, own, some) : past(one, q, (rows - count) * own);
+    const void *k = one->k ? one->k[index] : keys, *v = one->k ? one->v[index] : past(one->type, qkv, own + apart);
+    one->run->turn(type, qkv, fused, one->cosine, one->sine, one->apart, q, past(one->type, k, one->first * steps[1]),
+                   one->k ? past(one->type, v, one->first * steps[4]) : NULL, steps, one->batch, one->queries, heads,
+                   kv, dim, one->turned);
+    const void *asking = one->picked ? picked_of(one, q, own, some) : past(one->type, q, (rows - count) * own);
     if (attention(one, layer, asking, k, v, steps, read)) return 1;
-    if (one->picked) from = picked_of(one, from, width, past(one, some, count * own));
+    if (one->picked) from = picked_of(one, from, width, past(one->type, some, count * own));
     if (multiply(one, &layer->out, read, count, from, attended)) return 1;
     for (int start = 0, some = together(one); start < count; start += some) {
         int part = count - start < some ? count - start : some;
-        const void *residual = past(one, attended, (ptrdiff_t)start * width);
+        const void *residual = past(one->type, attended, (ptrdiff_t)start * width);
         one->run->norm(residual, layer->mlp_norm, normed, type, part, width, layer->epsilon);
         if (multiply(one, &layer->gate_up, normed, part, NULL, both)) return 1;
         one->run->gate(both, both, type, part, inner); /* a row ends where none is still to be read */
-        if (multiply(one, &layer->down, both, part, residual, past(one, to, (ptrdiff_t)start * width))) return 1;
+        if (multiply(one, &layer->down, both, part, residual, past(one->type, to, (ptrdiff_t)start * width))) return 1;
     }
     return 0;
 }
@@ -170,7 +170,7 @@ int pardec_layers(const Layer *layers, int first, int last, const Forward *one, 
     ptrdiff_t kv = (ptrdiff_t)layers->kv_heads * layers->dim;
     ptrdiff_t width = layers->out.rows, attention = rows * (4 * own + 3 * kv + width);
     ptrdiff_t mlp = (rows < together(one) ? rows : together(one)) * 2 * layers->down.length;
-    void *room = malloc((2 * rows * width + (attention > mlp ? attention : mlp)) * (one->type ? 2 : 4));
+    void *room = malloc((2 * rows * width + (attention > mlp ? attention : mlp)) * bytes_of(one->type));
     int failed = !room;
     for (int index = first; index < last && !failed; index++, from = to)
         failed = layer_of(one, layers + index, index, from, inputs, to, room);
@@ -178,9 +178,26 @@ int pardec_layers(const Layer *layers, int first, int last, const Forward *one, 
     return failed;
 }
 
+/* Embeddings, in blocks or row by row, that are multiplied by `scale`. */
+typedef struct { Matrix rows; float scale; } Table;
+
+/* The embedding of a token -> out. Returns whether there is none. */
+static int embed(const Forward *one, const Table *table, int64_t token, float *out)
+{
+    const Section *part = table->rows.sections;
+    int width = table->rows.length;
+    if (token < 0 || token >= table->rows.rows) return 1;
+    for (; token >= part->rows; part++) token -= part->rows;
+    if (table->rows.layout == BLOCKS) one->run->rows(part->kind, part->weights, &token, 1, width, out);
+    else memcpy(out, (const float *)part->weights + token * part->apart, width * sizeof *out);
+    for (int n = 0; table->scale != 1 && n < width; n++) out[n] *= table->scale;
+    return 0;
+}
+
 /* After the last layer: a norm, and the head's matrix, or one of no rows where that runs elsewhere. The outputs of
  * `count` layers, in rising order, are copied side by side to rows of `tapped` [N, apart]. */
 typedef struct {
+    Table table;                /* where the forward begins with tokens */
     const void *norm;
     Matrix head;
     float epsilon;
@@ -191,19 +208,92 @@ typedef struct {
 } End;
 
 /* All `count` layers, the norm and the head for the rows of one forward, all of which are wanted: the states after the
- * norm [N, E] -> normed, and logits [N, head.rows]. `states` [N, E] is room. Returns 0, or 1 if memory runs out. */
-int pardec_chain(const Layer *layers, int count, const Forward *one, const End *end, const void *from, void *states,
-                 void *normed, void *logits)
+ * norm [N, E] -> normed, and logits [N, head.rows]. It begins with `from` [N, E], or where that is NULL with float32
+ * embeddings of `tokens` [N]. `states` [N, E] is room. Returns 0, 1 if memory runs out, or -1 for what is no token. */
+int pardec_chain(const Layer *layers, int count, const Forward *one, const End *end, const int64_t *tokens,
+                 const void *from, void *states, void *normed, void *logits)
 {
     int rows = one->batch * one->queries, width = layers->out.rows, first = 0;
+    for (int r = 0; !from && r < rows; r++)
+        if (embed(one, &end->table, tokens[r], (float *)states + (ptrdiff_t)r * width)) return -1;
+    if (!from) from = states;
     for (int n = 0; n <= end->count; n++) {
         int last = n < end->count ? end->taps[n] + 1 : count;
         if (last > first && pardec_layers(layers, first, last, one, from, NULL, states)) return 1;
         first = last, from = states;
         for (int r = 0; n < end->count && r < rows; r++)
-            memcpy(past(one, end->tapped, r * end->apart + (ptrdiff_t)n * width),
-                   past(one, states, (ptrdiff_t)r * width), width * (one->type ? 2 : 4));
+            memcpy(past(one->type, end->tapped, r * end->apart + (ptrdiff_t)n * width),
+                   past(one->type, states, (ptrdiff_t)r * width), width * bytes_of(one->type));
     }
     one->run->norm(states, end->norm, normed, one->type, rows, width, end->epsilon);
     return end->head.rows ? multiply(one, &end->head, normed, rows, NULL, logits) : 0;
+}
+
+/* What makes pairs of a token and the state before it (EAGLE): one layer without a norm before attention reads, in each
+ * pair, the embedding and the state after their norms, or `joined` of both where these have none. */
+typedef struct {
+    Table table;
+    float epsilon;
+    const float *embed_norm, *state_norm;
+    Matrix joined;
+    const float *norm;          /* before the head; NULL: there is none */
+    Matrix head;
+    const int64_t *ids;         /* the token of each row of the head; NULL: they are in order */
+    int norm_residual, norm_output;     /* the layer adds to the state after its norm; the head's norm is fed back */
+} Pairs;
+
+/* The highest of x and the first place where it stands; NaN, and some place, where one of x is NaN. */
+static float highest_at(const float *x, int width, int *at)
+{
+    unsigned sound = where_equal(spread(0), spread(0));
+    int n = 0;
+    for (; n + LANES <= width; n += LANES) sound &= where_equal(*(const vec *)(x + n), *(const vec *)(x + n));
+    int whole = sound == where_equal(spread(0), spread(0));
+    for (; n < width; n++) whole &= x[n] == x[n];
+    float top = whole ? highest_of(x, width) : NAN;
+    *at = index_of(x, top, width);
+    return top;
+}
+
+/* Drafts `count` tokens, the likeliest after each pair, and appends them to the `fed` ones of `tokens` [fed + count].
+ * `states` [fed, E] are those before the fed tokens; before a drafted one it is the layer's. The pairs take the slots
+ * from `one->first` on, at least the second, where the rotations begin, too. `highest`: the sum of the highest logits.
+ * Returns 0, 1 if memory runs out, or -1 for what is no token. */
+int pardec_draft(const Layer *layer, Forward *one, const Pairs *by, const float *states, int fed, int count,
+                 int64_t *tokens, float *highest)
+{
+    int width = layer->out.rows, failed = 0, at;
+    float *room = malloc(((ptrdiff_t)fed * 3 * width + 2 * width + by->head.rows) * sizeof *room);
+    if (!room) return 1;
+    float *pairs = room, *both = pairs + (ptrdiff_t)fed * 2 * width, *state = both + (ptrdiff_t)fed * width;
+    float *normed = state + width, *logits = normed + width;
+    *highest = 0;
+    for (int n = 0, rows = fed; n < count; n++, rows = 1) {
+        for (int r = 0; r < rows; r++) {
+            float *embedded = pairs + (ptrdiff_t)r * 2 * width, *before = embedded + width;
+            const float *known = states + (ptrdiff_t)r * width;
+            int64_t token = tokens[n ? fed + n - 1 : r];
+            if (token < 0) memset(embedded, 0, width * sizeof *embedded); /* a condition stands there */
+            else if (embed(one, &by->table, token, embedded)) failed = -1;
+            if (by->embed_norm) {
+                one->run->norm(embedded, by->embed_norm, embedded, FLOAT32, 1, width, by->epsilon);
+                one->run->norm(known, by->state_norm, before, FLOAT32, 1, width, by->epsilon);
+            } else memcpy(before, known, width * sizeof *known);
+        }
+        const float *inputs = pairs, *from = states + (ptrdiff_t)(rows - 1) * width;
+        if (!by->embed_norm) {
+            failed = failed ? failed : multiply(one, &by->joined, pairs, rows, NULL, both);
+            inputs = both, from = both + (ptrdiff_t)(rows - 1) * width;
+        } else if (by->norm_residual) from = pairs + (ptrdiff_t)(2 * rows - 1) * width;
+        one->queries = rows, one->wanted = 1, one->slots = one->first + rows;
+        if (failed || (failed = pardec_layers(layer, 0, 1, one, from, inputs, state))) break;
+        if (by->norm) one->run->norm(state, by->norm, normed, FLOAT32, 1, width, by->epsilon);
+        if ((failed = multiply(one, &by->head, by->norm ? normed : state, 1, NULL, logits))) break;
+        *highest += highest_at(logits, by->head.rows, &at);
+        tokens[fed + n] = by->ids ? by->ids[at] : at;
+        states = by->norm_output ? normed : state;
+        one->first += rows, one->cosine += (ptrdiff_t)rows * one->turned, one->sine += (ptrdiff_t)rows * one->turned;
+    }
+    free(room);
+    return failed;
 }

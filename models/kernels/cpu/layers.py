@@ -21,6 +21,7 @@ from . import attention, blocks, int8, library, panels
 from .blocks import BlockWeight
 from .int8 import Int8Weight
 from .library import COUNT, POINTER, STEP, TYPES
+from .packed import PackedWeight
 from .panels import Panels
 
 _OPERATIONS, _LAYERS = (Path(__file__).with_name(name) for name in ("layer.c", "layers.c"))
@@ -28,8 +29,9 @@ _NORM = (*[POINTER] * 3, COUNT, COUNT, COUNT, ctypes.c_float)
 _GATE = (POINTER, POINTER, COUNT, COUNT, COUNT)
 _ROTARY = (COUNT, POINTER, STEP, POINTER, POINTER, STEP, *[POINTER] * 4, *[COUNT] * 6)
 _Steps = ctypes.c_ssize_t * 6
-_CHAIN = (POINTER, COUNT, *[POINTER] * 6)
-_BLOCKS, _PANELS, _INT8 = range(3)  # layouts of a matrix, as in layers.c
+_CHAIN = (POINTER, COUNT, *[POINTER] * 7)
+_DRAFT = (*[POINTER] * 4, COUNT, COUNT, POINTER, POINTER)
+_BLOCKS, _PANELS, _INT8, _ROWS = range(4)  # layouts of a matrix, as in layers.c
 
 
 def usable(device: torch.device, dtype: torch.dtype) -> bool:
@@ -139,8 +141,13 @@ class _Forward(ctypes.Structure):
     )
 
 
+class _Table(ctypes.Structure):
+    _fields_ = (("rows", _Matrix), ("scale", ctypes.c_float))
+
+
 class _End(ctypes.Structure):
     _fields_ = (
+        ("table", _Table),
         ("norm", POINTER),
         ("head", _Matrix),
         ("epsilon", ctypes.c_float),
@@ -148,6 +155,21 @@ class _End(ctypes.Structure):
         ("count", COUNT),
         ("tapped", POINTER),
         ("apart", STEP),
+    )
+
+
+class _Pairs(ctypes.Structure):
+    _fields_ = (
+        ("table", _Table),
+        ("epsilon", ctypes.c_float),
+        ("embed_norm", POINTER),
+        ("state_norm", POINTER),
+        ("joined", _Matrix),
+        ("norm", POINTER),
+        ("head", _Matrix),
+        ("ids", POINTER),
+        ("norm_residual", COUNT),
+        ("norm_output", COUNT),
     )
 
 
@@ -201,6 +223,11 @@ class LayersInC:
     def count(self) -> int:
         """The number of layers."""
         return len(self._weights)
+
+    @property
+    def width(self) -> int:
+        """The width of the states E."""
+        return len(self._weights[0].out)
 
     def fits(self, dtype: torch.dtype) -> bool:
         """Whether the kernels are compiled, and take the weights with states of `dtype`."""
@@ -266,37 +293,38 @@ class ChainInC:
         self,
         layers: LayersInC,
         kv: tuple[Sequence[Tensor], Sequence[Tensor]],
+        table: tuple[Tensor, float],
         norm: tuple[Tensor, float],
         head: Tensor | None,
         taps: Sequence[int],
     ) -> None:
-        """Float32 all of it. `kv`: keys and values [1, C, K, D] of each layer's cache; `taps`: layers, rising, whose
-        outputs `forward` returns; `head`: packed, or None.
+        """Float32 all of it. `kv`: keys and values [1, C, K, D] of each layer's cache; `table`: the embeddings and
+        their scale; `taps`: layers, rising, whose outputs `forward` returns; `head`: packed, or None.
         """
         self._all, self._kept = layers, list[Any]()
-        k, v = ((POINTER * len(store))(*(part.data_ptr() for part in store)) for store in kv)
-        steps = (STEP * 6)(*kv[0][0].stride()[:3], *kv[1][0].stride()[:3])
-        self._one = one = _Forward(ctypes.addressof(_kernels()[0]), TYPES[torch.float32], 1, steps=steps)
-        one.k, one.v, one.spread = ctypes.addressof(k), ctypes.addressof(v), library.SPREAD
+        self._one = _over_cache(kv, self._kept)
         array = (COUNT * len(taps))(*taps)
         matrix = _Matrix() if head is None else _matrix(head, None, self._kept)
-        self._end = _End(norm[0].data_ptr(), matrix, norm[1], ctypes.addressof(array), len(taps))
-        self._kept += [kv, k, v, array, norm, head]
+        self.embeds = is_table(table[0])  # whether it begins with tokens
+        rows = _table(*table, self._kept) if self.embeds else _Table()
+        self._end = _End(rows, norm[0].data_ptr(), matrix, norm[1], ctypes.addressof(array), len(taps))
+        self._kept += [array, norm, head]
         self._logits = 0 if head is None else len(head)
         self._masks: dict[int, Tensor] = {}
 
     def forward(
-        self, h: Tensor, tables: tuple[Tensor, Tensor], start: int
+        self, tokens: Tensor, h: Tensor | None, tables: tuple[Tensor, Tensor], start: int
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """The states after the norm [T, E], the `taps` side by side [T, ...], and the logits [T, V], or None each.
 
         Args:
-            h: [T, E] the embeddings of a chain of tokens, contiguous.
+            tokens: [T] int64, contiguous.
+            h: [T, E] their embeddings, contiguous; None where it `embeds`.
             tables: cos and sin [P, 1, R] float32 of all positions, contiguous, sin with the sign of the half-split.
             start: the position, and the slot, of the first token; the slots before it are read.
-        Raises MemoryError.
+        Raises MemoryError, and IndexError for what is no token.
         """
-        (count, width), one, end = h.shape, self._one, self._end
+        count, one, end = len(tokens), self._one, self._end
         cos, sin = tables
         one.queries = one.wanted = count
         one.turned = turned = cos.shape[-1]
@@ -307,14 +335,77 @@ class ChainInC:
                 self._masks[count] = torch.full((count, count), -torch.inf).triu_(1)
             one.mask, one.last, one.mask_steps = self._masks[count].data_ptr(), count, (STEP * 2)(0, count)
         one.threads = torch.get_num_threads()
-        states, normed = h.new_empty(2, count, width)
-        tapped = h.new_empty(count, end.count * width) if end.count else None
-        logits = h.new_empty(count, self._logits) if self._logits else None
+        width = self._all.width
+        states, normed = torch.empty(2, count, width)
+        tapped = torch.empty(count, end.count * width) if end.count else None
+        logits = torch.empty(count, self._logits) if self._logits else None
         end.tapped, end.apart = _address(tapped), end.count * width
-        arguments = ctypes.byref(one), ctypes.byref(end), h.data_ptr(), states.data_ptr(), normed.data_ptr()
-        if _chain()(self._all.address, self._all.count, *arguments, _address(logits)):
-            raise MemoryError(f"no memory for layers of {count} queries")
+        read = tokens.data_ptr(), _address(h)
+        arguments = ctypes.byref(one), ctypes.byref(end), *read, states.data_ptr(), normed.data_ptr()
+        _check(_chain()(self._all.address, self._all.count, *arguments, _address(logits)), tokens)
         return normed, tapped, logits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairWeights:
+    """Weights around the layer of a drafter of pairs of a token and the state before it; float32 or packed."""
+
+    table: Tensor  # embeddings, packed in blocks or plain
+    head: Tensor
+    epsilon: float
+    scale: float = 1.0  # of the embeddings
+    norms: tuple[Tensor, Tensor] | None = None  # of an embedding and of a state
+    joined: tuple[Tensor, Tensor | None] | None = None  # without `norms`: the matrix of both side by side, and its bias
+    norm: Tensor | None = None  # before the head
+    ids: Tensor | None = None  # [N] int64 the token of each row of the head; None: they are in order
+    norm_residual: bool = False  # whether the layer adds to the state after its norm
+    norm_output: bool = False  # whether the state after the head's norm is fed back
+
+    def fit(self) -> bool:
+        """Whether the kernels take these weights, and give the bits of the operations on them."""
+        matrices = [self.head] if self.joined is None else [self.head, self.joined[0]]
+        rows = self.norm, *(self.norms or ()), None if self.joined is None else self.joined[1]
+        return (
+            is_table(self.table)
+            and len(self.table) >= (len(self.head) if self.ids is None else int(self.ids.max()) + 1)
+            and all(isinstance(each, PackedWeight) and _takes(each, torch.float32) for each in matrices)
+            and all(each is None or (each.dtype == torch.float32 and each.is_contiguous()) for each in rows)
+        )
+
+
+class PairsInC:
+    """Greedy chains of one row by a drafter of pairs with a single layer over its cache, as one call."""
+
+    def __init__(self, layer: LayersInC, kv: tuple[Sequence[Tensor], Sequence[Tensor]], weights: PairWeights) -> None:
+        """Float32 all of it. `kv`: keys and values [1, C, K, D] of the cache."""
+        self._layer, self._kept = layer, [weights]
+        self._one = _over_cache(kv, self._kept)
+        joined = _Matrix() if weights.joined is None else _matrix(*weights.joined, self._kept)
+        norms = map(_address, weights.norms or (None, None))
+        table = _table(weights.table, weights.scale, self._kept), weights.epsilon
+        head = _address(weights.norm), _matrix(weights.head, None, self._kept), _address(weights.ids)
+        self._by = _Pairs(*table, *norms, joined, *head, weights.norm_residual, weights.norm_output)
+
+    def draft(
+        self, tokens: Tensor, states: Tensor, tables: tuple[Tensor, Tensor], start: int, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """The fed `tokens` and after them `count` drafted ones, [W + count], and the sum of their logits, [].
+
+        Args:
+            tokens: [W] int64, the last of which the first drafted token follows.
+            states: [W, E] the state before each of them, contiguous.
+            tables: cos and sin [P, 1, R] float32 of all positions, contiguous, sin with the sign of the half-split.
+            start: the slot, at least 1, and the position of the first pair; the slots before it are read.
+        Raises MemoryError, and IndexError for what is no token.
+        """
+        one, fed, turned = self._one, len(tokens), tables[0].shape[-1]
+        one.turned, one.first, one.threads = turned, start, torch.get_num_threads()
+        one.cosine, one.sine = (table.data_ptr() + 4 * start * turned for table in tables)
+        whole, highest = torch.empty(fed + count, dtype=torch.int64), torch.empty(())
+        whole[:fed] = tokens
+        arguments = self._layer.address, ctypes.addressof(one), ctypes.addressof(self._by), states.data_ptr()
+        _check(_draft()(*arguments, fed, count, whole.data_ptr(), highest.data_ptr()), tokens)
+        return whole, highest
 
 
 def compiled() -> bool:
@@ -355,6 +446,39 @@ def _matrix(weight: Tensor, bias: Tensor | None, kept: list[Any]) -> _Matrix:
     return _Matrix(array, _address(bias), len(sections), layout, rounded, rows, columns)
 
 
+def is_table(weight: Tensor) -> bool:
+    """Whether the kernels look up rows of this matrix."""
+    plain = type(weight) is nn.Parameter and weight.dtype == torch.float32 and weight.stride(1) == 1
+    return isinstance(weight, BlockWeight) or plain
+
+
+def _table(weight: Tensor, scale: float, kept: list[Any]) -> _Table:
+    """Embeddings for C, whose memory `kept` keeps."""
+    if isinstance(weight, BlockWeight):
+        return _Table(_matrix(weight, None, kept), scale)
+    array = (_Section * 1)(_Section(weight.data_ptr(), None, weight.stride(0), 0, len(weight)))
+    kept.append(array)
+    return _Table(_Matrix(array, None, 1, _ROWS, False, *weight.shape), scale)
+
+
+def _check(failed: int, tokens: Tensor) -> None:
+    """Raises the error of a chain that failed."""
+    if failed > 0:
+        raise MemoryError(f"no memory for a chain of {len(tokens)} tokens")
+    if failed < 0:
+        raise IndexError(f"the model has no embeddings of some of the tokens {tokens.tolist()}")
+
+
+def _over_cache(kv: tuple[Sequence[Tensor], Sequence[Tensor]], kept: list[Any]) -> _Forward:
+    """A forward of one row of float32 states, for C, over keys and values [1, C, K, D] of each layer."""
+    k, v = ((POINTER * len(store))(*(part.data_ptr() for part in store)) for store in kv)
+    steps = (STEP * 6)(*kv[0][0].stride()[:3], *kv[1][0].stride()[:3])
+    one = _Forward(ctypes.addressof(_kernels()[0]), TYPES[torch.float32], 1, steps=steps)
+    one.k, one.v, one.spread = ctypes.addressof(k), ctypes.addressof(v), library.SPREAD
+    kept += [kv, k, v]
+    return one
+
+
 def _address(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
@@ -364,7 +488,7 @@ def _kernels() -> tuple[Any, Any]:
     """The addresses of the kernels, in the order of layers.c, and the function that calls them; None without one."""
     ours = library.kernel(_LAYERS, "pardec_layers", (POINTER, COUNT, COUNT, *[POINTER] * 4))
     matmuls = blocks.kernel(), panels.kernel(), int8.kernel()
-    others = norm(), gate(), rotation(), attention.kernel()
+    others = norm(), gate(), rotation(), attention.kernel(), blocks.rows_kernel()
     if ours is None or any(each is None for each in others):
         return None, None
     found = (None if each is None else ctypes.cast(each, POINTER).value for each in (*matmuls, *others))
@@ -374,3 +498,8 @@ def _kernels() -> tuple[Any, Any]:
 def _chain() -> Any:
     """The compiled forward of a chain, from the library of the layers."""
     return library.kernel(_LAYERS, "pardec_chain", _CHAIN)
+
+
+def _draft() -> Any:
+    """The compiled drafting of a chain, from the library of the layers."""
+    return library.kernel(_LAYERS, "pardec_draft", _DRAFT)

@@ -1,5 +1,6 @@
 /* Vectors of float32 numbers for all kernels in C, with loads and stores of float32 and bfloat16. */
 
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -108,4 +109,32 @@ INLINE vec exponential(vec x)
     vec high = spread(1.44269502f), low = spread(1.9259630e-8f), shifted = fused_add(x, high, spread(MANY));
     vec f = fused_subtract(x, high, shifted - MANY);
     return power_of(shifted, fused_add(x, low, f));
+}
+
+/* The highest of `width` numbers x, if none is NaN. */
+INLINE float highest_of(const float *x, int width)
+{
+    vec highest = spread(-INFINITY), other = highest;
+    float top = -INFINITY;
+    int n = 0;
+    for (; n + 2 * LANES <= width; n += 2 * LANES) {
+        highest = larger(highest, *(const vec *)(x + n));
+        other = larger(other, *(const vec *)(x + n + LANES));
+    }
+    if (n) top = largest_of(larger(highest, other));
+    for (; n < width; n++) top = x[n] > top ? x[n] : top;
+    return top;
+}
+
+/* The first n with x[n] = top; 0 where there is none. */
+INLINE int index_of(const float *x, float top, int width)
+{
+    vec all = spread(top);
+    int n = 0;
+    for (; n + LANES <= width; n += LANES) {
+        unsigned same = where_equal(*(const vec *)(x + n), all);
+        if (same) return n + __builtin_ctz(same);
+    }
+    for (; n < width; n++) if (x[n] == top) return n;
+    return 0;
 }

@@ -31,6 +31,7 @@ class PairState(DraftModelState):
     model: Any  # the module
     pending: Tensor | None = None  # [B, W, E]
     states: Tensor  # [B, R, E] the drafter's outputs of this round, by slot after `start`
+    chains: Any = None  # what drafts greedy chains in one call, made for `model`
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:
         """Keeps the target's states at every position of these rows' prompts."""
@@ -48,9 +49,9 @@ class PairState(DraftModelState):
         if outcome.states is None:  # the prompt's round: see `read_prompt`
             return
         path, draft = outcome.verdict.path, outcome.draft
-        states = outcome.states
-        if draft.width > 1:
-            states = states.gather(1, path[..., None].expand(-1, -1, states.shape[-1]))
+        states = outcome.states[:, : path.shape[1]]  # on a chain the path is its nodes
+        if draft.parents is not None:
+            states = outcome.states.gather(1, path[..., None].expand(-1, -1, states.shape[-1]))
         features = self.model.fuse(states)  # [B, D, E] of slots base ..
         waiting = draft.base - self.cached
         if self.drafting:
@@ -65,6 +66,23 @@ class PairState(DraftModelState):
         index = start + torch.arange(features.shape[1], device=features.device)
         merged = pad(self.pending[:, :most], (0, 0, 0, features.shape[1]))
         self.pending = merged.scatter(1, index[..., None].expand_as(features), features)
+
+    def greedy_chain(self, count: int) -> Tensor | None:
+        context, request, cached, base = self.context, self.context.request, int(self.cached[0]), int(self.base[0])
+        if not self.alone or self.slot.shape[1] or request.filters or context.reads_ids():
+            return None
+        if self.chains is None or self.chains.module is not self.model:
+            self.chains = self.model.chain(self.cache)
+            if self.chains is None:
+                return None
+        assert self.pending is not None
+        tokens = torch.from_numpy(context.text.host[0, cached + self.lag : base + 1 + self.lag])
+        drafted = self.chains.draft(tokens, self.pending[0, : len(tokens)], cached, count)
+        if drafted is None:
+            return None
+        self.calls, self.fed = count, np.ones(1, dtype=bool)
+        whole, self.highest = drafted
+        return whole[None, len(tokens) - 1 :]
 
     def to_observe(self, outcome: RoundResult) -> Mapping[str, Tensor]:
         return {}

@@ -21,7 +21,7 @@ from ...ops.confidence import argmax
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext, Draft, DraftModel, Shape, SubsetLogits, Uniforms
-from .tree_growth import drops_last, stopped_rows
+from .tree_growth import drops_last, never_stops, stopped_rows
 
 
 @register(
@@ -42,6 +42,10 @@ class Chain(Shape):
         self, draft_model: DraftModel, context: DecodeContext, budget: np.ndarray, uniforms: Uniforms, state: None
     ) -> Draft:
         text, sampling = context.text, context.request.temperature > 0
+        if len(budget) == 1 and not sampling and never_stops(context):
+            whole = draft_model.greedy_chain(int(budget[0]))
+            if whole is not None:
+                return Draft(whole, budget + 1, text.length - 1)
         tokens, counts, live = [text.last], np.zeros_like(budget), budget > 0
         distributions: list[Tensor] = []
         for step in range(int(budget.max())):

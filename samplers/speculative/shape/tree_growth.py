@@ -11,7 +11,7 @@ from torch import Tensor
 from ...host_transfer import download, upload
 from ...ops.position_sets import first_columns
 from ...traits import Trait
-from ..contracts import DecodeContext, Draft, DraftModel
+from ..contracts import DecodeContext, Draft, DraftModel, Length
 from ..sequences import Sequences
 
 
@@ -132,6 +132,12 @@ class DeviceTree(Tree):
 
     def counted(self, chosen: Any, padding: Any) -> tuple[np.ndarray, Tensor | None]:
         return np.full_like(self.text.length, padding.shape[1]), ~padding
+
+
+def never_stops(context: DecodeContext) -> bool:
+    """Whether no length controller ends drafts before their budgets."""
+    length = context.sampler.length
+    return length is None or type(length).stop is Length.stop
 
 
 def stopped_rows(

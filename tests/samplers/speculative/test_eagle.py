@@ -12,10 +12,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import pardec
 from pardec.models.draft_modules.contracts import ModuleName
 from pardec.models.errors import ModelError, SpecError
+from pardec.models.kernels.cpu import int8
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 from pardec.requests import draft_models
@@ -24,6 +26,7 @@ from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft.eagle_state import PairState
 from tests.grids import chequered
 from tests.models.draft_modules.test_eagle import doubles, same_rope
+from tests.models.test_fused_layers import packed
 from tests.reference import naive_eagle
 from tests.reference.eagle_folders import write
 from tests.samplers.ar_toys import counted, g_test, joint, rows, run, toy_ar
@@ -238,3 +241,72 @@ def test_states_that_are_not_finite_are_named(tmp_path: Path) -> None:
     with patch.object(module, "fuse", lambda states: states * torch.inf), pytest.raises(ModelError) as error:
         run(target(), f"eagle:name={tmp_path},k=2", [[1, 2]], 5)
     assert str(error.value).startswith("the draft module ")
+
+
+PROBLEMS = ["Tom has 18 cups. He loses 4. How many has he?", "5 6 7 8 9", "add 3 4", "Hugo has 55 apples."]
+PACKED = "eagle:name=tiny-llama-eagle,k=3,quantize=int8"
+
+
+@pytest.fixture
+def packed_llama(in_c: None) -> Any:
+    """The embedded model with a packed head, with which its drafter drafts, too."""
+    if not int8.runs():
+        pytest.skip("the processor does not multiply bytes")
+    model = pardec.load("tiny-llama", device="cpu")
+    head = model.language_model.decoder.head
+    head.weight = nn.Parameter(packed(head.weight.data, "panels"), requires_grad=False)
+    return model
+
+
+@contextmanager
+def chains_noted(*, allowed: bool = True) -> Iterator[tuple[list[Any], list[bool]]]:
+    """The drafts, and for each time that a chain is wanted in one call, whether it was drafted so."""
+    drafts: list[Any] = []
+    calls: list[bool] = []
+    draft, chain = PairState.draft, PairState.greedy_chain
+
+    def noted(self: PairState, *arguments: Any) -> Draft:
+        made = draft(self, *arguments)
+        highest = None if made.highest is None else float(made.highest)
+        drafts.append((made.tokens.tolist(), made.sizes.tolist(), made.base.tolist(), made.forwards, highest))
+        return made
+
+    def listened(self: PairState, count: int) -> Tensor | None:
+        found = chain(self, count) if allowed else None
+        calls.append(found is not None)
+        return found
+
+    with patch.object(PairState, "draft", noted), patch.object(PairState, "greedy_chain", listened):
+        yield drafts, calls
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+def test_chains_in_one_call_are_those_of_single_forwards_in_any_batch(rows: int, packed_llama: Any) -> None:
+    """Rows end at different lengths: the last one is alone, and drafts in one call from there on."""
+    results = []
+    for allowed in (True, False):
+        with chains_noted(allowed=allowed) as (drafts, calls):
+            done = packed_llama.generate(PROBLEMS[:rows], sampler=PACKED, max_new_tokens=40)
+        results.append((done.tokens, drafts))
+        assert any(calls) == allowed
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        ("", {"temperature": 1.0}),
+        ("", {"repetition_penalty": 1.3}),
+        ("", {"top_k": 5}),
+        ("", {"min_new_tokens": 9}),
+        ("+unsure", {}),
+        ("+beam:beams=2,nodes=5", {}),
+    ],
+)
+def test_chains_are_not_drafted_in_one_call_where_more_is_asked(
+    spec: str, options: dict[str, Any], packed_llama: Any
+) -> None:
+    with chains_noted() as (drafts, calls):
+        packed_llama.generate(PROBLEMS[0], sampler=PACKED + spec, max_new_tokens=12, **options)
+    assert len(drafts) > 1
+    assert not any(calls)
