@@ -57,6 +57,13 @@ def argmax(values: Tensor) -> Tensor:
     return torch.from_numpy(np.asarray(values.numpy().argmax(-1)))
 
 
+def picks(logits: Tensor) -> tuple[Tensor, Tensor | None]:
+    """`argmax` of `logits` [..., V], and its probability [...] where one pass over them computes both; else None."""
+    if logits.dtype == torch.float32 and choose_ops(logits.device, logits.dtype).version == "c" and compiled():
+        return greedy_c(logits)
+    return argmax(logits), None
+
+
 def confidence(
     logits: Tensor, *, temperature: float = 1.0, tokens: Tensor | None = None, by: Tensor | None = None
 ) -> Confidence:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ..host_transfer import download, to_host, upload
 from ..ops.allowed import AllowedRows
-from ..ops.confidence import argmax
+from ..ops.confidence import argmax, picks, probability_of
 from ..ops.inverse_cdf import sample
 from ..renamed import refuse_former_names
 from ..rng import Source
@@ -229,7 +229,19 @@ class TargetDistributions:
     @cached_property
     def pick(self) -> Tensor:
         """[B, T] int64: the likeliest token after each node; the lowest id on ties."""
-        return argmax(self.logits)
+        return self._picks[0] if self.greedy and self.raw is self.logits else argmax(self.logits)
+
+    @cached_property
+    def _picks(self) -> tuple[Tensor, Tensor | None]:
+        return picks(self.raw)
+
+    def score(self, nodes: Tensor, tokens: Tensor) -> Tensor:
+        """[N] float32: the model's probability of each of `tokens` [N] after `nodes` [N], flat indices into [B * T]."""
+        if "_picks" in vars(self):
+            likeliest, share = self._picks
+            if share is not None and np.array_equal(likeliest.flatten().numpy()[nodes.numpy()], tokens.numpy()):
+                return torch.from_numpy(share.flatten().numpy()[nodes.numpy()])
+        return probability_of(self.raw, nodes, tokens)
 
     @cached_property
     def probs(self) -> Tensor:

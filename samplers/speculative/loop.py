@@ -240,7 +240,7 @@ class VerifyLoop:
         if not known:
             raw = distributions.raw
             at = where if raw.shape[1] == 1 else where * raw.shape[1] + node
-            parts = {"score": probability_of(raw, at, token)}
+            parts = {"score": distributions.score(at, token)}
             for number, check in enumerate(self.checks):
                 parts[str(number)] = check(distributions, where, node)
             on_host = self.to_host(parts)

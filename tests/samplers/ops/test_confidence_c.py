@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pardec.samplers.ops.confidence import greedy, greedy_c
+from pardec.samplers.ops.confidence import argmax, greedy, greedy_c, picks, probability_of
+from pardec.samplers.speculative.contracts import TargetDistributions
 
 pytestmark = pytest.mark.usefixtures("in_c")
 
@@ -57,3 +58,23 @@ def test_it_is_what_greedy_takes(monkeypatch):
         expected = greedy(logits)
     assert torch.equal(found[0], expected[0])
     torch.testing.assert_close(found[1], expected[1])
+
+
+@torch.inference_mode()
+def test_scores_of_picks_and_of_other_tokens_have_the_bits_of_their_own_pass():
+    raw = torch.randn(2, 3, 500, generator=torch.Generator().manual_seed(0))
+    ids, share = picks(raw)
+    assert torch.equal(ids, argmax(raw))
+    assert share is not None
+    for nodes, tokens in (
+        ([1, 4], ids.flatten()[[1, 4]]),
+        ([5, 0], torch.tensor([3, 7])),
+        ([2, 3], ids.flatten()[[2, 4]]),
+    ):
+        made = TargetDistributions(raw, raw, greedy=True)
+        assert torch.equal(made.pick, argmax(raw))
+        expected = probability_of(raw, torch.tensor(nodes), tokens)
+        assert torch.equal(made.score(torch.tensor(nodes), tokens), expected)
+    assert picks(raw.bfloat16())[1] is None
+    changed = TargetDistributions(raw, raw.flip(-1), greedy=True)
+    assert torch.equal(changed.pick, argmax(raw.flip(-1)))
