@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # outlines-core: the format date, and \d in a pattern, take the digits of every script, since the expressions are read
 # by an engine for which \d is Unicode's. A model that answers in Arabic, Persian or Hindi may write the year in its own
-# digits, and the guide lets it: the text is JSON, of the schema as far as the guide knows, and no date parser reads it.
-# Other parts of the same format, such as the month, take ASCII digits alone, and so does an integer.
+# digits, and the guide lets it: the text is JSON, of the schema as far as the guide knows, and Python's date does not
+# read it. Other parts of the same format, such as the month, take ASCII digits alone, and so does an integer.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

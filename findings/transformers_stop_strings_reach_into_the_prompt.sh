@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # transformers: a stop string may begin in the prompt. generate compares the end of prompt and answer together, so that
 # an answer that begins with the rest of a stop string ends there: after a prompt that ends in a line break, "\n\n"
-# stops at the first line break of the answer, which does not contain the stop string. Servers of the OpenAI API and
-# evaluation programs look at the answer alone, and cutting the answer at the stop string afterwards finds none in it.
+# stops at the first line break of the answer, which does not contain the stop string. Cutting the answer at the stop
+# string afterwards finds none in it, and a program that looks for stop strings in the answer alone goes on.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
