@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pardec.models.decoder import Decoder
 from pardec.models.decoder_config import AttentionConfig
-from pardec.models.kernels.cpu import panels
+from pardec.models.kernels.cpu import attention, layers, panels
 from pardec.models.kernels.cpu.block_rounding import rounded
 from pardec.models.kernels.cpu.layers import LayersInC
 from pardec.models.layers.fused_layers import FusedLayers
@@ -274,3 +274,13 @@ def test_chain_refuses_what_is_no_token(kind: str, token: int) -> None:
     assert chain is not None
     with pytest.raises(IndexError, match=str(token)):
         chain.run(torch.tensor([[3, token]]), 0)
+
+
+@pytest.mark.parametrize("lacking", [panels, attention])
+def test_layers_run_one_by_one_where_a_kernel_that_they_call_could_not_be_compiled(
+    lacking: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lacking, "kernel", lambda: None)
+    found, run = layers._kernels.__wrapped__()
+    assert found is None
+    assert run is None

@@ -489,7 +489,7 @@ def _kernels() -> tuple[Any, Any]:
     ours = library.kernel(_LAYERS, "pardec_layers", (POINTER, COUNT, COUNT, *[POINTER] * 4))
     matmuls = blocks.kernel(), panels.kernel(), int8.kernel()
     others = norm(), gate(), rotation(), attention.kernel(), blocks.rows_kernel()
-    if ours is None or any(each is None for each in others):
+    if ours is None or any(each is None for each in (*others, panels.kernel())):  # panels.c has plain weights too
         return None, None
     found = (None if each is None else ctypes.cast(each, POINTER).value for each in (*matmuls, *others))
     return (POINTER * (len(matmuls) + len(others)))(*found), ours
