@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +13,9 @@ from ..decoder import Decoder
 from ..kernels.cpu.layers import PairsInC, PairWeights, usable
 from .few_pairs import MOST
 
-if TYPE_CHECKING:
-    from .eagle import EagleModule
 
-
-def chains(module: EagleModule, cache: KVCache) -> bool:
-    """Whether a `PairChain` can draft with `module`, which is no subclass, over `cache`."""
+def chains(module: Any, cache: KVCache) -> bool:
+    """Whether a `PairChain` can draft with `module`, an `EagleModule` and no subclass, over `cache`."""
     decoder = module.target.decoder
     if module.later or module.form.gated or module.fusion is not None or module.own is not None:
         return False
@@ -30,7 +27,7 @@ def chains(module: EagleModule, cache: KVCache) -> bool:
 class PairChain:
     """Greedy chains of a single row by an `EagleModule` over its cache, as one call of the kernels in C."""
 
-    def __init__(self, module: EagleModule, cache: KVCache) -> None:
+    def __init__(self, module: Any, cache: KVCache) -> None:
         self.module, self.cache = module, cache
         self._known: tuple[Any, ...] = ()  # the weights and the cache's memory, by which `_run` was made
         self._run: PairsInC | None = None
@@ -56,7 +53,7 @@ class PairChain:
 
     def _changed(self) -> bool:
         """Whether the weights or the cache's memory are no longer those of the last call."""
-        module: Any = self.module
+        module = self.module
         head, norms = module.target.decoder.head, (module.embed_norm, module.state_norm, module.norm)
         shared = head.weight, head.again, module.target.decoder.embedding
         own = module.first.in_c, module.embedding, module.head, *norms, module.fc_weight, module.fc_bias
@@ -64,7 +61,7 @@ class PairChain:
         return len(before) != len(self._known) or any(map(operator.is_not, before, self._known))
 
     def _weights(self) -> PairWeights:
-        module: Any = self.module
+        module = self.module
         decoder, form, paired = module.target.decoder, module.form, module.embed_norm is not None
         shared = decoder.head.weight if decoder.head.again is None else decoder.head.again
         return PairWeights(

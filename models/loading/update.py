@@ -27,9 +27,6 @@ from ..families import FAMILIES, FamilySpec, mar, var
 from ..files.configs import reading
 from ..files.sources import Source
 from ..files.weights import Published, in_memory, inspect, read, unwrapped, weight_files
-from ..hf.adapt import check_info
-from ..hf.causal_lm import HFAdapter
-from ..hf.hf_logging import silence
 from ..images.weight_files import check_names
 from ..kernels import layout
 from ..layers.quantize import quantize_linears, quantizer
@@ -268,6 +265,8 @@ def replacement(model: LanguageModel, published: dict[str, Published]) -> Callab
     or those of its modules. Raises ModelError, as loading does, for tensors that do not match by name or shape; a
     config.json beside them is not compared.
     """
+    from ..hf.causal_lm import HFAdapter  # imports transformers' models
+
     adapter = model.decoder
     if not isinstance(adapter, HFAdapter):
         raise ModelError(f"{model.name} was not loaded from a checkpoint, so the names of its weights are unknown")
@@ -301,6 +300,9 @@ def replacement(model: LanguageModel, published: dict[str, Published]) -> Callab
 
 
 def _loaded(library: Any, state: dict[str, Tensor], model: LanguageModel) -> Any:
+    from ..hf.adapt import check_info
+    from ..hf.hf_logging import silence
+
     config = deepcopy(library.config)
     try:
         with silence():
