@@ -45,8 +45,10 @@ class PairChain:
             return None
         if self._changed():
             layer, weights = module.first.in_c, self._weights()
-            fits = layer is not None and layer.fits(torch.float32) and weights.fit()
-            self._run = PairsInC(layer, (cache.k, cache.v), weights) if fits else None
+            if layer is None or not (layer.fits(torch.float32) and weights.fit()):
+                self._run = None
+            else:
+                self._run = PairsInC(layer, (cache.k, cache.v), weights)
         if self._run is None:
             return None
         return self._run.draft(tokens, states.contiguous(), module.rope.table(stop, states.device), start, count)

@@ -97,7 +97,9 @@ def _path(location: tuple[int | str, ...], document: Any) -> list[int | str]:
     path: list[int | str] = []
     for at, key in enumerate(location):
         value, _ = _at(document, path)
-        there = isinstance(value, dict | list) and _at(document, [*path, key])[1]
+        nested, there = _at(document, [*path, key]) if isinstance(value, dict | list) else (None, False)
+        if isinstance(value, dict) and not isinstance(nested, dict | list) and {*location[at + 1 : at + 2]} & {*value}:
+            continue  # the name of an alternative that is also a field, as "text" of a part
         if there or (at == len(location) - 1 and isinstance(value, dict) and isinstance(key, str) and "[" not in key):
             path.append(key)
     return path

@@ -16,9 +16,9 @@ from typing import Any
 
 from ...errors import ModelError
 from ..cache_dir import cache_folder, private, require_own
+from .contents import Contents, identity, keep
 from .header import Header, read_header
 from .listing import FOLDER, SOURCE
-from .tensors import Contents, identity, keep
 from .tokenizer import special_ids, tokenizer_files
 
 _FORMAT = 4  # version of the folders; a new number converts files again

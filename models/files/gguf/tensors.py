@@ -1,9 +1,9 @@
-"""The config and tensors of a GGUF file, under published names; a header is parsed once, until its file changes."""
+"""The tensors of a GGUF file under their published names, read from the file itself."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...errors import ModelError
-from .architecture import Target, describe
-from .header import Header, StoredTensor, library, read_header
+from .contents import contents
+from .header import library
 
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CHUNK = 1 << 24  # values dequantized at a time
@@ -91,36 +91,3 @@ def file_tensors(file: Path) -> Iterator[tuple[str, FileTensor]]:
 def _published_order(rows: NDArray[np.uint8], heads: int) -> NDArray[np.uint8]:
     """Rows of Llama's queries and keys as published: GGUF files have the two halves of each head interleaved."""
     return rows.reshape(heads, len(rows) // heads // 2, 2, -1).swapaxes(1, 2).reshape(rows.shape)
-
-
-_kept: dict[tuple[object, ...], Contents] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """A model in a GGUF file, without its tokenizer."""
-
-    config: Mapping[str, Any]
-    tensors: Mapping[Target, StoredTensor]  # published target -> tensor of the file
-
-
-def identity(file: Path) -> tuple[object, ...]:
-    """A value that changes when the file changes. Raises OSError where there is no file."""
-    status = file.stat()
-    return os.path.realpath(file), status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def contents(file: Path) -> Contents:
-    """The model in `file`. Raises ModelError for a file that cannot be read faithfully."""
-    try:
-        key = identity(file)
-    except OSError as error:
-        raise ModelError(f"{file} cannot be read: {error.strerror or error}") from error
-    return _kept[key] if key in _kept else keep(key, read_header(file))
-
-
-def keep(key: tuple[object, ...], header: Header) -> Contents:
-    """The model of a file that had the identity `key` before its header was read. Raises ModelError, as `contents`."""
-    config, targets = describe(header)
-    _kept[key] = Contents(config, {target: header.tensors[name] for name, target in targets.items()})
-    return _kept[key]

@@ -2,7 +2,7 @@
 
 Continuous Speculative Decoding for Autoregressive Image Generation, https://arxiv.org/abs/2411.11925
 
-    reference: each of k steps' tokens x = mu_q,1 is accepted if u < ratio(x) (`ops/density_ratios.py`), target and
+    reference: each of k steps' tokens x = mu_q,1 is accepted if u < ratio(x) (`log_ratio`), target and
                draft with the same noise; the target sees what was known at its last test; a rejected one is replaced
     exact:     log u < log p(path) - log q(path), the path being the draft's; a rejected one is sampled from
                max(0, p - q) over paths, and groups after it are dropped and drafted anew

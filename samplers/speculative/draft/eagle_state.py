@@ -77,7 +77,7 @@ class PairState(DraftModelState):
                 return None
         assert self.pending is not None
         tokens = torch.from_numpy(context.text.host[0, cached + self.lag : base + 1 + self.lag])
-        drafted = self.chains.draft(tokens, self.pending[0, : len(tokens)], cached, count)
+        drafted: tuple[Tensor, Tensor] | None = self.chains.draft(tokens, self.pending[0, : len(tokens)], cached, count)
         if drafted is None:
             return None
         self.calls, self.fed = count, np.ones(1, dtype=bool)

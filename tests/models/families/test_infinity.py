@@ -279,7 +279,7 @@ def test_maps_so_far_are_decoded_alone(model: ScaleModel) -> None:
     quantizer = model.quantizer
     total = quantizer.add(quantizer.add(quantizer.start(1), codes[1:, :1], 0), codes[1:, 1:5], 1)
     decoder = load_decoder(model.path or "")
-    assert torch.allclose(model.imaging.decode(coarse)[1], decoder(total)[0], atol=1e-5)
+    assert torch.allclose(model.imaging.decode(coarse)[1], decoder(total)[0], atol=1e-4)
     assert torch.allclose(model.imaging.decode(coarse)[0], model.imaging.decode(codes[:1])[0], atol=1e-5)
     with pytest.raises(ModelError, match="code 64 lies outside the codebook of 64"):
         model.imaging.decode(torch.full((1, TOKENS), 64))

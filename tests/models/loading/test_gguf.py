@@ -18,7 +18,7 @@ import torch
 
 import pardec
 from pardec.models.errors import ModelError
-from pardec.models.files.gguf import convert, tensors
+from pardec.models.files.gguf import contents, convert
 from pardec.models.files.gguf.architecture import describe
 from pardec.models.files.gguf.architectures import ARCHITECTURES
 from pardec.models.files.gguf.header import Header, read_header
@@ -104,7 +104,8 @@ def test_settings_are_those_of_the_file(tmp_path: Path) -> None:
         assert model.config[name] == CONFIG[name]
     assert model.config["rope_parameters"] == {"rope_type": "default", "rope_theta": 50000.0}
     decoding = model.decoding_config
-    assert (decoding.eos_ids, decoding.bos_id, decoding.pad_id, model.max_positions) == ((2,), 1, 2, 128)
+    ends = (2, 0)  # the file's own, and <|endoftext|>
+    assert (decoding.eos_ids, decoding.bos_id, decoding.pad_id, model.max_positions) == (ends, 1, 2, 128)
 
 
 def test_every_end_token_ends_a_text(tmp_path: Path) -> None:
@@ -203,7 +204,7 @@ def test_a_header_is_parsed_once_until_its_file_changes(
         parsed.append(file)
         return read_header(file)
 
-    for module in (convert, tensors):
+    for module in (convert, contents):
         monkeypatch.setattr(module, "read_header", counted)
     file = write_gguf(tmp_path / "toy.gguf", "Q8_0")
     for _ in range(2):
