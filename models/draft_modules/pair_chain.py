@@ -33,7 +33,7 @@ class PairChain:
         self._run: PairsInC | None = None
 
     def draft(self, tokens: Tensor, states: Tensor, start: int, count: int) -> tuple[Tensor, Tensor] | None:
-        """`tokens` [W] and after them `count` drafted ones, and the sum of their logits: the bits are those of `run`.
+        """Drafts `count` tokens: returns `tokens` [W] and these, and the sum of their logits, with the bits of `run`.
 
         `states` [W, E] are those before the tokens, whose pairs take the slots from `start` on. None where `run` has
         to do it: for a text's first pairs, many of them, and where the kernels do not take all weights.
@@ -54,7 +54,7 @@ class PairChain:
         return self._run.draft(tokens, states.contiguous(), module.rope.table(stop, states.device), start, count)
 
     def _changed(self) -> bool:
-        """Whether the weights or the cache's memory are no longer those of the last call."""
+        """Whether a weight or the cache's memory has been replaced since the last call."""
         module = self.module
         head, norms = module.target.decoder.head, (module.embed_norm, module.state_norm, module.norm)
         shared = head.weight, head.again, module.target.decoder.embedding

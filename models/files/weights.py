@@ -240,7 +240,7 @@ def mismatches(
     expected: Mapping[str, tuple[int, ...]],
     harmless: Sequence[str],
 ) -> str:
-    """The error in the published tensors, which must have those of `used` in these shapes; "" if there is none.
+    """Compares published tensors with the `expected` names and shapes; returns what differs, or "" if nothing does.
 
     Others may be there if their names have one of the `harmless` patterns.
     """

@@ -67,7 +67,7 @@ class Tree:
         self.values = self.with_level(self.values, values)
 
     def with_level(self, known: Any, level: Any) -> Any:
-        """[B, M + N]: the values `known` [B, M] of the nodes so far, then those of a new `level` [B, ..] of N nodes."""
+        """Appends the N values of a new `level` [B, ..] to the `known` values [B, M]; returns [B, M + N]."""
         return self.xp.concatenate((known, level.reshape(len(known), -1)), 1)
 
     def best(self, count: int) -> Any:
