@@ -28,7 +28,7 @@ from .requests import answer_warnings
 from .requests.call import Call
 from .requests.other_names import known_arguments
 from .requests.prompts import check_length
-from .requests.settings import AnyNames, documented, ignored_filters, own_names
+from .requests.settings import AnyNames, documented, ignored_arguments, own_names
 from .result import Result
 from .rollouts import REWARD, Reward, Rollouts, rewarded
 from .serving.batch import Serving
@@ -157,7 +157,7 @@ class Model(Engine):
         """
         arguments = own_names(arguments)
         call = self.prepare(prompt, **arguments)
-        if (ignored := ignored_filters(arguments, call.settings)) is not None:
+        if (ignored := ignored_arguments(arguments, call.settings)) is not None:
             warnings.warn(ignored, stacklevel=2)
         start = time.perf_counter()
         finished = None

@@ -132,10 +132,10 @@ class Conversation:
         from pardec.samplers.events import RowFinished, Step
         from pardec.samplers.rng import row_seed
 
-        from ..requests.settings import ignored_filters
+        from ..requests.settings import ignored_arguments
 
         call = self.model.prepare(messages, **self.arguments, seed=[row_seed(self.seed, self.turns)])
-        ignored = ignored_filters(self.arguments, call.settings)
+        ignored = ignored_arguments(self.arguments, call.settings)
         if ignored is not None and not self.turns:
             say(f"warning: {as_options(ignored, o.OPTIONS)}", quiet=self.quiet)
         texts, started = [], time.perf_counter()

@@ -15,7 +15,7 @@ from ..executors.base import Local
 from ..io import output_paths
 from ..io.prompt_files import GENERATED, line_settings
 from ..requests import line_calls, preflight
-from ..requests.settings import ignored_filters, repeat_each
+from ..requests.settings import ignored_arguments, repeat_each
 from . import inputs
 from . import options as o
 from .common import Json, dump, say
@@ -110,7 +110,7 @@ def generate(
         raise SpecError(f"{loaded.name} is an image model", hint=f'try "pardec image {model} -o out.png"')
     items = inputs.as_messages(items, loaded, chat=chat, quiet=quiet)
     call = line_calls.prepare(loaded, items, arguments, str(prompts or "standard input"))
-    ignored = ignored_filters(arguments, call.settings)
+    ignored = ignored_arguments(arguments, call.settings)
     if ignored is not None:
         say(f"warning: {as_options(ignored, o.OPTIONS)}", quiet=quiet)
     repeated = repeat_each(items, settings.num_return_sequences)

@@ -12,9 +12,11 @@ from pardec.models.errors import SpecError
 
 from ..io import output_paths
 from ..requests import preflight
+from ..requests.settings import ignored_arguments
 from . import inputs
 from . import options as o
 from .common import Json, dump, say
+from .wording import as_options
 
 if TYPE_CHECKING:
     from ..api import Model
@@ -121,6 +123,8 @@ def image(
 
     loaded = _load(model, load_arguments, quiet=quiet)
     call = _prepare(loaded, labels, class_ is not None, arguments)
+    if (ignored := ignored_arguments(arguments, call.settings)) is not None:
+        say(f"warning: {as_options(ignored, o.OPTIONS)}", quiet=quiet)
     recorded = {"name": model, **{k: v for k, v in load_arguments.items() if k in _RECORDED and v}}
     run = Drawing(loaded, call, each, recorded, scale)
     try:

@@ -17,7 +17,7 @@ from pardec.samplers.cards import Family
 from ..requests.argument import check_whole, is_number
 from ..requests.chat_template import is_embedded
 from ..requests.preflight import check_answered, check_placing
-from ..requests.settings import SHAPING, ignored_filters
+from ..requests.settings import SHAPING, ignored_arguments
 from ..tasks import Task
 from ..version import __version__
 from . import entries, sources, sweep, units
@@ -132,7 +132,7 @@ def plan(
     notes: list[str] = []
     if grid.references:
         all_entries, notes = entries.with_references(all_entries, family)
-    ignored = {ignored_filters(arguments, entry.arguments) for entry in all_entries} - {None}
+    ignored = {ignored_arguments(arguments, entry.arguments) for entry in all_entries} - {None}
     notes += sorted(text for text in ignored if text is not None)
     selection: dict[str, Any] = {"split": grid.split, "n": grid.limit, "seed": grid.problem_seed}
     problems = {name: task.problems(**selection) for name, task in tasks.items()}

@@ -555,13 +555,15 @@ def _unknown(name: str) -> SpecError:
     return SpecError(opening + did_you_mean(name, known), hint=f"it takes {', '.join(known)}")
 
 
-def ignored_filters(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
-    """The warning for filters that have no effect, since the call samples from no distribution.
+def ignored_arguments(arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> str | None:
+    """The warning for arguments of no effect: filters where nothing is sampled, an interval where nothing is guided.
 
     Args:
         arguments: as they were passed.
         settings: the call's, as resolved.
     """
+    if arguments.get("cfg_interval") is not None and settings.get("cfg") in (None, 1):
+        return f"cfg_interval={arguments['cfg_interval']} has no effect without guidance; cfg=4 turns it on"
     filters = [each for each in ARGUMENTS.values() if each.filters]
     names = [each.name for each in filters if arguments.get(each.name) not in each.filters]
     if not names or settings.get("temperature") != 0:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import pardec
+from pardec.requests.settings import ignored_arguments
 
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -69,3 +70,12 @@ def test_an_output_in_another_format_is_refused(cli: Cli, tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
     for name in ("run", "run-0.9", "run.json"):
         assert cli("generate", "tiny-dream", "-p", "Tom.", "-n", 2, "-o", tmp_path / name)[0] == 0
+
+
+def test_an_interval_is_said_where_nothing_is_guided(cli: Cli, tmp_path: Path) -> None:
+    assert ignored_arguments({"cfg_interval": 5}, {"cfg": 2.5, "temperature": 1}) is None
+    model = pardec.load("tiny-llamagen", device="cpu")
+    with pytest.warns(UserWarning, match="cfg_interval=5 has no effect without guidance; cfg=4 turns it on"):
+        model.generate("a red circle", cfg=1, cfg_interval=5, sampler="sjd")
+    command = ("image", "tiny-llamagen", "-p", "a red circle", "--device", "cpu", "-o", tmp_path / "a.png")
+    assert "--cfg-interval 5 has no effect without guidance" in cli(*command, "--cfg", 1, "--cfg-interval", 5)[2]
