@@ -11,7 +11,9 @@ import pytest
 
 from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import SpecError
+from pardec.samplers.continuous.methods import seeded_jacobi
 from pardec.samplers.registry import resolve
+from tests.samplers.spec_checks import defaults_are
 from tests.samplers.vector_toys import ToyBackbone, ToyHead, generate, latents_of, mar, toy
 
 ROWS: dict[str, Any] = {"seeds": (5, 6, 7), "labels": (3, 0, -1)}
@@ -96,6 +98,18 @@ def test_a_group_of_several_tokens_has_a_row_of_its_own_on_a_causal_backbone() -
     assert all(rows > calls for calls, rows in zip(end.nfe, end.forward_rows, strict=True))
 
 
+def test_tokens_that_were_never_sampled_are_not_attended_to() -> None:
+    states, usable = seeded_jacobi.group_states, list[int]()
+
+    def watched(context: Any, groups: Any, latents: Any, seen: Any) -> Any:
+        usable.append(int(seen.sum()))
+        return states(context, groups, latents, seen)
+
+    with patch.object(seeded_jacobi, "group_states", watched):
+        generate(causal(tokens=6), "seeded_jacobi:window=3,tol=0")
+    assert usable[:2] == [0, 3]
+
+
 def test_its_fixed_point_takes_the_noise_of_each_token() -> None:
     """Injected fault: with other noise in each round nothing settles, and the image differs."""
     from pardec.samplers.continuous.state import ImageState
@@ -129,3 +143,8 @@ def test_a_name_of_two_families_is_read_by_its_parameters() -> None:
     assert isinstance(resolve("sequential:last=x1", None), ContinuousSampler)
     with pytest.raises(SpecError, match="unknown parameter 'tolerance'"):
         resolve("seeded_jacobi:tolerance=0", None)
+
+
+test_defaults_are_the_published_ones = defaults_are(
+    "seeded_jacobi", "seeded_jacobi:window=8,tol=1e-3,steps=64,guidance=linear,last=map", "continuous"
+)

@@ -10,17 +10,24 @@ from pardec.models.errors import SpecError
 from tests.reference import naive_uniform
 from tests.reference.naive_uniform import Rule
 from tests.samplers.masked.uniform_toys import VOCAB, predictions, uniform_toy
-from tests.samplers.spec_checks import refused_specs
+from tests.samplers.spec_checks import defaults_are, refused_specs
 from tests.samplers.toys import fill, fill_alone, prompts, request, run, toy
 
 ROW: list[int | None] = [1, 2, None, None, 4, None, None, None, None, None, 3]
 ASKED = [VOCAB if token is None else token for token in ROW]
 
 
+test_defaults_are_the_published_ones = defaults_are(
+    "adaptive",
+    "adaptive:steps=128,tokens=1",
+)
+
+
 @pytest.mark.seeds("arXiv:2512.10858")
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize(("steps", "tokens"), [(5, 1), (3, 2), (9, 3), (2, 20)])
 def test_tokens_are_those_of_the_plain_loop(steps: int, tokens: int, temperature: float) -> None:
+    test_defaults_are_the_published_ones()
     model = uniform_toy()
     for seed in (3, 4):
         asked = request([ASKED], [2], seeds=[seed], temperature=temperature)

@@ -19,6 +19,7 @@ from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import Update
 from pardec.samplers.masked.finish.adaptive_length import AdaptiveLength
 from pardec.samplers.trace import UNCOMMITTED
+from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import EOS, MASK, PAD, events, fill, fill_alone, prompts, request, run, table, toy
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -79,6 +80,8 @@ def a_row_is_shortened_only_when_it_enters_a_block() -> None:
     predictions: Any = SimpleNamespace(has=lambda at: at < 8, at=lambda at: greedy)
     rule = AdaptiveLength(beyond=0)
     assert rule.cut(predictions, canvas, asked).tolist() == [4]
+    predictions.has = lambda at: at >= 5  # the forward computed the last three alone
+    assert rule.cut(predictions, canvas, asked).tolist() == [8]
     which = torch.zeros_like(canvas.eligible)
     which[0, 1] = True
     canvas.commit(Update(which, torch.zeros_like(canvas.window), which.float()))
@@ -147,10 +150,17 @@ def naive(
     return tokens, when
 
 
+test_defaults_are_the_published_ones = defaults_are(
+    "adaptive_length+threshold",
+    "adaptive_length:tau=0.9,beyond=128+threshold",
+)
+
+
 @pytest.mark.parametrize("name", ["llada", "dream"])
 @pytest.mark.seeds("arXiv:2511.21759")
 def test_it_is_its_naive_version_step_by_step(name: str) -> None:
     """With these random checkpoints every third id is an end token; the naive version shortens its own canvas."""
+    test_defaults_are_the_published_ones()
     for case in SIXTEEN:
         sixteen_tokens_by_hand(*case)
     a_later_block_shortens_the_row_further()

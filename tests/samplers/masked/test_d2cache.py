@@ -14,7 +14,7 @@ from pardec.samplers.ops.position_sets import between, nucleus
 from tests.reference import naive_dependence as naive
 from tests.samplers.dependence_parity import MODELS, model_of
 from tests.samplers.heldout_answers import answered
-from tests.samplers.spec_checks import refused_specs
+from tests.samplers.spec_checks import defaults_are, refused_specs
 from tests.samplers.toys import fill, prompts, request, run, same, toy
 
 
@@ -82,8 +82,15 @@ def test_families_whose_blocks_do_not_see_later_ones_are_refused() -> None:
         fill(toy("sdar"), "sequential@d2cache", prompts((4,)), 4)
 
 
+test_defaults_are_the_published_ones = defaults_are(
+    "density@d2cache",
+    "density:sigma=10@d2cache:k=32,rollout=0.1,sigma=10,fill=4,refresh=0",
+)
+
+
 @pytest.mark.seeds("arXiv:2509.23094")
 def test_fewer_positions_than_a_block_give_as_many_right_answers() -> None:
+    test_defaults_are_the_published_ones()
     the_parts_by_hand()
     rollout_by_hand()
     test_it_queries_what_the_naive_version_does(MODELS[0], 6, 0.3, 2)

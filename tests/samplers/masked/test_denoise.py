@@ -52,6 +52,23 @@ def test_a_canvas_ends_once_it_is_stable_and_sure() -> None:
         assert (kept(stage, canvas, state) == list(range(8))) == ends
 
 
+def test_the_mean_entropy_is_of_the_row_s_own_positions() -> None:
+    """The four of the shorter row have .254 1.113 .401 1.380: a mean of .787, not that of a row of eight."""
+    canvas = Canvas((torch.full((8,), MASK), torch.full((4,), MASK)), (0, 0), mask_id=MASK, pad_id=4, block_length=8)
+    asked = request([[MASK] * 8, [MASK] * 4], [0, 0], block_length=8, temperature=1.0)
+    evidence = Evidence(DenseDistribution(LAWS.log().repeat(2, 1, 1)), canvas.window, canvas.eligible, asked)
+    proposal = build_method(parse("entropy:of=filtered").parts[0]).propose(evidence, canvas)
+    for confidence, ends in ((0.78, False), (0.79, True)):
+        stage = Denoise(gamma=0, confidence=confidence)
+        state = stage.start(canvas)
+        for _ in range(2):
+            chosen = stage.select(proposal, canvas, state).which
+            canvas.step, canvas.block_started = canvas.step + 1, canvas.block_started & False
+        assert chosen.all(1).tolist()[0]
+        assert bool(chosen[1, :4].all()) == ends
+        canvas.block_started |= True
+
+
 def test_a_token_that_changes_keeps_a_canvas_open() -> None:
     stage, canvas, other = Denoise(gamma=0.1, confidence=9), random_canvas(), LAWS.clone()
     other[3] = LAWS[0]

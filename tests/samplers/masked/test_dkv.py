@@ -28,7 +28,7 @@ from tests.samplers.cache_checks import (
     stale,
 )
 from tests.samplers.masked import test_dkv_greedy
-from tests.samplers.spec_checks import refused_specs
+from tests.samplers.spec_checks import defaults_are, refused_specs
 from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, same, toy
 
 
@@ -145,8 +145,15 @@ class Immediate(DelayedCache):
         return super()._unsettled(canvas, np.zeros_like(changed))
 
 
+test_defaults_are_the_published_ones = defaults_are(
+    "sequential@dkv",
+    "sequential@dkv:refresh=8,settle=self,prompt=refresh",
+)
+
+
 @pytest.mark.seeds("arXiv:2505.15781")
 def test_refreshing_always_is_no_cache_and_delay_flips_fewer_tokens_than_none() -> None:
+    test_defaults_are_the_published_ones()
     a_token_is_queried_once_more_after_its_commit()
     how_many_full_steps_a_block_begins_with_is_the_families()
     a_shifted_family_queries_the_rows_that_predict_and_the_token_itself()

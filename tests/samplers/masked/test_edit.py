@@ -7,6 +7,7 @@ import torch
 
 from tests.reference import naive_revise as naive
 from tests.samplers.revise_checks import as_the_select_alone, compare
+from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import BLOCK, request, run, table
 
 
@@ -25,6 +26,15 @@ def test_it_is_the_naive_rule(family: str, post: int) -> None:
 test_nothing_surer_is_the_select_alone = as_the_select_alone(("threshold:tau=0.4+edit:tau=1", "threshold:tau=0.4"))
 
 
+def test_a_block_that_took_as_many_steps_gets_no_more_forwards() -> None:
+    """Four tokens of .95 fill their block in one step; a further forward, which changes nothing, needs a limit of 2."""
+    distributions = torch.zeros(4, 7)
+    distributions[:, 0], distributions[:, 1] = 0.95, 0.05
+    asked = request([[6] * 4], [0], block_length=4)
+    for steps, forwards in ((1, 1), (2, 2)):
+        assert run(table(distributions), f"contiguous+edit:tau=0,steps={steps}", asked).nfe == (forwards,)
+
+
 def test_what_is_sure_everywhere_ends_at_once() -> None:
     distributions = torch.zeros(4, 7)
     distributions[:, 0], distributions[:, 1] = 0.95, 0.05
@@ -32,3 +42,6 @@ def test_what_is_sure_everywhere_ends_at_once() -> None:
     assert run(table(distributions), "contiguous+edit:tau=0", asked).nfe == (2,)  # one more, which changes nothing
     assert run(table(distributions), "contiguous+edit:tau=0,sure=0.9", asked).nfe == (1,)
     assert run(table(distributions), "contiguous+edit:tau=0,sure=0.96", asked).nfe == (2,)
+
+
+test_defaults_are_the_published_ones = defaults_are("edit", "edit:tau=0.9,post=16,steps=none,of=raw,sure=none")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from pardec.samplers import registry
 from tests.reference import naive_selects as naive
@@ -20,6 +21,10 @@ STEPS = {
     "entropy_bound:gamma=0.8": [0, 1, 0, 3, 0, 1, 0, 2],  # then .588 | 1.113 | 1.292: .588 and 1.701
     "entropy_bound:gamma=100": [0] * 8,
     "confidence+entropy_bound:gamma=0.8": [0, 1, 0, 3, 0, 1, 0, 2],  # the same order here
+    # From the left, without the largest so far: 0 .254 .655, and 1.768 is too much; 0 .067 .655 | 1.087; 0 .432.
+    "leftmost+entropy_bound:gamma=0.7": [0, 0, 0, 1, 1, 1, 2, 2],
+    # With the largest: .067 .321 | .722; then always one.
+    "entropy_bound:gamma=0.4,whole=true": [0, 4, 1, 6, 0, 3, 2, 5],
 }
 
 
@@ -45,6 +50,14 @@ def test_it_is_the_naive_rule(family: str, gamma: float, distribution: dict[str,
     """Entropies are those of the filtered distribution: with top_k=3 at most ln 3."""
     length = {} if "sdar" in family else {"block_length": 8}
     agree(f"entropy_bound:gamma={gamma}", lambda: naive.entropy_bound(gamma), family=family, **length, **distribution)
+
+
+def test_a_whole_sum_stays_below_its_bound() -> None:
+    """Two entropies of ln 2 have a sum of exactly ln 4; without the largest, ln 2 is no more than ln 2."""
+    half = table(torch.tensor([[0.5, 0.5, 0, 0, 0, 0, 0]] * 2))
+    for bound, forwards in (("1.3862943611198906,whole=true", 2), ("1.3863,whole=true", 1), ("0.6931472", 1)):
+        got = run(half, f"entropy_bound:gamma={bound}", request([[MASK] * 2], [0], block_length=2))
+        assert got.nfe == (forwards,), bound
 
 
 def test_without_a_bound_it_is_one_token_a_forward_by_entropy() -> None:

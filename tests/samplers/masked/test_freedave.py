@@ -31,6 +31,7 @@ from pardec.samplers.masked.contracts import Choice
 from pardec.samplers.masked.loop import decode
 from tests.samplers.eight_tokens import proposal
 from tests.samplers.parity import recorded
+from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import EOS, MASK, fill, fill_alone, prompts, request, run, toy
 
 LENGTHS, NEW = (3, 6, 1, 5), (17, 6, 23, 2)
@@ -316,8 +317,15 @@ def test_observing_changes_no_token_and_counts_what_follows() -> None:
     assert all(len(committed) == steps for steps, committed in counter.counts)
 
 
+test_defaults_are_the_published_ones = defaults_are(
+    "freedave+sequential",
+    "freedave:drafts=4,subset=false,width=1+sequential",
+)
+
+
 @pytest.mark.seeds("arXiv:2509.18085")
 def test_a_counted_graph_takes_fewer_forwards_than_nested_drafts_of_as_many_rows() -> None:
+    test_defaults_are_the_published_ones()
     the_graph_that_counts_choose_by_hand()
     a_state_is_reached_over_either_order()
     a_draft_without_one_of_its_positions_is_none()

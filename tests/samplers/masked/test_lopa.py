@@ -11,7 +11,7 @@ import torch
 import pardec
 from pardec import Model
 from tests.samplers.parity import recorded
-from tests.samplers.spec_checks import refused_specs
+from tests.samplers.spec_checks import defaults_are, refused_specs
 from tests.samplers.toys import MASK, fill, prompts, toy
 
 
@@ -105,3 +105,6 @@ def test_hypotheses_keep_to_what_the_tokens_of_a_schema_allow_beside_each_other(
         asked: dict[str, Any] = {"response_format": schema, "max_new_tokens": 16, "temperature": temperature, "seed": 3}
         got = model.generate(["Tom has 8 cups.", "a"], sampler="lopa+sequential", **asked)
         assert got.parsed is not None
+
+
+test_defaults_are_the_published_ones = defaults_are("lopa", "lopa:branches=2")

@@ -11,6 +11,7 @@ from pardec.samplers.registry import resolve
 from tests.samplers.cache_checks import queried
 from tests.samplers.eight_tokens import LAWS, MASK, TOKENS
 from tests.samplers.masked_pictures import CAPTIONS, check_published, draw, painter
+from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import request, run, table
 
 
@@ -75,3 +76,8 @@ def test_what_is_refused(spec: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         resolve(spec)
     assert resolve("sequential@mlcache:refresh=1").exact == "greedy"
+
+
+test_defaults_are_the_published_ones = defaults_are(
+    "threshold@mlcache", "threshold@mlcache:reuse=0.9,refresh=5,warmup=none"
+)

@@ -14,6 +14,7 @@ from tests.grids import chequered
 from tests.reference.naive_prophet import Told, prophet
 from tests.samplers.eight_tokens import LAWS
 from tests.samplers.heldout_answers import answered
+from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import BLOCK, MASK, fill, prompts, request, run, same, table, toy
 
 LENGTHS, NEW = (3, 6, 1), (10, 12, 7)
@@ -203,8 +204,15 @@ def progress_by_tokens_where_the_select_has_no_steps() -> None:
     assert slow.trace.commit_step[0].tolist() == [-1, -1, 0, 1, 2, 2]
 
 
+test_defaults_are_the_published_ones = defaults_are(
+    "fixed+prophet",
+    "fixed+prophet:length=5,early=7.5,mid=5.0,late=2.5,decided=false",
+)
+
+
 @pytest.mark.seeds("arXiv:2508.19982")
 def test_an_endless_gap_is_the_base_and_early_answers_are_the_late_ones_in_fewer_steps() -> None:
+    test_defaults_are_the_published_ones()
     a_hand_worked_gap()
     eight_gaps_by_hand()
     progress_by_tokens_where_the_select_has_no_steps()

@@ -12,6 +12,7 @@ from pardec.samplers.ops.distribution import DenseDistribution
 from tests.reference import naive_blocks as naive
 from tests.samplers.block_parity import Make, agree
 from tests.samplers.eight_tokens import MASK
+from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import request
 
 RULES: dict[str, Make] = {
@@ -50,3 +51,6 @@ def test_where_a_stretch_ends_by_hand(ends: tuple[int, ...], whole: bool, end: i
         )
         assert state.fast[0] == (number == len(ends))
     assert state.end[0] == end
+
+
+test_defaults_are_the_published_ones = defaults_are("slowfast", "slowfast:tau=0.3,steps=6,all=false")

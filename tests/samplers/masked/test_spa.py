@@ -20,6 +20,7 @@ from pardec.samplers import registry
 from pardec.samplers.masked import compatibility
 from pardec.samplers.masked.compatibility import fit
 from tests.reference import naive_spa as naive
+from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import EOS, MASK, fill, prompts, request, run, toy
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -71,6 +72,12 @@ class Watched:
         patch.setattr(ReuseCache, "through", passed)
 
 
+test_defaults_are_the_published_ones = defaults_are(
+    "threshold@spa",
+    "threshold@spa:ratio=0.25,refresh=50,response=7,rank=128",
+)
+
+
 @pytest.mark.parametrize("name", ["llada", "dream"])
 @pytest.mark.parametrize(("refresh", "response", "ratio", "rank"), [(50, 7, 0.25, 128), (9, 4, 0.5, 6), (0, 0, 0.4, 3)])
 @pytest.mark.seeds("arXiv:2602.02544")
@@ -78,6 +85,7 @@ def test_it_is_its_naive_version_layer_by_layer(
     name: str, refresh: int, response: int, ratio: float, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A naive version in float64 commits the same tokens and computes the same tokens in every layer."""
+    test_defaults_are_the_published_ones()
     model, watched = golden(name), Watched(monkeypatch)
     mask, layers = model.decoding_config.mask_id, model.layers
     prompt = np.random.RandomState(5).randint(3, model.vocab_size - 10, 7).tolist()

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from tests.reference import naive_selects as naive
+from tests.samplers.eight_tokens import MASK
 from tests.samplers.heldout_answers import answered
 from tests.samplers.parity import FAMILIES, agree, agree_recorded, block_lengths
 from tests.samplers.spec_checks import commits_at, refused_specs
+from tests.samplers.toys import request, run, table
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45
 STEPS = {
@@ -50,6 +52,12 @@ test_bad_parameters = refused_specs(
     [("gap=0", "gap must be at least 1, got 0"), ("base=1", "base must be at least 2, got 1")],
     before="threshold+spacing:",
 )
+
+
+def test_equal_scores_go_to_the_lowest_position() -> None:
+    flat = table(torch.tensor([[0.25, 0.25, 0.25, 0.25, 0, 0, 0]] * 4))
+    got = run(flat, "threshold:tau=0.25+spacing:gap=2", request([[MASK] * 4], [0], block_length=4))
+    assert got.trace.commit_step[0].tolist() == [0, 1, 0, 1]
 
 
 def test_no_two_of_a_step_are_near_each_other_and_more_answers_are_right() -> None:

@@ -11,7 +11,8 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.samplers.cache_checks import queried
-from tests.samplers.toys import fill, prompts, same, toy
+from tests.samplers.spec_checks import defaults_are
+from tests.samplers.toys import MASK, fill, prompts, request, run, same, toy
 
 
 def test_what_is_queried_by_hand() -> None:
@@ -21,6 +22,12 @@ def test_what_is_queried_by_hand() -> None:
     assert queried(got) == [tuple(range(*span)) for span in spans]
     got = fill(toy("sdar", sharp=1.2), "leftmost+sequential@subblock:size=2,reuse=false", prompts((4,)), 8)
     assert queried(got) == [tuple(range(*span)) for span in [(0, 8), *[(4, 8)] * 3, (4, 12), *[(8, 12)] * 3]]
+
+
+def test_a_block_whose_first_token_is_given_is_computed_whole_at_first() -> None:
+    row = [1, 2, 3, 4, *[MASK] * 4, 5, *[MASK] * 3]
+    got = run(toy("sdar", sharp=1.2), "leftmost+sequential@subblock:size=2", request([row], [4], absolute=True))
+    assert queried(got)[4:6] == [tuple(range(4, 12)), tuple(range(8, 12))]
 
 
 @pytest.mark.parametrize("family", ["sdar", "shifted-sdar"])
@@ -54,3 +61,8 @@ def test_what_is_refused() -> None:
     for family in ("llada", "wedlm", "nemotron"):
         with pytest.raises(SpecError, match="subblock|block-causal"):
             pardec.Model(toy(family)).prepare(input_ids=[[1, 2]], sampler="threshold@subblock", max_new_tokens=4)
+
+
+test_defaults_are_the_published_ones = defaults_are(
+    "threshold@subblock", "threshold@subblock:size=8,reuse=true,first_before=true"
+)

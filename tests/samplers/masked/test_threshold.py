@@ -50,6 +50,8 @@ def test_it_falls_with_the_forwards() -> None:
 def the_share_that_is_open_is_that_of_the_block() -> None:
     """Two of four are open in each block after .95 and .91, or .99 and .901: .9 (1 - .8 / 2) = .54, then .36."""
     assert steps_of("threshold:relax=0.8", block_length=4) == [0, 1, 0, 2, 3, 4, 3, 5]
+    # The last block has two: .99 passes .9, and one of two is open then.
+    assert steps_of("threshold:relax=0.8", block_length=4, row=[MASK] * 6) == [0, 1, 0, 2, 3, 4]
     # What is given counts as committed.
     assert steps_of("threshold:relax=0.8", block_length=4, row=[0, MASK, MASK, 0]) == [-1, 0, 0, -1]
 

@@ -16,6 +16,7 @@ from pardec.samplers.rng import Keyed
 from pardec.samplers.scales.contracts import ScaleRequest
 from pardec.samplers.scales.loop import decode
 from tests.samplers.scale_toys import model as toy
+from tests.samplers.spec_checks import defaults_are
 
 LABELS, SEEDS = (3, -1, 0), (4, 5, 6)
 
@@ -57,9 +58,18 @@ def test_one_model_at_both_ends_is_plain_sampling(steps: int, cfg: float | None)
     np.testing.assert_allclose(shared.trace.commit_score, whole.trace.commit_score, rtol=1e-4)
 
 
+test_defaults_are_the_published_ones = defaults_are(
+    "code",
+    "code:steps=none,order=filters",
+    "scales",
+)
+
+
 @pytest.mark.seeds("arXiv:2411.17787")
 def test_the_first_scales_are_the_large_model_s_and_the_refiner_enters_once() -> None:
+    test_defaults_are_the_published_ones()
     without_steps_four_fifths_of_the_scales_are_the_large_model_s()
+    the_refiner_has_the_guidance_of_its_scales()
     large, refiner = toy(), small()
     end = generate(large, "code:refiner=x,steps=2", cfg=2.0, refiner=refiner)
     whole = generate(toy(), "sequential", cfg=2.0)
@@ -73,6 +83,15 @@ def test_the_first_scales_are_the_large_model_s_and_the_refiner_enters_once() ->
     assert end.trace.commit_step[0].tolist() == [0] + [1] * 4 + [2] * 9 + [3] * 16
     assert end.tokens_fed == (10, 5, 10)
     assert set(end.seconds) == {"transformer", "refiner", "draw"}
+
+
+def the_refiner_has_the_guidance_of_its_scales() -> None:
+    whole, half = (
+        generate(toy(), f"{spec}cfgs=1/2/0.5/0", cfg=1.5, refiner=toy(name="again"))
+        for spec in ("sequential:", "code:refiner=x,steps=2,")
+    )
+    assert (half.tokens == whole.tokens).all()
+    np.testing.assert_allclose(half.trace.commit_score, whole.trace.commit_score, rtol=1e-4)
 
 
 def without_steps_four_fifths_of_the_scales_are_the_large_model_s() -> None:

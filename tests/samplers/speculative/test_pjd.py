@@ -20,6 +20,7 @@ from pardec.samplers.speculative.draft.pjd import Grid, Pjd
 from tests.samplers.ar_toys import run, toy_ar
 from tests.samplers.handmade_drafts import Given
 from tests.samplers.picture_toys import codes, draw, features, toy_pictures
+from tests.samplers.spec_checks import defaults_are
 
 SIDE, CAPTIONS = 4, features([3, 1, 2])
 MODEL = toy_pictures(3, SIDE, 6, 1.5)
@@ -110,8 +111,11 @@ def test_a_draft_sees_the_accepted_tokens_before_it_and_the_drafts_of_its_row(
     assert min(nodes) > 5
 
 
-def grid(wait: bool) -> Grid:
-    """Row 1 of a 2 x 4 image waits: of its three drafts 0 1 0, p is .9, .1 and .8, and q is .5 each."""
+def grid(wait: bool, second: int = 1) -> Grid:
+    """Row 1 of a 2 x 4 image waits: of its three drafts 0 1 0, p is .9, .1 and .8, and q is .5 each.
+
+    With `second` = 0 the second passes, too.
+    """
     rule, context = Pjd(wait=wait), _Context()
     accepted = np.array([[True] * 4 + [False] * 4])
     accepted[0, 3] = False
@@ -120,12 +124,12 @@ def grid(wait: bool) -> Grid:
     p = torch.zeros(1, 8, 2)
     p[0, 4:7] = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.8, 0.2]])
     tokens = torch.zeros(1, 8, dtype=torch.int64)
-    tokens[0, 5] = 1
-    state = Grid(
-        accepted, tokens, p, torch.full_like(p, 0.5), tokens < 0, np.full((1, 1), 2), drafted, drafted, drafted
-    )
+    tokens[0, 5] = second
+    known = drafted | (np.arange(8) == 7)
+    q = torch.full_like(p, 0.5)
+    state = Grid(accepted, tokens, p, q, tokens < 0, np.full((1, 1), 2), drafted, drafted, known)
     rejected = rule._accept(context, Given(torch.zeros(1, 1)), state)  # type: ignore[arg-type]
-    assert rejected[0].nonzero()[0].tolist() == [5]
+    assert rejected[0].nonzero()[0].tolist() == [5] * second
     return state
 
 
@@ -145,6 +149,8 @@ def test_tokens_of_later_rows_are_tested_by_hand() -> None:
     assert gained.accepted[0].tolist() == [True] * 3 + [False, True, True, False, False]
     assert int(gained.tokens[0, 5]) == 0
     assert gained.q[0, 5].tolist() == gained.p[0, 5].tolist(), "it is a sample of p from now on"
+    level = grid(wait=False, second=0)  # three of each row: the fourth of row 1 has nothing above it yet
+    assert level.accepted[0].tolist() == [True] * 3 + [False, True, True, True, False]
 
 
 def test_it_is_declared_relaxed_and_refuses_what_it_cannot_do() -> None:
@@ -162,12 +168,21 @@ def neighbours(tokens: list[list[int]]) -> np.ndarray:
     return np.stack((right.mean((1, 2)), below.mean((1, 2))), 1)
 
 
+test_defaults_are_the_published_ones = defaults_are(
+    "pjd",
+    "pjd:lag=none,window=32,wait=false",
+    "ar",
+)
+
+
 @pytest.mark.seeds("arXiv:2606.05703")
 def test_forwards_fall_and_neighbours_are_as_equal_as_before() -> None:
     """Rows of 12 codes begin one after the other, so that 12 rows take 13 forwards at the least; `sjd` takes 33."""
+    test_defaults_are_the_published_ones()
     test_tokens_of_later_rows_are_tested_by_hand()
     a_row_begins_when_the_one_above_is_ahead_by_hand()
     the_first_guess_of_a_row_is_the_newest_token_above_by_hand()
+    the_newest_token_above_stands_in_for_the_one_before_a_row()
     model, task = pardec.load("tiny-llamagen", device="cpu"), pardec.task("captions")
     prompts = [one.prompt for one in task.problems(split="heldout", n=12, seed=3)]
     found = {}
@@ -197,6 +212,28 @@ def a_row_begins_when_the_one_above_is_ahead_by_hand() -> None:
     assert layout(5, 2) == [[], [2, 5], [4, 5, 6, 7]]
     assert layout(5, 1)[1:] == [[2, 5, 8], [*range(4, 12)]]
     assert Pjd()._lag(toy_pictures(0, 4, 2)) == 1, "a quarter of a row"
+
+
+def the_newest_token_above_stands_in_for_the_one_before_a_row() -> None:
+    propose, seen = Pjd.propose, [0]
+
+    def checked(self: Pjd, context: DecodeContext, remaining: Any, uniforms: Any, state: Grid) -> Any:
+        made = propose(self, context, remaining, uniforms, state)
+        known = {int(cell) for cell in (state.accepted | state.drafted)[0].nonzero()[0]}
+        for node in range(1, int(made.sizes[0])):
+            cell = int(state.fed[0, node])
+            if cell in known:
+                continue
+            row = range(cell - SIDE + 1, cell + 1)  # `cell` is its last one
+            newest = max(at for at in row if state.accepted[0, at])
+            assert made.tokens[0, node] == state.tokens[0, newest]
+            seen[0] += state.tokens[0, newest] != state.tokens[0, newest - 1]
+        return made
+
+    with patch.object(Pjd, "propose", checked):
+        for seed in range(4):
+            draw(MODEL, "pjd:lag=2", CAPTIONS[:1], temperature=1.0, seeds=[seed])
+    assert seen[0] > 3
 
 
 def the_first_guess_of_a_row_is_the_newest_token_above_by_hand() -> None:

@@ -23,6 +23,7 @@ from pardec.samplers.speculative.sequences import Sequences
 from tests.samplers.ar_toys import counted, g_test, joint, plain_greedy, prompts, rows, run, speculation, toy_ar
 from tests.samplers.joint_distributions import WORLDS, World, measure, worst
 from tests.samplers.loop_drafters import Literal
+from tests.samplers.spec_checks import defaults_are
 
 MODES = ("coupled", "independent", "gumbel")
 LONG = WORLDS["3 tokens, length 6"]  # where places are refreshed again and again
@@ -219,9 +220,18 @@ def test_mutation_a_stale_label_is_told_by_the_script(monkeypatch: pytest.Monkey
     assert scripted("coupled").worst() > 10
 
 
+test_defaults_are_the_published_ones = defaults_are(
+    "sjd",
+    "sjd:refresh=coupled,uniform=false",
+    "ar",
+)
+
+
 @pytest.mark.seeds("arXiv:2410.01699")
 def test_samples_have_the_joint_distribution_greedy_is_greedy_and_smooth_images_take_few_forwards() -> None:
+    test_defaults_are_the_published_ones()
     a_coupled_draw_by_hand()
+    a_fresh_guess_is_a_point_mass_and_the_known_ones_are_samples()
     what_is_known_of_the_window_by_hand()
     test_after_two_refreshes_tokens_are_from_the_law_they_are_labelled_with("coupled", "random")
     model, draws = toy_ar(3, 5), 1500
@@ -242,6 +252,22 @@ def test_samples_have_the_joint_distribution_greedy_is_greedy_and_smooth_images_
     assert sum(image.nfe) < 0.6 * 20 * 64
     greedy = run(model, "sjd:window=8", [[1, 3], [0, 2, 4]], 20)
     assert rows(greedy) == [plain_greedy(model, prompt, 20) for prompt in ([1, 3], [0, 2, 4])]
+
+
+def a_fresh_guess_is_a_point_mass_and_the_known_ones_are_samples() -> None:
+    """Of a window of 5 three positions have a distribution; the fourth guess, the fresh one, has none."""
+    text, free = Sequences([torch.tensor([1])], [100], pad_id=0), AllowedRows(None, 1, torch.device("cpu"))
+    given, half = SimpleNamespace(conditions=()), torch.full((1, 3, 2), 0.5)
+    context: Any = SimpleNamespace(text=text, model=SimpleNamespace(vocab_size=2), request=given, allowed=free)
+    state = WindowState(half, np.array([3]), half[..., 0].long(), half, half[..., 0] > 1, np.array([4]))
+    uniforms = Round(Keyed((0,)), text.rows, text.nfe.copy(), text.device)
+    draft = Sjd(5, init="random").propose(context, np.array([90]), uniforms, state)
+    assert draft.is_point_mass is not None
+    assert draft.is_point_mass[0].tolist() == [False] * 4 + [True]
+    assert draft.q is not None
+    assert draft.q[0, 1:4].tolist() == half[0].tolist()
+    image, words = SimpleNamespace(imaging=object()), SimpleNamespace(imaging=None)
+    assert [Sjd().positions(each) for each in (image, words)] == [32, 16]  # type: ignore[arg-type]
 
 
 def what_is_known_of_the_window_by_hand() -> None:

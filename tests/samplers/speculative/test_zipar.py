@@ -75,6 +75,12 @@ def test_a_window_of_a_row_is_sequential(temperature: float) -> None:
         assert (draw(target(), "zipar:window=2", CAPTIONS, **asked).tokens != plainly.tokens).any()
 
 
+def test_half_a_row_is_the_default_window() -> None:
+    plain, half = (draw(target(), spec, CAPTIONS, **GUIDED) for spec in ("zipar", f"zipar:window={SIDE // 2}"))
+    assert (plain.tokens == half.tokens).all()
+    assert plain.nfe == half.nfe == (SIDE + (SIDE - 1) * SIDE // 2,) * len(CAPTIONS)
+
+
 def test_it_is_declared_relaxed_and_refuses_what_it_cannot_do() -> None:
     assert registry.resolve("zipar", "ar").exact == "relaxed"
     with pytest.raises(SpecError, match="window=6 is more than the 4 tokens"):
