@@ -55,16 +55,18 @@ class Half:
     @staticmethod
     def attend(block: Any, x: dict[int, Tensor], kept: dict[int, Any]) -> dict[int, Tensor]:
         """Attends from each position to all kept ones, including itself."""
-        queries = {}
-        for at, vector in x.items():
-            q, k, v = block.attn.qkv(block.norm1(vector)).view(3, block.attn.heads, -1)
-            queries[at], kept[at] = q, (k, v)
+        vectors = torch.stack([*x.values()])
+        q, k, v = block.attn.qkv(block.norm1(vectors)).unflatten(-1, (3, block.attn.heads, -1)).unbind(1)
+        kept.update(zip(x, zip(k, v, strict=True), strict=True))
         keys, values = (torch.stack([pair[part] for _, pair in sorted(kept.items())]) for part in (0, 1))
-        out = {}
-        for at, q in queries.items():
-            weights = (torch.einsum("hd,lhd->hl", q, keys) / math.sqrt(q.shape[-1])).softmax(-1)
-            out[at] = x[at] + block.attn.proj(torch.einsum("hl,lhd->hd", weights, values).flatten())
-        return out
+        weights = (torch.einsum("nhd,lhd->nhl", q, keys) / math.sqrt(q.shape[-1])).softmax(-1)
+        return dict(
+            zip(x, vectors + block.attn.proj(torch.einsum("nhl,lhd->nhd", weights, values).flatten(1)), strict=True)
+        )
+
+    @staticmethod
+    def feed(block: Any, x: dict[int, Tensor]) -> dict[int, Tensor]:
+        return dict(zip(x, block.feed(torch.stack([*x.values()])), strict=True))
 
     def encode(self, latents: Tensor, known: list[int], computed: Iterable[int]) -> None:
         """Updates the decoder's inputs at the class's positions and at these tokens."""
@@ -74,7 +76,7 @@ class Half:
         x = {at: net.z_proj_ln(embedding + position[at]) for at in range(buffer)}
         x |= {buffer + t: net.z_proj_ln(net.z_proj(latents[t]) + position[buffer + t]) for t in computed}
         for block, kept in zip(net.encoder_blocks, self.encoder, strict=True):
-            x = {at: block.feed(vector) for at, vector in self.attend(block, x, kept).items()}
+            x = self.feed(block, self.attend(block, x, kept))
         self.inputs |= {at: net.decoder_embed(net.encoder_norm(vector)) for at, vector in x.items()}
         for t in range(net.tokens):
             if t not in known:
@@ -86,7 +88,7 @@ class Half:
         self.encode(latents, known, known)
         x = {at: vector + self.network.decoder_pos_embed_learned[0, at] for at, vector in self.inputs.items()}
         for block, kept in zip(self.network.decoder_blocks, self.decoder, strict=True):
-            x = {at: block.feed(vector) for at, vector in self.attend(block, x, kept).items()}
+            x = self.feed(block, self.attend(block, x, kept))
         return x
 
     def partial(
@@ -103,7 +105,7 @@ class Half:
                 ranked = sorted(x, key=lambda at: (at not in must, like[at], at))
                 chosen = set(ranked[:count]) if chosen is None else chosen
                 x = {at: x[at] for at in chosen}
-            x = {at: block.feed(vector) for at, vector in x.items()}
+            x = self.feed(block, x)
         return x, chosen
 
 
