@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.samplers.eight_tokens import MASK, steps_of
-from tests.samplers.spec_checks import commits_at
+from tests.samplers.spec_checks import commits_at, defaults_are
 from tests.samplers.toys import fill, prompts, same, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45
@@ -32,3 +32,6 @@ def test_at_one_it_is_one_token_from_the_left(family: str) -> None:
     model, given = toy(family, sharp=1.2), prompts((4, 7, 2))
     one, other = (fill(model, spec, given, (9, 5, 11)) for spec in ("contiguous:tau=1", "leftmost+sequential"))
     assert all(same(one, row, other, row) for row in range(3))
+
+
+test_defaults_are_the_published_ones = defaults_are("contiguous", "contiguous:tau=0.5")

@@ -94,6 +94,7 @@ def test_fewer_positions_than_a_block_give_as_many_right_answers() -> None:
     the_parts_by_hand()
     rollout_by_hand()
     test_it_queries_what_the_naive_version_does(MODELS[0], 6, 0.3, 2)
+    test_it_queries_what_the_naive_version_does(MODELS[1], 3, 0.05, 0)
     right, fed = {}, {}
     for cache in ("none", "dual", "d2cache"):
         right[cache], result = answered("tiny-dream", "replace", f"threshold@{cache}", 40)

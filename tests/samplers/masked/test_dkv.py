@@ -158,6 +158,8 @@ def test_refreshing_always_is_no_cache_and_delay_flips_fewer_tokens_than_none() 
     how_many_full_steps_a_block_begins_with_is_the_families()
     a_shifted_family_queries_the_rows_that_predict_and_the_token_itself()
     test_it_is_its_plain_version("dream", "dkv:refresh=3,full=1,settle=next,prompt=keep")
+    test_the_published_sets_of_dream()
+    test_dkv_greedy.test_defaults_are_the_published_ones()
     test_dkv_greedy.test_the_window_takes_the_nearest_masks_in_the_order_of_commits()
     test_dkv_greedy.test_it_is_its_plain_version("llada", 3, 1)
     model, given, flips = toy("llada", sharp=1.2), prompts((5, 7, 3, 9) * 6, seed=2), []

@@ -17,7 +17,7 @@ from tests.samplers.cache_checks import (
     in_order,
     queried,
 )
-from tests.samplers.spec_checks import refused_specs
+from tests.samplers.spec_checks import defaults_are, refused_specs
 from tests.samplers.toys import BLOCK, FAMILIES, fill, prompts, toy
 
 
@@ -35,6 +35,9 @@ def test_the_window_takes_the_nearest_masks_in_the_order_of_commits() -> None:
     # 9 was committed, then 6 comes: 5 on the left is as near as 7 on the right, and one is taken.
     got = in_order("llada", "dkv_greedy:refresh=0,window=1", [9, 6, 7, 5, 8, 10, 11, 12], steps=8, block_length=8)
     assert got[1] == (5, 6, 9)
+    # 6 and 7 were committed, then 8 and 10 come: 8 takes 9, and 10 the 11. Were 10 first, it would take 9, and 8 the 5.
+    got = in_order("llada", "dkv_greedy:refresh=0,window=1", [6, 7, 8, 10, 5, 9, 11, 12], steps=4, block_length=8)
+    assert got[1] == (6, 7, 8, 9, 10, 11)
 
 
 def test_the_window_looks_beyond_the_block() -> None:
@@ -87,3 +90,8 @@ test_bad_parameters = refused_specs(
 def test_an_order_that_is_not_known_before_a_forward_is_refused(select: str, says: str) -> None:
     with pytest.raises(SpecError, match=f"dkv_greedy must know .*{says}"):
         registry.resolve(f"{select}@dkv_greedy")
+
+
+test_defaults_are_the_published_ones = defaults_are(
+    "random+fixed@dkv_greedy", "random+fixed@dkv_greedy:refresh=2,window=4"
+)

@@ -216,6 +216,7 @@ def test_an_endless_gap_is_the_base_and_early_answers_are_the_late_ones_in_fewer
     a_hand_worked_gap()
     eight_gaps_by_hand()
     progress_by_tokens_where_the_select_has_no_steps()
+    test_with_a_cache_of_windows_it_waits_for_a_refresh()
     model, given = toy("llada", sharp=1.2), prompts(LENGTHS)
     one, other = (fill(model, spec, given, NEW) for spec in (f"fixed+prophet:{NEVER}", "fixed"))
     assert all(same(one, row, other, row) for row in range(3))

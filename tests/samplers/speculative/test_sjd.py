@@ -18,6 +18,7 @@ from pardec.samplers.rng import Keyed
 from pardec.samplers.speculative.contracts import DecodeContext, Draft
 from pardec.samplers.speculative.contracts import RoundUniforms as Round
 from pardec.samplers.speculative.draft import sjd as redraw
+from pardec.samplers.speculative.draft.image_grid import copy_left
 from pardec.samplers.speculative.draft.sjd import Sjd, WindowState, coupled_sample, gumbel_sample
 from pardec.samplers.speculative.sequences import Sequences
 from tests.samplers.ar_toys import counted, g_test, joint, plain_greedy, prompts, rows, run, speculation, toy_ar
@@ -121,14 +122,14 @@ def test_mutation_coupling_with_the_same_numbers_twice_drifts(monkeypatch: pytes
 
 
 def test_coupled_tokens_stay_as_often_as_any_coupling_can_make_them() -> None:
-    kept = {mode: _kept(scripted(mode)) for mode in MODES}
+    kept = {mode: kept_share(scripted(mode)) for mode in MODES}
     for mode, (share, most) in kept.items():
         assert share < most + 0.015, mode
     assert kept["coupled"][0] > kept["coupled"][1] - 0.015
     assert kept["coupled"][0] > kept["gumbel"][0] > kept["independent"][0] + 0.05
 
 
-def _kept(made: Scripted) -> tuple[float, float]:
+def kept_share(made: Scripted) -> tuple[float, float]:
     """The share of positions that keep the previous round's token, and the sum of min(p, q) there."""
     share, most = [], []
     for old, new in zip(made.drafts[1:], made.drafts[2:], strict=False):
@@ -232,6 +233,7 @@ def test_samples_have_the_joint_distribution_greedy_is_greedy_and_smooth_images_
     test_defaults_are_the_published_ones()
     a_coupled_draw_by_hand()
     a_fresh_guess_is_a_point_mass_and_the_known_ones_are_samples()
+    fresh_guesses_of_an_image_are_the_tokens_to_the_left_by_hand()
     what_is_known_of_the_window_by_hand()
     test_after_two_refreshes_tokens_are_from_the_law_they_are_labelled_with("coupled", "random")
     model, draws = toy_ar(3, 5), 1500
@@ -266,7 +268,16 @@ def a_fresh_guess_is_a_point_mass_and_the_known_ones_are_samples() -> None:
     assert draft.is_point_mass[0].tolist() == [False] * 4 + [True]
     assert draft.q is not None
     assert draft.q[0, 1:4].tolist() == half[0].tolist()
+
+
+def fresh_guesses_of_an_image_are_the_tokens_to_the_left_by_hand() -> None:
+    """Rows of three codes, of which 5 and 6 are known: the next one ends their row, and a row begins at random."""
+    text: Any = SimpleNamespace(length=np.array([3]), prompt=np.array([1]), last=torch.tensor([6]))
+    guesses, random = torch.tensor([[7, 8, 9, 0, 0]]), torch.tensor([[40, 41, 42, 43, 44]])
+    for known, expected in ((0, [6, 41, 41, 41, 44]), (1, [7, 41, 41, 41, 44]), (3, [7, 8, 9, 9, 44])):
+        assert copy_left(text, guesses, np.array([known]), random, 3)[0].tolist() == expected
     image, words = SimpleNamespace(imaging=object()), SimpleNamespace(imaging=None)
+    assert [Sjd().opening(each) for each in (image, words)] == ["left", "random"]  # type: ignore[arg-type]
     assert [Sjd().positions(each) for each in (image, words)] == [32, 16]  # type: ignore[arg-type]
 
 

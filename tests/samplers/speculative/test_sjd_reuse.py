@@ -13,7 +13,7 @@ from pardec.samplers.speculative.draft import sjd
 from pardec.samplers.speculative.draft.sjd import Sjd, reuse
 from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, speculation, toy_ar
 from tests.samplers.joint_distributions import WORLDS, World, measure, worst
-from tests.samplers.speculative.test_sjd import LONG, scripted
+from tests.samplers.speculative.test_sjd import LONG, kept_share, scripted
 
 
 def what_stays_by_hand() -> None:
@@ -64,7 +64,9 @@ def own_labels(*arguments: Any) -> Any:
 @pytest.mark.seeds("arXiv:2512.07503")
 def test_mutation_the_published_labels_break_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     what_stays_by_hand()
-    assert scripted("coupled", "random", 0.3).worst() < 4.5
+    coupled, independent = (scripted(mode, "random", 0.3) for mode in ("coupled", "independent"))
+    assert max(coupled.worst(), independent.worst()) < 4.5
+    assert kept_share(coupled)[0] > kept_share(independent)[0] + 0.02  # .52 and .49
     world, drafter = World(toy_ar(0, 3, 1.2), ((2, 0),), 6), Sjd(6, "independent", "repeat", reuse=0.5)
     assert worst(measure(speculation(drafter), world, 4000)) < 3.5
     monkeypatch.setattr(sjd, "reuse", own_labels)

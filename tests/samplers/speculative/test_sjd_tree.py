@@ -52,7 +52,7 @@ def test_an_image_is_the_same_alone_and_in_a_batch_with_a_sjd_tree() -> None:
 
 
 def the_next_round_reads_distributions_after_the_accepted_tokens() -> None:
-    """Within the tree they are those after the accepted path and the first token below it."""
+    """Within the tree they are those after the accepted path and the first token below it; siblings are three."""
     observe, siblings = Sjd.observe, [0]
 
     def watched(self: Sjd, outcome: RoundResult, context: DecodeContext, state: WindowState) -> None:
@@ -60,6 +60,9 @@ def the_next_round_reads_distributions_after_the_accepted_tokens() -> None:
         texts = [context.text.row(row)[: draft.base[row] + 1].tolist() for row in range(len(gained))]
         observe(self, outcome, context, state)
         for row, text in enumerate(texts):
+            if draft.parents is not None and state.counts[row] and not draft.is_point_mass[row, 1]:
+                assert len({*draft.tokens[row, 1:4].tolist()}) == 3, "siblings are drawn without replacement"
+                assert draft.tested[row, 1:4].all(), "and each is tested"
             count = int(gained[row]) - 1
             if draft.parents is None or count >= min(3, int(state.counts[row])) or not state.known[row]:
                 continue
