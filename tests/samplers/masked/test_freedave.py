@@ -298,6 +298,8 @@ def the_graph_that_counts_choose_by_hand() -> None:
     assert draft_graph(counts, 2, parents=False) == "0-1"
     assert draft_graph(counts, 4, parents=False) == "0-1-0.1-1.2"
     assert draft_graph(counts, 9) == "0-1-2-0.1-1.2"  # nothing leads to {3, 4}
+    # 1 leads to {0, 1}, which counts it once more: 2 * 3 are more than the 5 of 2.
+    assert draft_graph({state(0): 10, state(0, 1): 9, state(1): 3, state(2): 5}, 3) == "0-1-0.1"
     with pytest.raises(SpecError, match="needs drafts >= 1 and counted states"):
         draft_graph({}, 3)
 

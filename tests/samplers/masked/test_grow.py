@@ -45,6 +45,8 @@ def test_it_is_the_naive_rule(family: str, most: int) -> None:
         assert (got.trace.commit_step[0, len(tokens) :] < -1).all()
         replaced, waited = replaced + moves, waited + (0 not in when)
     an_end_that_is_predicted_within_the_prompt_does_not_count()
+    if most == 4:
+        ends_count_in_the_last_32_positions()
     assert most < 50 or (replaced and waited), "no row grew in one of the two ways: the test shows nothing"
 
 
@@ -56,6 +58,18 @@ def an_end_that_is_predicted_within_the_prompt_does_not_count() -> None:
     spec = "sequential+grow:start=2,step=2,spare=0,enough=0.02,unsure=0@none"
     got = run(table(distributions), spec, request([[0, *[4] * 6]], [1], block_length=8, stop_ids=(3,)))
     assert (got.trace.commit_step[0, 1:] >= 2).all()
+
+
+def ends_count_in_the_last_32_positions() -> None:
+    """Of 41 positions these are 9 to 40: an end of .9 at 9 gives e = .9 / 32 = .028, one at 8 nothing."""
+    for end, grows in ((9, False), (8, True)):
+        distributions = torch.zeros(60, 5)
+        distributions[:, 0], distributions[:, 1] = 0.6, 0.4
+        distributions[end] = torch.tensor([0.1, 0, 0, 0.9, 0])
+        spec = "threshold:tau=0.5+grow:start=40,step=2,spare=0,enough=0.028,unsure=0@none"
+        got = run(table(distributions), spec, request([[0, *[4] * 59]], [1], block_length=64, stop_ids=(3,)))
+        assert (got.trace.commit_step[0, 1:] >= 0).sum() == (59 if grows else 40)
+        assert got.trace.commit_step[0, 1] == (10 if grows else 0)  # 41, 43, ..., 59, 60 positions
 
 
 def test_rows_of_a_batch_grow_for_themselves() -> None:

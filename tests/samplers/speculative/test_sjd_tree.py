@@ -11,8 +11,8 @@ import torch
 import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.speculative.contracts import DecodeContext, RoundResult
-from pardec.samplers.speculative.draft.sjd import Sjd, WindowState
+from pardec.samplers.speculative.contracts import DecodeContext, Draft, RoundResult
+from pardec.samplers.speculative.draft.sjd import Sjd, WindowState, window_tree
 from tests.samplers.ar_toys import counted, g_test, joint, logits, rows, run, toy_ar
 from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, target
 from tests.samplers.picture_toys import codes, draw, features, toy_pictures
@@ -60,11 +60,10 @@ def the_next_round_reads_distributions_after_the_accepted_tokens() -> None:
         texts = [context.text.row(row)[: draft.base[row] + 1].tolist() for row in range(len(gained))]
         observe(self, outcome, context, state)
         for row, text in enumerate(texts):
-            if draft.parents is not None and state.counts[row] and not draft.is_point_mass[row, 1]:
-                assert len({*draft.tokens[row, 1:4].tolist()}) == 3, "siblings are drawn without replacement"
-                assert draft.tested[row, 1:4].all(), "and each is tested"
+            if draft.parents is not None and draft.sizes[row] > 1:
+                check_siblings(draft, row, kept)
             count = int(gained[row]) - 1
-            if draft.parents is None or count >= min(3, int(state.counts[row])) or not state.known[row]:
+            if kept < 5 or draft.parents is None or count >= min(3, int(state.counts[row])) or not state.known[row]:
                 continue
             path = outcome.verdict.path[row, 1 : count + 1].tolist()
             siblings[0] += any(node not in FIRST for node in path)
@@ -73,8 +72,24 @@ def the_next_round_reads_distributions_after_the_accepted_tokens() -> None:
             torch.testing.assert_close(state.distribution[row, 0], expected, rtol=1e-4, atol=1e-5)
 
     with patch.object(Sjd, "observe", watched):
-        run(toy_ar(3, 5), "sjd:window=6,tree=3x3", RAGGED * 4, 25, temperature=1.0)
+        for kept in (5, 2):  # tokens that filters leave of five
+            run(
+                toy_ar(3, 5), "sjd:window=6,tree=3x3", RAGGED * (4 if kept == 5 else 1), 25, temperature=1.0, top_k=kept
+            )
     assert siblings[0] > 3
+
+
+def check_siblings(draft: Draft, row: int, kept: int) -> None:
+    """Of a position whose distribution is known, three tokens are tested, or as many as it leaves, and all differ."""
+    assert draft.q is not None
+    assert draft.is_point_mass is not None
+    tokens, tested, point = draft.tokens[row], draft.tested[row].clone(), draft.is_point_mass[row]
+    assert not point[window_tree(3, 3, draft.deepest).ranks > 0].any(), "siblings are drawn"
+    if not point[1]:
+        some = tokens[1:4][tested[1:4]].tolist()
+        assert len({*some}) == len(some) == min(3, kept)
+    tested[0] = False
+    assert (draft.q[row].gather(1, tokens[:, None])[:, 0][tested & ~point] > 0).all()
 
 
 @pytest.mark.seeds("arXiv:2603.18599")
