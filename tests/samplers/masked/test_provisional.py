@@ -106,6 +106,21 @@ def as_likely_as_tau_is_enough_and_a_new_block_begins_without() -> None:
     assert not state.fed.any()
 
 
+def with_alternate_a_prediction_from_a_token_decides_nothing() -> None:
+    """Both tokens are likely, then others are. The second forward is fed the token at 1 and a mask at 0."""
+    canvas = Canvas((torch.full((2,), 4),), (0,), mask_id=4, pad_id=4, block_length=2)
+    rule, asked = Provisional(tau=0.5, alternate=True), request([[4] * 2], [0], block_length=2)
+    state = rule.start(canvas)
+    for tokens, kept in (((0, 1), [0, 1]), ((3, 2), [3, 1])):
+        shares = torch.nn.functional.one_hot(torch.tensor([tokens]), 5).float()
+        evidence = Evidence(DenseDistribution(shares.log()), canvas.window, canvas.eligible, asked)
+        rule.observe(evidence, lambda share: share, canvas, state)
+        assert state.ids[0].tolist() == kept
+        canvas.block_started = canvas.block_started & False
+        rule.soft(canvas, state)
+        assert state.fed[0].tolist() == ([False, True] if tokens == (0, 1) else [True, False])
+
+
 @pytest.mark.parametrize("alternate", ["false", "true"])
 def test_a_provisional_token_can_change_and_fall_back(alternate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, given = toy("dream", sharp=1.2), prompts(LENGTHS)
@@ -145,6 +160,7 @@ def test_fewer_steps_than_the_run_alone_on_grids(monkeypatch: pytest.MonkeyPatch
     """49 steps become 41 for 16 of them, on chains they become more. This model copies the tokens that it is fed."""
     test_defaults_are_the_published_ones()
     as_likely_as_tau_is_enough_and_a_new_block_begins_without()
+    with_alternate_a_prediction_from_a_token_decides_nothing()
     test_an_end_token_is_never_provisional(monkeypatch)
     test_it_feeds_what_it_says("dream", True)
     test_leap.test_the_window_of_an_odd_number_is_the_larger_half_and_each_row_has_its_own()
