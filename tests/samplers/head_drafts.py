@@ -132,3 +132,21 @@ def compared(model: LanguageModel, published: dict[str, Tensor] | None = None) -
 
     with checked(HydraState), checked(StaticState):
         yield errors
+
+
+def as_of_whole_texts(kind: str, shape: str, temperature: float, folder: Path, *, rows: int = len(PROMPTS)) -> None:
+    """After any acceptances, in float64: the states of one forward over the row, and the plain version's logits."""
+    model = toy_ar(0, 5, 3.0, layers=4, dtype=torch.float64)
+    layer = {"heads": 2, "kv_heads": 1, "head_dim": 8, "inner": 24}
+    if kind == "medusa":
+        tensors, config, file = head_folders.medusa(vocab=5), head_folders.CONFIGS["v0.1"], "medusa_lm_head.pt"
+    else:
+        tensors = head_folders.hydra(vocab=5, grounded=kind != "plain", prefix=layer if kind == "hydra++" else None)
+        config, file = head_folders.CONFIGS["hydra"], "hydra_lm_head.pt"
+    own = load_draft_module(head_folders.write(folder, tensors, config, file), model)
+    with compared(model, tensors) as errors:
+        spec = spec_of(own, f"+{SHAPES[shape]}")
+        done = run(model, spec, PROMPTS[:rows], NEW[:rows], draft_model=own, temperature=temperature)
+    assert max(errors) < 1e-9
+    assert len(errors) > 16 * rows
+    assert sum(map(sum, done.trace.accepted)) >= rows // 2

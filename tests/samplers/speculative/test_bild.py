@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import takewhile
 
 import pytest
@@ -21,10 +22,10 @@ P = torch.tensor([[[0.5, 0.1, 0.4], [0.1, 0.3, 0.6], [0.5, 0.3, 0.2], [0.5, 0.3,
 
 
 def the_first_token_too_unlikely_and_all_behind_it_fall(rollback: float, count: int) -> None:
-    """-log .5 = .693, -log .3 = 1.204, -log .2 = 1.609."""
+    """-log .5 = .693, -log .3 = 1.204, -log .2 = 1.609; raw logits, here of the least likely tokens, do not count."""
     draft = tree(torch.tensor([[0, 0, 1, 2]]), None)
     given = Given(torch.zeros(1, 4))
-    made = BigLittle(rollback).accept(draft, distributions(P), given, None)
+    made = BigLittle(rollback).accept(draft, replace(distributions(P), raw=-P.log()), given, None)
     assert int(made.count) == count
     assert given.left[0].tolist() == pytest.approx(P[0, count].tolist())  # the next token is drawn from the large model
     assert int(made.next) == (0, 2, 0, 0)[count]

@@ -1,4 +1,4 @@
-"""Heads on the target's last state, Medusa's and Hydra's: distributions as of whole texts, joints."""
+"""Heads on the target's last state, Medusa's and Hydra's: greedy text, joints, processors and errors."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ import pytest
 import torch
 
 from pardec.models.draft_modules.contracts import DraftModule
-from pardec.models.draft_modules.load import load_draft_module
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.load import load
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from tests.grids import chequered
-from tests.reference import head_folders
-from tests.samplers.ar_toys import rows, toy_ar
+from tests.samplers.ar_toys import rows
 from tests.samplers.head_drafts import (
     NEW,
     PROMPTS,
     SHAPES,
     VARIANTS,
-    compared,
     module,
     run,
     spec_of,
@@ -69,34 +66,6 @@ def test_tiny_llama_says_what_it_says_without_heads(variant: str, shape: str, tm
     length = ("", "+unsure:tau=0.3", "+calibrated:h=0.5")[(len(variant) + len(shape)) % 3]
     done = run(model, spec_of(own, f"+{SHAPES[shape]}{length}"), prompts, 16, draft_model=own)
     assert rows(done) == plain
-
-
-# --- what is drafted ---
-
-
-@pytest.mark.parametrize(
-    ("kind", "shape", "temperature"),
-    chequered(["medusa", "hydra", "plain", "hydra++"], SHAPES, [0.0, 1.0], count=3),
-)
-@pytest.mark.covers(1)
-def test_what_heads_read_and_say_is_as_of_the_whole_text(
-    kind: str, shape: str, temperature: float, tmp_path: Path
-) -> None:
-    """After any acceptances, in float64: the states of one forward over the row, and the plain version's logits."""
-    model = toy_ar(0, 5, 3.0, layers=4, dtype=torch.float64)
-    layer = {"heads": 2, "kv_heads": 1, "head_dim": 8, "inner": 24}
-    if kind == "medusa":
-        tensors, config, file = head_folders.medusa(vocab=5), head_folders.CONFIGS["v0.1"], "medusa_lm_head.pt"
-    else:
-        tensors = head_folders.hydra(vocab=5, grounded=kind != "plain", prefix=layer if kind == "hydra++" else None)
-        config, file = head_folders.CONFIGS["hydra"], "hydra_lm_head.pt"
-    own = load_draft_module(head_folders.write(tmp_path, tensors, config, file), model)
-    with compared(model, tensors) as errors:
-        spec = spec_of(own, f"+{SHAPES[shape]}")
-        done = run(model, spec, PROMPTS, NEW, draft_model=own, temperature=temperature)
-    assert max(errors) < 1e-9
-    assert len(errors) > 100
-    assert sum(map(sum, done.trace.accepted)) > 3
 
 
 # --- laws ---

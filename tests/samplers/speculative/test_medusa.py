@@ -15,11 +15,14 @@ from pardec.models.draft_modules.load import load_draft_module
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.accept.typical import Typical
+from tests.grids import chequered
 from tests.reference import head_folders
 from tests.samplers.ar_toys import rows, toy_ar
 from tests.samplers.head_drafts import (
     NEW,
     PROMPTS,
+    SHAPES,
+    as_of_whole_texts,
     module,
     run,
     spec_of,
@@ -77,6 +80,12 @@ def test_its_heads_read_no_path_and_count_no_forward(variant: str, tmp_path: Pat
     assert sum(done.draft_forwards) == 0
 
 
+@pytest.mark.parametrize(("shape", "temperature"), chequered(SHAPES, [0.0, 1.0]))
+@pytest.mark.covers(1)
+def test_every_head_says_what_it_says_of_the_whole_text(shape: str, temperature: float, tmp_path: Path) -> None:
+    as_of_whole_texts("medusa", shape, temperature, tmp_path)
+
+
 @pytest.mark.parametrize("accept", ["speculative", "match"])
 def test_the_likeliest_tokens_at_a_temperature_keep_the_law(accept: str) -> None:
     for reading in measure(f"{small('medusa')}+{small('paths')},top=true+{accept}", WORLDS["3 tokens, length 6"], 4000):
@@ -89,7 +98,11 @@ def test_it_has_to_be_named() -> None:
 
 
 @pytest.mark.seeds("arXiv:2401.10774")
-def test_trained_heads_keep_greedy_text_and_typical_acceptance_takes_the_likeliest_and_more_under_entropy() -> None:
+def test_trained_heads_keep_greedy_text_and_typical_acceptance_takes_the_likeliest_and_more_under_entropy(
+    tmp_path: Path,
+) -> None:
+    assert (Typical().epsilon, Typical().delta) == (0.09, 0.3), "the paper's"
+    as_of_whole_texts("medusa", "chain", 0.0, tmp_path, rows=2)
     typical.test_the_bar_by_hand()
     typical.test_a_token_at_the_bar_is_not_accepted()
     typical.test_the_longest_path_stands_and_ties_go_to_the_likelier()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import numpy as np
@@ -21,6 +21,7 @@ from pardec.samplers.speculative.contracts import Draft, TargetDistributions, Un
 from pardec.samplers.speculative.forward import VerifyForward
 from tests.samplers.ar_toys import logits, prompts, rows, run, toy_ar
 from tests.samplers.fake_draft_model import apart, named
+from tests.samplers.handmade_drafts import Given
 
 VOCAB, K = 6, 4
 CHAIN = f"model:name=near,k={K}"
@@ -160,13 +161,18 @@ def which_node_predicts_which_drafted_token_again_by_hand() -> None:
     assert state.second(draft).tolist() == [[6, 7, 8, -1], [4, -1, -1, -1]]
 
 
-def naive(each: Pass, row: int, alpha: float, mix: str, temperature: float) -> int:
-    """The number of accepted draft tokens: token by token, in float64, from forwards of whole texts."""
+def naive(each: Pass, row: int, alpha: float, mix: str, temperature: float) -> tuple[int, Tensor]:
+    """The accepted draft tokens and what the next one is drawn from: in float64, from forwards of whole texts."""
     accepts: Any = each.uniforms
     u = accepts.accepts(each.draft.width)
     size = each.draft.sizes[row]
     drafted = each.draft.tokens[row, 1:size].tolist()
     first, second = logits(copying(), [each.texts[row] + drafted])[0, -size:], again(each, row)
+
+    def plain(i: int) -> Tensor:
+        own = first[i].double()
+        return (own / temperature).softmax(-1) if temperature else (own == own.max()).double()
+
     for i, token in enumerate(drafted):
         own = first[i].double()
         two = second[i].double() if each.added[row] >= 0 else own
@@ -176,20 +182,28 @@ def naive(each: Pass, row: int, alpha: float, mix: str, temperature: float) -> i
         p = (blend / scale).softmax(-1) if mix == "logits" else mixed
         bar = 1.0 if each.draft.q is None else float(each.draft.q[row, i + 1, token])
         if not (int(p.argmax()) == token if not temperature else float(u[row, i + 1]) * bar < float(p[token])):
-            return i
-    return len(drafted)
+            q = torch.eye(VOCAB)[token] if each.draft.q is None else each.draft.q[row, i + 1]
+            rest = (plain(i) - q.double()).clamp(min=0)
+            return i, rest / rest.sum()
+    return len(drafted), plain(len(drafted))
 
 
 @pytest.mark.parametrize("mix", ["logits", "probs"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.covers(1)
-def test_every_verdict_is_that_of_the_naive_rule(mix: str, temperature: float) -> None:
+def test_every_verdict_is_that_of_the_naive_rule(mix: Literal["logits", "probs"], temperature: float) -> None:
     alpha, outcomes = 0.3, set()
     spec = f"{CHAIN}+reflective:probe=again,alpha={alpha},mix={mix}"
     for each in recorded(spec, GIVEN, 24, temperature=temperature):
+        accepts: Any = each.uniforms
+        given = Given(accepts.accepts(each.draft.width))
+        Reflective(alpha, "again", mix).accept(each.draft, each.distributions, given, each.state)
         for row in range(len(each.draft.sizes)):
-            count = naive(each, row, alpha, mix, temperature)
+            count, left = naive(each, row, alpha, mix, temperature)
             assert int(each.verdict.count[row]) == count
+            assert apart(given.left[row], left) < 1e-5, (
+                "the next token is the target's own, whatever the second opinion"
+            )
             outcomes.add(count)
     assert len(outcomes) > 1
 
@@ -251,3 +265,4 @@ def test_a_probe_needs_a_tokenizer_and_alpha_a_range() -> None:
         Reflective(alpha=1.5)
     assert registry.resolve("lookup+reflective:alpha=0", "ar").exact == "greedy"
     assert registry.resolve("lookup+reflective", "ar").exact == "relaxed"
+    assert Reflective().alpha == 0.3

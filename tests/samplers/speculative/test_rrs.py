@@ -127,6 +127,7 @@ def test_it_says_how_siblings_are_drawn() -> None:
 
 @pytest.mark.seeds("arXiv:2402.14160")
 def test_every_depth_has_the_target_s_distribution_and_trees_without_replacement_accept_more() -> None:
+    test_it_says_how_siblings_are_drawn()
     a_worked_example()
     without_replacement_accepts_more_than_with()
     the_law_without_earlier_siblings_is_needed()
