@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from pardec.models.errors import CacheError
-from pardec.models.kv_stores.contracts import ChunkShape, Codec, layout_bytes
+from pardec.models.kv_stores.contracts import ChunkShape, Codec, Store, layout_bytes
 from pardec.models.kv_stores.groups import BITS, dequantize, group_size, pack, packed_size, quantize, unpack
-from pardec.samplers.speculative.cache.gear import LowRankResidual
+from pardec.samplers.speculative.cache.gear import Gear, LowRankResidual
 from pardec.samplers.speculative.cache.int8 import TokenInt8
-from pardec.samplers.speculative.cache.kivi import PerChannel, PerToken
-from pardec.samplers.speculative.cache.mustafar import Pruned
+from pardec.samplers.speculative.cache.kivi import Kivi, PerChannel, PerToken
+from pardec.samplers.speculative.cache.mustafar import Mustafar, Pruned
 from pardec.samplers.speculative.cache.rotatekv import Rotated, RotateKV, hadamard, rotate
 from tests.reference import naive_stores as naive
 from tests.samplers.speculative import test_kivi as kivi
@@ -135,6 +135,7 @@ def test_keys_have_outliers_in_channels_so_a_channel_is_their_group() -> None:
     Its bytes are those of the codes, and a scale and a minimum in two bytes each for every group of 32.
     """
     every_codec_is_its_formula()
+    assert Kivi(2).store == Store(PerChannel(2), PerToken(2, 32), 32, 128)
     kivi.test_each_token_is_that_of_a_loop_that_encodes_its_past_from_scratch()
     x, plain = keys(), torch.randn(4, 32, 4, 64, generator=torch.Generator().manual_seed(1))
     assert error(PerChannel(2), x) < 0.25 * error(PerToken(2, 32), x)
@@ -159,12 +160,17 @@ def test_rotation_spreads_outliers_and_order_gathers_what_is_left() -> None:
         assert store.keys == Rotated(bits, 64, heads=4, clip=clip, reorder=True)
         assert store.values == Rotated(bits, 64, clip=clip)
         assert store.sinks == 1
+        assert store.before_rotation
 
 
 @pytest.mark.seeds("arXiv:2403.05527")
 def test_outliers_and_a_low_rank_take_most_of_the_error_away() -> None:
     """GEAR: exact outliers and the low-rank term each reduce the error of 2 bits; both together reduce it more."""
     every_codec_is_its_formula()
+    store = Gear().store  # as published: 2 bits, 2 per cent, rank 4, chunks of 20
+    assert (store.keys, store.chunk) == (LowRankResidual(PerChannel(2), 0.02, 4, by_token=False), 20)
+    assert isinstance(store.values, LowRankResidual)
+    assert (store.values.sparsity, store.values.rank, store.values.by_token) == (0.02, 4, True)
     x = keys(4, 20, 4, 64)
     x[:, 3, 2, 7] = 30.0  # an entry that no channel explains
     drawn = torch.Generator().manual_seed(2)
@@ -183,6 +189,7 @@ def test_outliers_and_a_low_rank_take_most_of_the_error_away() -> None:
 def test_the_largest_entries_carry_most_and_take_their_share_of_the_bytes() -> None:
     """Mustafar: the (1 - s) D largest entries per token and head stay exact; no other choice of as many loses less."""
     every_codec_is_its_formula()
+    assert Mustafar().store == Store(Pruned(0.5), Pruned(0.5), 32, 32)
     x = keys()
     for sparsity, kept in ((0.5, 32), (0.7, 20)):
         read = through(Pruned(sparsity), x)

@@ -77,6 +77,7 @@ def test_a_tighter_bound_keeps_less() -> None:
 
 def test_it_promises_nothing() -> None:
     assert registry.resolve("lookup+bild", "ar", sampling=False).exact == "relaxed"
+    assert BigLittle().rollback == 2
     for value in (-1.0, math.nan):
         with pytest.raises(SpecError, match=r"bild: rollback must be at least 0 \(nats\)"):
             BigLittle(value)

@@ -113,7 +113,7 @@ def test_drafting_is_lossless_and_verifying_runs_the_remaining_layers_alone() ->
     """Every layer runs once per verified token; the first layers' states and K/V from drafting are reused."""
     the_adapter_is_fed_a_token_once_and_two_behind_a_draft_that_stood()
     test_every_distribution_is_that_of_a_whole_forward(1, "chain", 0.0)
-    test_every_distribution_is_that_of_a_whole_forward(3, "chain", 1.0)
+    test_every_distribution_is_that_of_a_whole_forward(3, "template:widths=3-2-1", 1.0)
     unsure.test_it_stops_below_tau_only()
     queries, plans = Counter[int](), list[tuple[slice | None, int]]()
     forward, run_ = DecoderLayer.forward, LanguageModel.run

@@ -206,6 +206,7 @@ def test_questions_about_documents_are_accepted_longer_than_by_either_source(tmp
     """Lists, which the prompt contains, and records, of which the store has others; a high cost disables the model."""
     the_longest_suffix_is_searched_as_a_plain_version_does()
     what_more_continuations_share_comes_first()
+    test_added_nodes_are_point_masses_behind_sampled_siblings()
     the_budget_cuts_what_was_retrieved_and_never_the_model_s_nodes()
     branches_that_the_model_rules_out_are_pruned()
     model = pardec.load("tiny-llama", device="cpu")

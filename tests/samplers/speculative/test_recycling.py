@@ -261,6 +261,8 @@ def test_a_tree_that_cannot_be_is_refused(spec: str, said: str) -> None:
 @pytest.mark.seeds("arXiv:2408.08696")
 def test_fifty_greedy_rows_are_kept_and_loops_are_taken_in_long_steps_with_a_small_matrix() -> None:
     the_tree_by_hand()
+    test_the_tree_has_the_published_numbers_of_nodes()
+    test_a_cycle_seen_once_is_taken_six_levels_at_a_time()  # in the prompt, which fills the matrix too
     test_the_matrix_is_a_dictionary_of_what_each_token_was_last_followed_by(False)
     for prefill in ("false", "true"):
         test_drafts_are_the_trees_of_what_was_fed_before(prefill)

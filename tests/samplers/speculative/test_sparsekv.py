@@ -38,6 +38,9 @@ def accepted(done: Finished) -> float:
 def test_retrieval_drafts_better_than_a_window_of_its_size() -> None:
     retrieval.test_retrieval_chooses_the_chunks_of_the_plain_version()
     triforce.test_both_levels_are_exact()
+    triforce.test_a_row_that_has_gamma_tokens_waits_for_the_others()
+    with pytest.MonkeyPatch.context() as patches:
+        triforce.test_with_room_for_the_whole_text_every_draft_is_accepted("streaming:sink=4,window=60", patches)
     model = load("tiny-llama", device="cpu")
     problems = task("records").problems("heldout", 60)
     assert model.tokenizer is not None

@@ -53,6 +53,8 @@ def test_a_worked_example() -> None:
     assert drafted(Suffix(), text, remaining=1) == [3]
     assert drafted(Suffix(least=0.5), text) == [3]
     assert drafted(Suffix(k=1), text) == [3]
+    likely = [1, 2, 3, 5, 1, 2, 3, 5, 1, 2, 3, 5, 1, 2, 4, 1, 2]  # p(3) = p(3 5) = 3/4 after 1 2, and p(4) = 1/4
+    assert Suffix(k=2, depth=2, tree=True).guess(np.array(likely), Places(), None, 9) == [(3, 0, 1), (5, 1, 2)]
     tree = Suffix(tree=True, factor=2).guess(np.array(text), Places(), None, 9)
     assert sorted(tree) == sorted([(3, 0, 1), (4, 0, 1), (6, 1, 2), (5, 1, 2)])
 
@@ -156,6 +158,8 @@ def test_fewer_forwards_than_lookup_where_edited_texts_are_repeated_and_on_a_sec
     test_a_longer_match_is_followed_further()
     test_of_equal_scores_the_longer_match_is_taken()
     test_drafts_are_those_of_a_naive_search()
+    test_the_oldest_texts_leave_a_full_store()
+    test_texts_do_not_run_into_each_other()
     model, given = induction(), [edited(seed, seed) for seed in range(6)]
     lookup, same = forwards(model, "lookup", given, 140)
     ours, tokens = forwards(model, "suffix", given, 140)

@@ -62,6 +62,16 @@ def test_both_levels_are_exact() -> None:
         assert reading.z < 4
 
 
+def test_a_row_that_has_gamma_tokens_waits_for_the_others() -> None:
+    """Then the target verifies: at most gamma and k more, though other rows take more inner rounds."""
+    with drafting(5):
+        spec = 'triforce:name=draft,read="streaming:sink=1,window=3",k=2,gamma=4'
+        done = run(toy_ar(3, 5), spec, [[at % 5, 1, at // 5] for at in range(20)], 13, temperature=1.0)
+    sizes = {count for row in done.trace.drafted for count in row[1:-1]}
+    assert {4, 5} <= sizes
+    assert max(sizes) <= 4 + 2
+
+
 def test_it_has_to_be_named() -> None:
     with pytest.raises(SpecError, match="name is missing"):
         registry.resolve("triforce", "ar")
