@@ -191,10 +191,10 @@ class _Sizes:
         if drafter is not None:
             parts["drafter_weights"] = weight_bytes(drafter.parameters() if isinstance(drafter, DraftModule)
                                                     else drafter.decoder.parameters())  # fmt: skip
-            if hasattr(drafter, "new_cache"):
-                stack = drafter.decoder if isinstance(drafter, LanguageModel) else drafter
+            stack = drafter.decoder if isinstance(drafter, LanguageModel) else drafter.with_cache
+            if stack is not None:
                 parts["drafter_kv"] = _plain(stack, batch, capacity + every - 1)
-        states = sampler.draft.target_states(self.request)
+        states = sampler.draft.target_states(self.request) or sampler.draft.target_taps(model)
         width = 0 if states is None else model.width * (len(states.layers) + states.normed)
         taps = batch * (nodes + queries) * width * model.dtype.itemsize
         logits = batch * nodes * model.vocab_size * _FLOAT

@@ -108,6 +108,11 @@ class DraftModule(nn.Module):
         """The number of parameters that one drafting forward reads, the target's included; it measures the cost."""
         return self.parameter_count
 
+    @property
+    def with_cache(self) -> Any:
+        """What has K/V of its own while the module drafts, itself or a stack of it; None if nothing has."""
+        return self if hasattr(self, "layers_config") else None
+
     def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:
         """An empty cache; `scratch` more slots are for trees, whose nodes take more slots than positions."""
         return self.cache_of(self.layers_config, batch, capacity + scratch)

@@ -18,7 +18,7 @@ pairs of tokens.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -157,6 +157,10 @@ class DFlashModule(DraftModule):
         if self.head is None:
             shared = self.head_rows[0].numel() if self.head_rows else self.vocab_size * self.target.width
         return self.parameter_count - sum(each.numel() for each in looked_up if each is not None) + shared
+
+    @property
+    def with_cache(self) -> Any:
+        return self
 
     def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:
         """An empty cache for `capacity` positions of context and one block after them."""

@@ -62,6 +62,10 @@ class Hydra(DraftModule):
         """Parameters per head: the mean, with the prefix layer's parameters divided among the heads."""
         return self.parameter_count // len(self.heads)
 
+    @property
+    def with_cache(self) -> Any:
+        return self.prefix
+
     def inputs(self, states: Tensor, path: Tensor) -> Tensor:
         """[B, K, Z]: a grounded head's input: states [B, E], then the tokens of `path` [B, K, D] down to a node."""
         batch, nodes = path.shape[:2]

@@ -23,6 +23,7 @@ from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.speculative.loop import VerifyLoop
 from tests.models.traced import captured
 from tests.samplers.ar_toys import prompts, request
+from tests.samplers.module_files import random_modules
 
 VOCAB = 600
 
@@ -58,6 +59,7 @@ def test_the_plan_is_within_a_tenth_of_the_measured_peak(monkeypatch: pytest.Mon
     """The target's weights are left out, since they would hide the rest; every draft is accepted."""
     what_fits_is_the_largest_that_does()
     when_drafting_pays()
+    each_part_by_hand(monkeypatch)
     model, drafter = toy(), toy()
     monkeypatch.setattr(draft_models, "language_model", lambda name, device, dtype: drafter)
     given = pardec.Model(model)
@@ -140,6 +142,23 @@ def what_fits_is_the_largest_that_does() -> None:
     assert planned(memory=given.language_model.weight_bytes).largest_batch == 0
     assert tight.least is not None
     assert tight.least <= planned(batch=6, k=2).peak
+
+
+def each_part_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 rows of 60 tokens, drafts of 9 nodes, a scratch slot; 4 layers with 2 heads of 16 numbers of 4 bytes."""
+    monkeypatch.setattr(draft_models, "language_model", lambda name, device, dtype: toy())
+    given, slot = pardec.Model(toy()), 2 * 4 * 2 * 16 * 4
+    parts = plan(given, "model:name=toy,k=8", batch=8, prompt=40, new=20).parts
+    assert parts["drafter_kv"] == parts["kv"] + parts["scratch"] == 8 * (60 + 8 + 1) * slot
+    states = {"del:k=3,exits=1-3": 2, "medusa:name=toy,k=3": 1, "hydra:name=toy,k=3": 1}  # 64 wide, after 4 nodes
+    for spec, count in states.items():
+        with random_modules():
+            read = plan(given, spec, batch=8, prompt=4, new=4)
+        assert read.taps == 8 * 4 * count * 64 * 4
+        # The logits, and of a path's logits a copy and the softmax.
+        assert read.parts["round_work"] == 3 * 8 * 4 * VOCAB * 4 + read.taps
+        own = read.parts["kv"] + read.parts["scratch"]  # a Hydra++ has K/V of one layer, the others have none
+        assert read.parts["drafter_kv"] == (own // 4 if "hydra" in spec else 0)
 
 
 def when_drafting_pays() -> None:
