@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from train_judge import Answer, Label, auc, fit, mine, states_of, threshold  # noqa: E402
+from train_judge import PENALTIES, Answer, Label, auc, fit, mine, states_of, threshold, trained  # noqa: E402
 
 from tests.samplers.ar_toys import rows, run  # noqa: E402
 from tests.samplers.two_spellings_model import counting, guess, right  # noqa: E402
@@ -49,6 +50,8 @@ def test_mined_labels_tell_another_spelling_from_a_wrong_digit() -> None:
     """Without annotators: a token is important iff the target's continuation after it is no longer right."""
     mining_by_hand()
     test_the_auc_and_the_threshold_by_hand()
+    with pytest.MonkeyPatch.context() as patches:
+        test_the_penalty_of_the_best_order_on_held_back_problems_is_chosen(patches)
     answers = [answer([start, *more]) for start in range(4) for more in ([], [(start + 1) % 4], [(start + 5) % 8])]
     labels = mine(answers, drafted, finished, frozenset())
     flat = [label for each in labels for label in each]
@@ -63,6 +66,26 @@ def test_mined_labels_tell_another_spelling_from_a_wrong_digit() -> None:
     states = states_of(counting(), [label.ids for label in flat])
     important = torch.tensor([label.important for label in flat])
     assert auc(fit(states, important, 1e-4)(states), important) > 0.9
+    share = float(fit(states, important, 10.0)(states).mean())
+    assert share == pytest.approx(float(important.float().mean()), abs=1e-3), "the bias has no penalty"
+
+
+def test_the_penalty_of_the_best_order_on_held_back_problems_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve numbers, of which the first says a little: every fourth problem is held back."""
+    drawn = torch.Generator().manual_seed(1)
+    states = torch.randn(80, 12, generator=drawn)
+    important = states[:, 0] + 2 * torch.randn(80, generator=drawn) > 0
+    monkeypatch.setattr("train_judge.states_of", lambda model, texts: states[[ids[0] for ids in texts]])
+    lines = [{"labels": [[[at], int(important[at])] for at in (2 * line, 2 * line + 1)]} for line in range(40)]
+    given = SimpleNamespace(validation=0.25, recall=0.9)
+    head, about = trained(counting(), lines, given)  # type: ignore[arg-type]
+    held = torch.arange(80) // 2 % 4 == 0
+    heads = [fit(states[~held], important[~held], penalty) for penalty in PENALTIES]
+    areas = [auc(each(states[held]), important[held]) for each in heads]
+    assert min(areas) < max(areas) - 0.01
+    assert about["auc"] == pytest.approx(max(areas), abs=1e-4)
+    assert any(torch.equal(head.w, each.w) for each, area in zip(heads, areas, strict=True) if area == max(areas))
+    assert (about["examples"]["learning"], about["examples"]["held_back"]) == (60, 20)
 
 
 def mining_by_hand() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,12 @@ def test_the_ids_that_are_left_have_the_logits_of_the_whole_head_and_no_others_h
     others = [token for token in range(11) if token not in ids]
     assert (cut[..., others] == -torch.inf).all()
     assert model.forward(plan).logits().isfinite().all(), "the model itself keeps its head"
+    less = trimmed(model, ids)
+    stack: Any = model.decoder
+    with torch.no_grad():
+        stack.head.weight.mul_(2)
+    stack.weights_version += 1  # as where weights are replaced
+    assert torch.allclose(less.forward(plan).logits()[..., ids], 2 * whole[..., ids], rtol=0, atol=1e-6)
 
 
 def test_only_the_rows_that_are_left_are_multiplied() -> None:

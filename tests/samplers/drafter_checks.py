@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pardec.models.model import LanguageModel
-from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
+from tests.samplers.ar_toys import plain_greedy, prompts, rows, run, toy_ar
 
 RAGGED = [[5, 6, 7, 5, 6, 7, 5], [9, 4, 9], [3], [8, 1, 2, 3, 4, 8, 1, 2, 3, 4, 8, 1, 2], [2] * 6]
 
@@ -46,6 +46,21 @@ def cyclic(vocab: int = 7) -> LanguageModel:
         stack.embed.weight.copy_(torch.eye(vocab, model.width))
         stack.head.weight.copy_(torch.eye(vocab, model.width).roll(1, 0) * 10)
     return model
+
+
+def drafts_alone_what_it_drafts_in_a_batch(
+    spec: str, model: LanguageModel | None = None, given: Sequence[Sequence[int]] = ()
+) -> None:
+    """Checks that a row's drafts do not depend on the rows beside it, by default of five tokens, which repeat."""
+    model, new = model or toy_ar(3, vocab=5, sharp=1.0), [14, 10, 12]
+    given = [list(prompt) for prompt in given] or prompts([9, 14, 12], vocab=5)
+    done = run(model, spec, given, new, seeds=[0, 1, 2])
+    for at, prompt in enumerate(given):
+        alone = run(model, spec, [prompt], new[at], seeds=[at])
+        assert rows(alone)[0] == rows(done)[at]
+        assert (alone.trace.drafted[0], alone.trace.accepted[0]) == (done.trace.drafted[at], done.trace.accepted[at])
+    assert sum(map(sum, done.trace.accepted)) > 0
+    assert len(set(done.trace.drafted)) > 1, "rows differ"
 
 
 @cache

@@ -123,6 +123,8 @@ def test_rows_of_several_kinds_come_and_go(name: str) -> None:
 @pytest.mark.seeds("arXiv:2305.13484")
 def test_a_batch_of_one_takes_rows_in_and_numbers_stay_few(monkeypatch: pytest.MonkeyPatch) -> None:
     rows_begin_in_the_order_in_which_they_came()
+    a_client_without_a_row_takes_the_newest_of_one_with_several()
+    rows_that_join_together_keep_their_own_requests()
     with monkeypatch.context() as patch:
         test_batch_whose_forward_stood_still_does_not_wait_until_all_others_had_as_long(patch)
     model = pardec.load("tiny-llama", device="cpu")
@@ -262,3 +264,38 @@ def rows_begin_in_the_order_in_which_they_came() -> None:
     scheduler.submit(others)
     scheduler._admit()
     assert [each.row in scheduler._jobs for each in others] == [True, False, True], "who has fewest rows comes first"
+
+
+def rows_that_join_together_keep_their_own_requests() -> None:
+    model = pardec.load("tiny-llama", device="cpu")
+    scheduler, items = Scheduler(model, slots=3), [problem(at, new) for at, new in enumerate((9, 3, 5))]
+    jobs = [job(model, **arguments) for arguments in items]
+    for some in (jobs[:1], jobs[1:]):
+        scheduler.submit(some)
+        scheduler.step()
+    assert scheduler.live == 3
+    while not scheduler.idle:
+        scheduler.step()
+    for each, arguments in zip(jobs, items, strict=True):
+        same_as_alone(model, each.listener, arguments)
+
+
+def a_client_without_a_row_takes_the_newest_of_one_with_several() -> None:
+    """Which begins again before all that wait; a batch of a new kind begins with the least time of the others."""
+    model = pardec.load("tiny-llama", device="cpu")
+    scheduler = Scheduler(model, slots=3)
+    jobs = [job(model, **problem(at, 9, stop_ids=[])) for at in range(4)]
+    scheduler.submit(jobs)
+    scheduler.step()
+    late = job(model, **problem(5, 9, sampler="lookup", stop_ids=[]))
+    late.client = "another"
+    scheduler.submit([late])
+    scheduler._admit()
+    assert [each.row in scheduler._jobs for each in (*jobs, late)] == [True, True, False, False, True]
+    assert [jobs.index(each) for each in scheduler.waiting] == [2, 3]
+    scheduler.cancel(jobs[1:])
+    (one, other), scheduler._spent = scheduler._spent, dict(zip(scheduler._spent, (4.0, 2.5), strict=True))
+    third = job(model, **problem(6, 9, sampler="sequential", temperature=1, stop_ids=[]))
+    scheduler.submit([third])
+    scheduler._admit()
+    assert scheduler._spent == {one: 4.0, other: 2.5, third.kind: 2.5}

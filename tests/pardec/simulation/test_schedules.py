@@ -105,6 +105,8 @@ def test_links_are_paid_twice_a_round() -> None:
     done = clock("dovetail", setting(machine(per_token=0.01), state_bytes=8), [row, row[:1]])
     home = [each.end - each.start for each in done.intervals if each.copies and each.makes.endswith(" on b")]
     assert home == pytest.approx([0.03 * tokens for tokens in (5, 2, 1)])
+    away = [each.end - each.start for each in done.intervals if each.copies and each.makes.endswith(" on a")]
+    assert away == pytest.approx([0.01 * nodes for nodes in (K + 1, K + 1, 5, K + 1)])
 
 
 @pytest.mark.parametrize("t", [0.2, 1.0])
@@ -127,6 +129,10 @@ def test_easyspec_takes_stages_in_place_of_layers_but_for_the_first_forward(laye
     where = setting(machine(draft=devices), parallel=size, draft_layers=layers)
     expected = COUNT * (0.25 * (layers + (K - 1) * stages(layers, size)) + T)
     assert clock("easyspec", where).seconds == pytest.approx(expected)
+    # To every other device and back a link is crossed by each group of several layers, beside the two ways of a round.
+    linked = setting(machine(draft=devices, link=0.1), parallel=size, draft_layers=layers)
+    more = 0.1 * (2 * COUNT - 1) + COUNT * (K - 1) * (stages(layers, size) - 1) * 0.2
+    assert clock("easyspec", linked).seconds == pytest.approx(expected + more)
     fewer = setting(machine(draft=("b",)), parallel=size, draft_layers=layers)
     assert clock("easyspec", fewer).seconds == pytest.approx(COUNT * (0.25 * layers * K + T))
 

@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 import pardec
 from pardec.models.draft_modules.load import load_draft_module
 from pardec.models.errors import SpecError
-from pardec.training.align import Alignment, align
+from pardec.training.align import Aligned, Alignment, align
 from pardec.training.losses import loss
 from pardec.training.networks import KINDS, Options, Target
 from pardec.training.run import RATE, Plan
@@ -164,7 +165,7 @@ def test_answers_alone_are_learned_at_a_tenth_of_the_rate(
     asked: dict[str, Any] = {}
 
     def prepare(target: object, files: object, plan: Plan, chosen: dict[str, Any], **more: object) -> None:
-        asked.update(chosen, rate=plan.rate, loss=plan.loss)
+        asked.update(chosen, rate=plan.rate, loss=plan.loss, validation=plan.validation)
         raise InterruptedError
 
     monkeypatch.setattr("pardec.training.align.prepare", prepare)
@@ -173,9 +174,24 @@ def test_answers_alone_are_learned_at_a_tenth_of_the_rate(
     assert asked["rate"] == pytest.approx(RATE["eagle"] / 10)
     assert (asked["prompt_share"], asked["ramp"]) == (0, (0, 0))
     assert (asked["loss"], asked["wrong_only"]) == ("fkl", False), "as published"
+    assert asked["validation"] == 2, "a quarter of eight rows"
     with pytest.raises(InterruptedError):
         align(model, "tiny-llama-eagle", Alignment([rows], tmp_path / "other", loss="tvd", wrong_only=True, rate=0.5))
     assert (asked["loss"], asked["wrong_only"], asked["rate"]) == ("tvd", True, 0.5)
+
+
+def test_a_drafter_is_measured_before_it_learns_and_after(
+    model: pardec.Model, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    run = SimpleNamespace(network=0, states=0, validation=[1], learning=[1, 2, 3], step=7, acceptance="after")
+    run.train = lambda: order.append("train")
+    before = SimpleNamespace(rounds=5)
+    monkeypatch.setattr("pardec.training.align.prepare", lambda *_, **__: run)
+    monkeypatch.setattr("pardec.training.align.measure", lambda *_: order.append("measure") or before)
+    done = align(model, "tiny-llama-eagle", Alignment([rows], tmp_path / "other"))
+    assert order == ["measure", "train"]
+    assert done == Aligned(before, "after", 3, 1, 7, tmp_path / "other")  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -186,6 +202,7 @@ def test_on_a_stream_that_drifts_a_drafter_that_goes_on_learning_is_accepted_mor
     """Texts that no task has. The frozen drafter is held against what it becomes on other prompts of the stream."""
     with pytest.MonkeyPatch.context() as patched:
         test_answers_alone_are_learned_at_a_tenth_of_the_rate(model, rows, tmp_path, patched)
+        test_a_drafter_is_measured_before_it_learns_and_after(model, rows, tmp_path, patched)
     test_positions_that_are_right_do_not_count_with_wrong_only(model)
     draw = random.Random(0)
     names, things = ("Ann", "Tom", "Mia", "Ben", "Zoe"), ("cups", "plums", "books", "pens")

@@ -63,6 +63,9 @@ def test_tvd_plus_rewards_tokens_that_the_target_finds_likelier() -> None:
     (slope,) = torch.autograd.grad(loss("tvd++")(draft, P.log().expand(4000, 3), LABEL.expand(4000)).mean(), draft)
     # r = 1 for the ids 0 and 1, which q gives half the mass: A = +1 and -1, and -E[A grad log q] = q_i (E[A] - A_i).
     assert torch.allclose(slope.sum(0), torch.tensor([-0.25, -0.25, 0.5]), atol=0.03)
+    # On the ids 0 and 2 alone q is (.6, .4), and p stays (.5, .2): nothing is likelier, whatever it is renormalised.
+    few = torch.tensor([[0.6, 0.4]]).log().repeat(50, 1)
+    assert loss("tvd++")(few, P.log().expand(50, 3), LABEL.expand(50), torch.tensor([0, 2])).abs().max() == 0
     even = torch.full((4000, 3), 1 / 3).log()  # every token has the same log q, and rewards less their mean add up to 0
     assert abs(loss("tvd++")(even, P.log().expand(4000, 3), LABEL.expand(4000)).mean().item()) < 1e-3
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from pardec.api import Model
 from pardec.models.model import LanguageModel
 from pardec.training.losses import loss, overlap
 from tests.pardec.training import test_losses as losses
+from tests.pardec.training import test_states as states
+from tests.pardec.training import test_texts as texts
 from tests.samplers.ar_toys import logits, prompts, rows, run, toy_ar
 from tests.samplers.fake_draft_model import named
 from tests.samplers.speculative import test_lenience as lenience
@@ -94,6 +98,7 @@ def test_distilling_the_target_s_distribution_raises_acceptance_over_its_tokens_
     for published in ("linear", "square", "exponential"):
         lenience.test_the_published_rule_by_a_naive_sum(published, 0.3)
     lenience.test_a_point_mass_is_mixed_by_hand()
+    lenience.test_siblings_share_one_mixture(2)
     lenience.test_with_a_budget_the_distribution_is_that_far_and_acceptance_is_as_much_higher(0.3)
     few, heldout = written(12, 1), written(100, 2)
     found = {name: acceptance(trained(name, few), heldout) for name in ("ce", "fkl", "tvd")}
@@ -113,8 +118,12 @@ def test_tuning_with_tvd_plus_plus_leaves_a_lower_total_variation_than_with_cros
 
 
 @pytest.mark.seeds("arXiv:2411.11055")
-def test_pretraining_and_then_texts_of_the_target_s_own_beat_a_drafter_that_was_not_aligned() -> None:
+def test_pretraining_and_then_texts_of_the_target_s_own_beat_a_drafter_that_was_not_aligned(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Pretrained on texts of another source, then tuned on few of the target's; decoded from held-out prompts."""
+    states.test_states_are_those_of_a_forward_over_the_text(model, tmp_path / "states")
+    texts.test_a_share_of_the_chunks_is_sampled(model, tmp_path, monkeypatch)
     losses.test_the_slope_written_out_is_that_of_autograd("ce")
     losses.test_a_label_off_the_list_costs_nothing()
     unaligned = trained("ce", written(100, 1, by=9))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,20 @@ def test_answers_end_with_the_end_token_and_prompts_are_the_task_s(model: pardec
     assert len(texts) == 6
     assert all(answer[-1] == 3 and 3 not in answer[:-1] for _, answer in texts)
     assert all(model.tokenizer.decode(prompt).strip() for prompt, _ in texts)
+
+
+def test_a_share_of_the_chunks_is_sampled(model: pardec.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, generate = list[float](), pardec.Model.generate
+
+    def watched(self: pardec.Model, *given: Any, **how: Any) -> pardec.Result:
+        asked.append(how["temperature"])
+        return generate(self, *given, **how)
+
+    monkeypatch.setattr(pardec.Model, "generate", watched)
+    for warm in (0.0, 1.0):
+        out = tmp_path / f"{warm}.jsonl"
+        write(model, Writing(out, rows=2, batch=1, answer_tokens=1, tasks=("lists",), warm=warm, temperature=0.7))
+    assert asked == [0, 0, 0.7, 0.7]
 
 
 def test_long_prompts_ask_about_several_passages(

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
+from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft import aded
 from pardec.samplers.speculative.draft.aded import Trigrams, last_pair, roll_out
+from pardec.samplers.speculative.draft.text_history import PerRow
 from tests.reference import naive_aded
 from tests.samplers.ar_toys import prompts, rows, run, toy_ar
-from tests.samplers.drafter_checks import cyclic
+from tests.samplers.drafter_checks import cyclic, drafts_alone_what_it_drafts_in_a_batch
 
 
 def roll_outs_visit_the_nodes_of_a_plain_version() -> None:
@@ -69,6 +74,23 @@ def the_target_teaches_its_likeliest_tokens_behind_every_node() -> None:
     assert table.after == naive_aded.table([[3, 4, 5, 6, 0, 1, 2, 3, 4]])
 
 
+def a_node_of_a_tree_teaches_behind_its_parent_and_itself() -> None:
+    """After 4 5 the nodes 6 and 7 were siblings, and 8 stood after 7; the token that was committed is 1."""
+    draft = Draft(torch.tensor([[5, 6, 7, 8]]), np.array([4]), np.array([1]), torch.tensor([-1, 0, 0, 2]))
+    read = {
+        "probs": torch.tensor([[[0.5], [0.4], [0.3], [0.2]]]),
+        "ids": torch.tensor([[[10], [11], [12], [13]]]),
+        "tokens": draft.tokens,
+        "parents": draft.parent,
+    }
+    outcome: Any = SimpleNamespace(draft=draft, before=np.array([2]), read=lambda name, make: read)
+    context: Any = SimpleNamespace(text=SimpleNamespace(row=lambda at: np.array([4, 5, 1])))
+    state = PerRow([Trigrams()])
+    aded.Aded(top=1).observe(outcome, context, state)
+    expected = {(4, 5): {10: 0.5, 1: 1.0}, (5, 6): {11: 0.4}, (5, 7): {12: 0.3}, (7, 8): {13: 0.2}}
+    assert {pair: pytest.approx(weights) for pair, weights in expected.items()} == state.rows[0].after
+
+
 def test_a_cycle_that_was_seen_is_drafted_as_deep_as_the_tree() -> None:
     done = run(cyclic(), "aded:k=6", [list(range(7)) * 2], 1 + 7 * 5)
     assert rows(done)[0] == [at % 7 for at in range(50)]
@@ -105,6 +127,8 @@ def test_a_stream_of_one_topic_is_accepted_ever_longer_and_longer_than_by_a_stat
     what_was_rarely_visited_is_tried_sooner_with_the_bonus()
     test_weights_fade_when_their_pair_occurs_again()
     the_target_teaches_its_likeliest_tokens_behind_every_node()
+    a_node_of_a_tree_teaches_behind_its_parent_and_itself()
+    drafts_alone_what_it_drafts_in_a_batch("aded:k=3,rollouts=2")
     model, task = pardec.load("tiny-llama", device="cpu"), pardec.task("arithmetic")
     train = [problem.prompt for problem in task.problems(split="train", n=16, seed=3)]
     texts = model.generate(train, sampler="sequential", max_new_tokens=32)

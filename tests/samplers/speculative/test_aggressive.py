@@ -14,7 +14,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers.speculative.draft.aggressive import Alignment
 from tests.reference import naive_lookup
 from tests.samplers.ar_toys import rows, run, toy_ar
-from tests.samplers.drafter_checks import cyclic, gained
+from tests.samplers.drafter_checks import cyclic, drafts_alone_what_it_drafts_in_a_batch, gained
 
 SOURCE = [11, 12, 13, 14, 15, 16, 12, 13, 17]
 
@@ -123,6 +123,7 @@ def test_an_edit_of_a_tenth_takes_fewer_than_three_forwards_for_ten_tokens() -> 
     behind_another_token_the_draft_goes_on_where_the_ending_stands_once()
     behind_a_replaced_token_the_draft_goes_on_at_once()
     drafts_are_those_of_an_alignment_made_anew()
+    drafts_alone_what_it_drafts_in_a_batch("aggressive:k=4", cyclic(), [range(7), [3, 4, 5, 6, 0, 1, 2], [5, 6, 0]])
     model, vocab = toy_ar(3, vocab=11), 11
     prompt = np.random.RandomState(0).randint(0, vocab, 100).tolist()
     edit: Any = Editor(prompt, vocab)

@@ -12,7 +12,7 @@ from pardec.samplers.speculative.draft.copyspec import Copy, CopySpec
 from pardec.samplers.speculative.draft.text_history import repeated
 from tests.reference import naive_lookup
 from tests.samplers.ar_toys import is_greedy, rows, run
-from tests.samplers.drafter_checks import cyclic, forwards_a_token, gained
+from tests.samplers.drafter_checks import cyclic, drafts_alone_what_it_drafts_in_a_batch, forwards_a_token, gained
 
 
 def drafts_are_those_of_a_search_of_the_whole_text() -> None:
@@ -78,6 +78,7 @@ def test_copies_are_greedy_in_half_the_forwards_and_found_at_one_look_a_token(mo
     drafts_are_those_of_a_search_of_the_whole_text()
     a_copy_goes_on_where_it_stood_though_its_ending_stands_later_too()
     a_shorter_ending_is_no_match()
+    drafts_alone_what_it_drafts_in_a_batch("copyspec:k=3")
     test_a_period_is_taken_in_whole_drafts()  # from the first round on: the prompt is copied, too
     model, period = cyclic(), [*range(7), 0, 1]
     done = run(model, "copyspec", [period, period[2:] * 2], 60)

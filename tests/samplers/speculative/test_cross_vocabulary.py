@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from unittest.mock import patch
 
@@ -74,6 +75,11 @@ def the_longest_run_wins_and_what_may_still_grow_waits() -> None:
     assert tokens.first([0, 2, 0, 0]) == (4, 3)
     assert tokens.first([1]) == (-1, 0)  # no token of the target
     assert tokens.first([]) is None
+    ending = (
+        replace(model, decoding_config=replace(model.decoding_config, eos_ids=ends))
+        for model, ends in ((letters(), (1,)), (target(), (3, 4)))
+    )
+    assert TokenMap(*ending).direct == {0: 1, 1: 3, 2: 0}  # an end is an end, however it is spelled
     other = tokens.copy()
     other.learn(3)
     assert len(other.grams) == len(tokens.grams) + 1

@@ -19,7 +19,7 @@ from pardec.models.plan import Plan
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import Draft
-from pardec.samplers.speculative.draft.diffusion import DiffusionState
+from pardec.samplers.speculative.draft.diffusion import Diffusion, DiffusionState
 from pardec.tasks import task
 from tests.reference import naive_diffusion_draft
 from tests.samplers.ar_toys import rows, run, toy_ar
@@ -85,6 +85,8 @@ def test_diffusion_drafts_are_those_of_a_plain_version_after_any_history(family:
 @pytest.mark.seeds("arXiv:2512.20573")
 def test_diffusion_drafts_grow_where_the_model_is_sure_and_take_fewer_forwards_than_copies() -> None:
     """Lists are drafted far beyond one step, sums of several are not; the text is the target's."""
+    made = Diffusion()
+    assert (made.step, made.k, made.low, made.tau, made.block, made.small) == (10, 60, 0.45, 0.05, 32, 8), "published"
     test_diffusion_drafts_are_those_of_a_plain_version_after_any_history("sdar")
     model = pardec.load("tiny-llama", device="cpu")
     drafts: dict[str, float] = {}

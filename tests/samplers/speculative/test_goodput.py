@@ -51,6 +51,7 @@ def test_one_row_alone_has_the_k_of_the_formula() -> None:
     under_load_nothing_is_drafted()
     rows_that_are_accepted_more_draft_more()
     test_acceptance_is_counted_up_to_the_first_rejection_and_fades()
+    test_one_row_drafts_what_gains_the_most_tokens_over_cost()
     for seed in range(6):
         test_no_other_lengths_make_more_tokens_a_second(seed)
     # (1 - .8^(k+1)) / (1 - .8) / (1 + .1 k): 1, 1.636, 2.033, 2.271, 2.401, 2.459, 2.470, 2.448

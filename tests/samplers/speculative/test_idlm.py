@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from torch import Tensor
 
 import pardec
 from pardec.models.errors import ModelError, SpecError
+from pardec.models.model import BlockDenoising
 from pardec.samplers import registry
+from pardec.samplers.speculative.draft.idlm import Idlm
 from tests.models import adapters
 from tests.models.families.test_families import published, rewrite
 from tests.reference import naive_idlm as naive
@@ -107,6 +110,7 @@ def test_tokens_and_forwards_are_those_of_whole_forwards(adapted: tuple[Path, Pa
 
     So does that of an adapter, which is on at the masks alone.
     """
+    the_spec_s_mask_wins_over_the_checkpoint_s()
     taken, begun = 0, 0
     for seed in range(6):
         model, prompt = toy_ar(seed, sharp=0.3), [1, 2, 3]
@@ -119,6 +123,12 @@ def test_tokens_and_forwards_are_those_of_whole_forwards(adapted: tuple[Path, Pa
     assert taken, "no draft was ever accepted: the test shows nothing"
     assert begun > 6, "no draft was ever refused: the test shows nothing"
     assert_on_at_masks_alone(adapted, k)
+
+
+def the_spec_s_mask_wins_over_the_checkpoint_s() -> None:
+    model = toy_ar()
+    model = replace(model, decoding_config=replace(model.decoding_config, denoising=BlockDenoising(3, 0)))
+    assert (Idlm().mask_id(model), Idlm(mask=2).mask_id(model)) == (3, 2)
 
 
 def test_greedy_text_is_kept_in_a_ragged_batch() -> None:

@@ -20,6 +20,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.samplers import registry
 from pardec.samplers.speculative.draft.layerskip import (
+    LayerSkip,
     Search,
     Skip,
     SkipFile,
@@ -60,6 +61,7 @@ def test_every_law_of_the_target_is_that_of_a_whole_forward(shape: str) -> None:
     ("layers", "ratio", "count"), [(4, 0.45, 1), (32, 0.45, 27), (6, 1.0, 8), (6, 0.0, 0), (2, 1.0, 0)]
 )
 def test_a_share_of_the_inner_sub_blocks_is_skipped(layers: int, ratio: float, count: int) -> None:
+    assert LayerSkip().ratio == 0.45, "SWIFT's"
     skip = uniform(layers, ratio)
     assert len(skip) == count == int(2 * (layers - 2) * ratio)
     assert skip <= set(inner(layers))
@@ -94,6 +96,7 @@ def test_what_is_skipped_does_not_run() -> None:
 
 
 def the_search_finds_the_best_choice_and_scores_only_rise() -> None:
+    assert {layer for layer, _ in inner(6)} == {1, 2, 3, 4}, "the first and the last layer always run"
     value = {block: i * i % 7 for i, block in enumerate(inner(6))}
 
     def worth(skip: Skip) -> float:
@@ -165,7 +168,15 @@ def the_match_is_the_share_that_the_skipping_stack_would_have_said() -> None:
         seen.append((found, float(np.mean(hits))))
         return found
 
-    with patch.object(Skipping, "_match", watched):
+    improve = Skipping.improve
+
+    def drafts_with_the_best(self: Skipping, context: int) -> int:
+        forwards = improve(self, context)
+        assert self.search is not None
+        assert self.skip == self.search.best
+        return forwards
+
+    with patch.object(Skipping, "_match", watched), patch.object(Skipping, "improve", drafts_with_the_best):
         done = run(model, "layerskip:ratio=0.6,k=2,skip=search,context=5", RAGGED, NEW)
     assert rows(done) == greedy()
     assert len(seen) > 4
@@ -360,6 +371,7 @@ def test_unified_layer_skipping_runs_as_few_layers_as_the_target_speed_up_says()
     with counted_blocks() as count:
         done = run(model, "layerskip:ratio=0.6,k=3", [prompt], 24)
     forwards, drafts = done.nfe[0], done.draft_forwards[0]
+    assert LayerSkip(ratio=0.6).cost_ratio(model, None) == 0.5
     layers = [(count["attn", layer] - forwards) / drafts for layer in range(12)]
     assert set(layers) == {0, 1}
     assert 12 / sum(layers) == 2

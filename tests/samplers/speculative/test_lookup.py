@@ -14,7 +14,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 from pardec.samplers.speculative.draft.lookup import Lookup
 from tests.reference import naive_lookup
 from tests.samplers.ar_toys import rows, run
-from tests.samplers.drafter_checks import cyclic, gained, greedy_holds
+from tests.samplers.drafter_checks import cyclic, drafts_alone_what_it_drafts_in_a_batch, gained, greedy_holds
 
 PREFER: tuple[Literal["first", "last", "longest"], ...] = ("first", "last", "longest")
 
@@ -75,6 +75,10 @@ def test_a_period_is_taken_in_whole_drafts(prefer: str) -> None:
     assert rows(done)[0] == [i % 7 for i in range(21 + new)]
     rounds = 1 + (new - 1) // (k + 1)
     assert done.nfe[0] == rounds  # the first match of a period ends with the text no sooner than k tokens on
+
+
+def test_a_row_drafts_alone_what_it_drafts_in_a_batch() -> None:
+    drafts_alone_what_it_drafts_in_a_batch("lookup:k=3")
 
 
 def test_copying_a_list_takes_long_steps() -> None:

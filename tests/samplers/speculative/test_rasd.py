@@ -19,7 +19,7 @@ from pardec.samplers.speculative.draft import rasd
 from pardec.samplers.speculative.draft.rasd import FirstDistribution, Retrieval, Store, fused, retrieved_tree
 from pardec.samplers.speculative.forward import VerifyForward
 from tests.samplers.ar_toys import rows, run
-from tests.samplers.drafter_checks import WORDS
+from tests.samplers.drafter_checks import WORDS, drafts_alone_what_it_drafts_in_a_batch
 from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, named, near, nodes, target
 
 SPEC = 'rasd:model="model:name=near,k=4"'
@@ -207,6 +207,8 @@ def test_questions_about_documents_are_accepted_longer_than_by_either_source(tmp
     the_longest_suffix_is_searched_as_a_plain_version_does()
     what_more_continuations_share_comes_first()
     test_added_nodes_are_point_masses_behind_sampled_siblings()
+    with named(near=near()):
+        drafts_alone_what_it_drafts_in_a_batch('rasd:model="model:name=near,k=2"')
     the_budget_cuts_what_was_retrieved_and_never_the_model_s_nodes()
     branches_that_the_model_rules_out_are_pruned()
     model = pardec.load("tiny-llama", device="cpu")

@@ -19,7 +19,7 @@ from pardec.samplers.speculative.loop import VerifyLoop
 from pardec.samplers.speculative.ops.trees import Template, compact, ranked
 from tests.reference.naive_lookup import Recycled
 from tests.samplers.ar_toys import is_greedy, plain_greedy, prompts, request, rows, run, toy_ar
-from tests.samplers.drafter_checks import RAGGED, cyclic, gained, greedy_holds
+from tests.samplers.drafter_checks import RAGGED, cyclic, drafts_alone_what_it_drafts_in_a_batch, gained, greedy_holds
 
 PUBLISHED = (8, 21, 25, 15, 8, 3)
 
@@ -262,6 +262,7 @@ def test_a_tree_that_cannot_be_is_refused(spec: str, said: str) -> None:
 def test_fifty_greedy_rows_are_kept_and_loops_are_taken_in_long_steps_with_a_small_matrix() -> None:
     the_tree_by_hand()
     test_the_tree_has_the_published_numbers_of_nodes()
+    drafts_alone_what_it_drafts_in_a_batch("recycling:k=2,tree=2-2")
     test_a_cycle_seen_once_is_taken_six_levels_at_a_time()  # in the prompt, which fills the matrix too
     test_the_matrix_is_a_dictionary_of_what_each_token_was_last_followed_by(False)
     for prefill in ("false", "true"):

@@ -14,6 +14,7 @@ from pardec.samplers.speculative import forward_features as shared_prompt
 from pardec.samplers.speculative.loop import VerifyLoop
 from tests.models.traced import captured
 from tests.samplers.ar_toys import joint, plain_greedy, prompts, request, rows, run, toy_ar
+from tests.samplers.module_files import random_modules
 
 VOCAB = 8
 PROMPT = prompts([40], seed=2, vocab=VOCAB)[0]
@@ -67,6 +68,7 @@ def test_samples_of_a_shared_prompt_are_the_same_in_a_share_of_the_memory(monkey
     """Hydragen: attention in two parts is exact, the prompt is fed once, and K/V take P + n s slots, not n (P + s)."""
     exact_in_float64()
     all_rows_say_how_much_is_shared()
+    drafters_read_the_shared_states_before_each_row_s_own()
     test_greedy_rows_behind_a_common_beginning_are_those_of_a_whole_forward_each("sequential")
     model, new = toy_ar(5, VOCAB, dtype=torch.float64), 12
     for count in (2, 8):
@@ -172,6 +174,16 @@ def test_samples_of_a_prompt_share_it_and_a_server_s_rows_do_not(monkeypatch: py
     assert plain.tokens == shared.tokens
     assert plain.nfe == shared.nfe
     assert shared.tokens_fed[1] == plain.tokens_fed[1] - shared.prompts[0]
+
+
+def drafters_read_the_shared_states_before_each_row_s_own() -> None:
+    model, spec = toy_ar(0, VOCAB, 3.0, layers=3), "kangaroo:name=toy,k=3,layers=2"
+    texts, new = [[*PROMPT, *end] for end in ([1], [2, 5, 6, 1, 1], [])], [14] * 3
+    with random_modules():
+        shared, plain = (run(model, spec, texts, new, share_prompt=share) for share in (True, False))
+    assert rows(shared) == rows(plain)
+    assert shared.trace.accepted == plain.trace.accepted
+    assert sum(map(sum, shared.trace.accepted)) > 3
 
 
 def all_rows_say_how_much_is_shared() -> None:

@@ -16,7 +16,7 @@ from pardec.samplers.speculative.draft.suffix import Places, Store, Suffix
 from tests.reference import naive_lookup
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 from tests.samplers.copying_model import induction
-from tests.samplers.drafter_checks import greedy_holds
+from tests.samplers.drafter_checks import drafts_alone_what_it_drafts_in_a_batch, greedy_holds
 
 
 def drafted(rule: Suffix, text: list[int], store: Store | None = None, remaining: int = 99) -> list[int]:
@@ -158,6 +158,7 @@ def test_fewer_forwards_than_lookup_where_edited_texts_are_repeated_and_on_a_sec
     test_a_longer_match_is_followed_further()
     test_of_equal_scores_the_longer_match_is_taken()
     test_drafts_are_those_of_a_naive_search()
+    drafts_alone_what_it_drafts_in_a_batch("suffix")
     test_the_oldest_texts_leave_a_full_store()
     test_texts_do_not_run_into_each_other()
     model, given = induction(), [edited(seed, seed) for seed in range(6)]

@@ -226,6 +226,8 @@ def candidates_and_shares_by_hand() -> None:
 
     At temperature 1/2 it is 9/10 and 1/10. Drafts of scores ln 3 and 0 have shares of 3/4 and 1/4 of the next input.
     """
+    assert (Superposed().temperature, Superposed().alpha) == (0.06, 0.54), "published"
+    assert Superposed().by_size == (0.01, 0.04, 0.15, 0.18, 0.12)
     for temperature, p in ((1.0, 0.75), (0.5, 0.9)):
         method = Superposed(k=2, tokens=2, temperature=temperature)
         tokens, logprobs = method.candidates(torch.tensor([0.0, log(3), 0.0, -9.0]))
