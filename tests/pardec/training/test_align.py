@@ -206,16 +206,16 @@ def test_on_a_stream_that_drifts_a_drafter_that_goes_on_learning_is_accepted_mor
     test_positions_that_are_right_do_not_count_with_wrong_only(model)
     draw = random.Random(0)
     names, things = ("Ann", "Tom", "Mia", "Ben", "Zoe"), ("cups", "plums", "books", "pens")
-    stream = [f"{draw.choice(names)} sees {draw.randint(2, 90)} {draw.choice(things)} and" for _ in range(90)]
+    stream = [f"{draw.choice(names)} sees {draw.randint(2, 90)} {draw.choice(things)} and" for _ in range(36)]
     prompts, file, out = tmp_path / "prompts.jsonl", tmp_path / "rows.jsonl", tmp_path / "out"
-    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in stream[:60]))
-    served_ = ("generate", "tiny-llama", "--prompts", prompts, "-o", file, "--max-new-tokens", 48, "--batch-size", 15)
+    prompts.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in stream[:24]))
+    served_ = ("generate", "tiny-llama", "--prompts", prompts, "-o", file, "--max-new-tokens", 32, "--batch-size", 12)
     assert cli(*served_, "--device", "cpu")[0] == 0
     command = ("align", "tiny-llama", "--drafter", "tiny-llama-eagle", "--rows", file, "--out", out)
-    assert cli(*command, "--steps", 40, "--batch", 600, "--validation", 6)[0] == 0
-    plain = model.generate(stream[60:], sampler="sequential", max_new_tokens=48)
+    assert cli(*command, "--steps", 16, "--batch", 600, "--validation", 6)[0] == 0
+    plain = model.generate(stream[24:], sampler="sequential", max_new_tokens=32)
     frozen, aligned = (
-        model.generate(stream[60:], sampler=f"eagle:name={name},k=4", max_new_tokens=48)
+        model.generate(stream[24:], sampler=f"eagle:name={name},k=4", max_new_tokens=32)
         for name in ("tiny-llama-eagle", out)
     )
     assert frozen.tokens == plain.tokens == aligned.tokens

@@ -75,6 +75,7 @@ def test_nothing_to_copy_is_refused(name: str) -> None:
 
 @pytest.mark.seeds("arXiv:2502.08923")
 def test_copies_are_greedy_in_half_the_forwards_and_found_at_one_look_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (CopySpec().k, CopySpec().suffix) == (10, 1)
     drafts_are_those_of_a_search_of_the_whole_text()
     a_copy_goes_on_where_it_stood_though_its_ending_stands_later_too()
     a_shorter_ending_is_no_match()

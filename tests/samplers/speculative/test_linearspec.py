@@ -90,7 +90,8 @@ def test_a_block_model_verifies_itself_at_block_length_1_in_less_than_0_6_of_the
     """The exact form of self-verification: always verified, and only what is accepted, and one token, is committed."""
     by_hand()
     test_every_round_is_the_rules(3, checkpoint)
-    test_every_draft_is_of_one_forward_over_the_whole_text("chain", 1)
+    for shift in (0, 1):
+        test_every_draft_is_of_one_forward_over_the_whole_text("chain", shift)
     assert registry.resolve("linearspec:mask=2", "ar").draft.denoising(target()).shift == 0
     prompts = [one.prompt for one in task("arithmetic").problems(split="heldout", n=12, seed=3)]
     masked = pardec.load("tiny-nemotron", device="cpu")
