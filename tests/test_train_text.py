@@ -123,7 +123,7 @@ def test_one_nested_drafter_serves_two_targets(tmp_path: Path) -> None:
     exits.test_at_the_ends_of_tau_it_is_a_model_of_as_many_layers(0.0)
     exits.test_every_distribution_is_that_of_a_whole_forward_of_the_exit(0.95, 0.0)
     exits.test_a_layer_runs_once_on_a_token_and_only_if_it_is_needed()
-    run = made(tmp_path, "tiny-llama-draft", 40, "--exits", "1-2", "--mix", "arithmetic=1", "--lr", "0.02")
+    run = made(tmp_path, "tiny-llama-draft", 60, "--exits", "1-2", "--mix", "arithmetic=1", "--lr", "0.02")
     batch = next(run.batches())
     target = run.targets(batch)
 

@@ -8,9 +8,11 @@ import torch
 
 import pardec
 from pardec.models.model import LanguageModel
+from pardec.models.plan import Hidden
 from pardec.samplers import registry
 from pardec.samplers.request import Request
 from pardec.samplers.speculative import forward_features as shared_prompt
+from pardec.samplers.speculative.draft.draft_heads import HeadsState
 from pardec.samplers.speculative.loop import VerifyLoop
 from tests.models.traced import captured
 from tests.samplers.ar_toys import joint, plain_greedy, prompts, request, rows, run, toy_ar
@@ -177,13 +179,22 @@ def test_samples_of_a_prompt_share_it_and_a_server_s_rows_do_not(monkeypatch: py
 
 
 def drafters_read_the_shared_states_before_each_row_s_own() -> None:
-    model, spec = toy_ar(0, VOCAB, 3.0, layers=3), "kangaroo:name=toy,k=3,layers=2"
-    texts, new = [[*PROMPT, *end] for end in ([1], [2, 5, 6, 1, 1], [])], [14] * 3
-    with random_modules():
-        shared, plain = (run(model, spec, texts, new, share_prompt=share) for share in (True, False))
-    assert rows(shared) == rows(plain)
-    assert shared.trace.accepted == plain.trace.accepted
-    assert sum(map(sum, shared.trace.accepted)) > 3
+    """The states after each prompt's last token, for heads, are those of rows that share nothing."""
+    model, texts, seen = toy_ar(0, VOCAB), [[*PROMPT, *end] for end in ([1], [2, 5, 6, 1, 1], [])], list[torch.Tensor]()
+    read = HeadsState.read_prompt
+
+    def watched(self: HeadsState, rows: np.ndarray, hidden: Hidden) -> None:
+        read(self, rows, hidden)
+        seen.append(self.states)
+
+    with random_modules(), pytest.MonkeyPatch.context() as patches:
+        patches.setattr(HeadsState, "read_prompt", watched)
+        last = []
+        for share in (True, False):
+            run(model, "medusa:name=toy,k=2", texts, 3, share_prompt=share)
+            last.append(seen[-1])
+    assert torch.allclose(*last, atol=1e-5)
+    assert not torch.allclose(last[0][:1], last[0][1:], atol=1e-2), "rows differ"
 
 
 def all_rows_say_how_much_is_shared() -> None:
