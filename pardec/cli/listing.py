@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pardec.models.errors import SpecError, UnknownModelError, UnknownNameError, did_you_mean
+from pardec.models.files.built import BUILT
 from pardec.models.files.catalog import EMBEDDED
 from pardec.models.files.gguf.listing import converted_files
 from pardec.models.files.packaged import PACKAGED, fetched
@@ -129,7 +130,7 @@ def _recognition(name: str, card: dict[str, Any]) -> dict[str, Any]:
     if card and Path(card["path"]).parent == EMBEDDED:
         return {"loads": "natively"}
     if card and not card["path"]:
-        return {"loads": "natively, once it is fetched"}
+        return {"loads": f"natively, once it is {'built' if name in BUILT else 'fetched'}"}
     from pardec.models.loading.outline import check_tensors, memory_described
     from pardec.models.loading.recognition import describe
 
@@ -204,16 +205,18 @@ def entries(kind: Kind) -> list[dict[str, Any]]:
     if kind == "samplers":
         return [_plain(card) for card in list_samplers()]
     if kind == "models":
-        own = {str(fetched(name) or ""): card for name, card in PACKAGED.items()}
-        packaged = (
-            ModelCard(card.name, card.family, card.summary, card.parameters, {}, file) for file, card in own.items()
-        )
+        packaged = [(card, fetched(name)) for name, card in PACKAGED.items()]
+        built = [(card, card.folder) for card in BUILT.values()]
+        own = [
+            ModelCard(card.name, card.family, card.summary, card.parameters, {}, str(path or ""))
+            for card, path in (*packaged, *built)
+        ]
         files = (
             ModelCard(file.name, file.family, f"{file.summary} (a GGUF file)", file.parameters, {}, file.path)
             for file in converted_files()
-            if file.name not in own
+            if file.name not in {card.path for card in own}
         )
-        return [_plain(card) for card in [*list_models(), *packaged, *files]]
+        return [_plain(card) for card in [*list_models(), *own, *files]]
     if kind == "drafters":
         return [_plain(card) for card in list_drafters()]
     if kind == "tasks":

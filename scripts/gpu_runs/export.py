@@ -19,6 +19,8 @@ from torch import Tensor
 from gpu_runs import difference
 from gpu_runs.smollm2 import Shape, carried, read
 
+JUDGED = Path(__file__).resolve().parents[2] / "benchmarks" / "masked_answers.md"
+
 
 def write(folder: Path, shape: Shape, tensors: dict[str, Tensor], template: dict[str, Any], block: int) -> None:
     """The configuration and the weights; Qwen2's biases, which a Llama lacks, are zero."""
@@ -63,14 +65,32 @@ def export(gguf: Path, folder: Path, state: Path) -> int:
     tensors = {name: (base[name] + changes[name]).to(torch.bfloat16) for name in base}
     write(folder, shape, tensors, template, Recipe.block)
     parent.tokenizer.save_pretrained(folder)
-    tokens = f"{float(about['tokens']) / 1e6:.1f} of {Recipe.total / 1e6:.0f} million"  # type: ignore[arg-type]
+    trained, steps = float(about["tokens"]), int(about["step"])  # type: ignore[arg-type]
+    tokens = f"{trained / 1e6:.1f} of {Recipe.total / 1e6:.0f} million"
+    unfinished = ", with the training not finished" if trained < Recipe.total else ""
     card = {
         "name": folder.name,
-        "summary": "SmolLM2-135M-Instruct adapted to a masked model, with the training not finished."
-        if float(about["tokens"]) < Recipe.total  # type: ignore[arg-type]
-        else "SmolLM2-135M-Instruct adapted to a masked model.",
-        "recipe": {"script": "scripts/gpu_queue, entry e", "steps": about["step"], "tokens": tokens},
+        "summary": f"SmolLM2-135M-Instruct adapted to a masked model{unfinished}.",
+        "recipe": {"script": "scripts/gpu_queue, entry e", "steps": steps, "tokens": tokens},
+        "judged": judged(JUDGED.read_text(encoding="utf-8"), steps) if JUDGED.is_file() else {},
     }
     (folder / "card.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
-    print(f"{folder}: SmolLM2 as a masked model after {tokens} tokens")
+    print(f"{folder.name}: SmolLM2 as a masked model after {tokens} tokens{unfinished}")
+    for what, figure in card["judged"].items():
+        print(f"  {what}: {figure}")
     return 0
+
+
+def judged(page: str, steps: int) -> dict[str, str]:
+    """The figures of the page of masked_answers.py, decoded one token at a time; none if it judges another state."""
+    if f"Trained: {steps} steps," not in page:
+        return {}
+    tables = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    answers = next(dict(zip(tables[0], cells, strict=True)) for cells in tables if cells[0].startswith("`sequential"))
+    endings = dict(cells for cells in tables if len(cells) == 2)["`likelihood`"]
+    return {
+        "nats per token to SmolLM2's own answers": answers["to the parent's"],
+        "empty answers": answers["empty"],
+        "right endings of sentences, of 30": endings,
+        "measured in": "benchmarks/masked_answers.md",
+    }
