@@ -64,7 +64,7 @@ def conditions(section: Section) -> str:
 
 def curves_of(section: Section) -> str:
     """The short table of a section's curves."""
-    return _table(curve_table.cells(section))
+    return table(curve_table.cells(section))
 
 
 def gains_of(sections: Sequence[Section]) -> str:
@@ -86,7 +86,7 @@ def _beside(sections: Sequence[Section], cell: Callable[[Section, Section], str]
                 cells.setdefault(name, {})[at] = cell(curve, by_name[curve["reference"]])
     head = ["curve", *(f"{section['task']}, {section['model']}" for section in sections)]
     columns = range(len(sections))
-    return _table([head, *([f"`{name}`", *(own.get(at) or "-" for at in columns)] for name, own in cells.items())])
+    return table([head, *([f"`{name}`", *(own.get(at) or "-" for at in columns)] for name, own in cells.items())])
 
 
 def settings_of(section: Section) -> str:
@@ -109,7 +109,7 @@ def settings_of(section: Section) -> str:
             "" if oracle is None or "@" in name else f"{100 * oracle['nfe'] / point['nfe']:.0f}%",
             curve_table.interval(points, 1),
         ])  # fmt: skip
-    return _table(lines)
+    return table(lines)
 
 
 def legend(section: Section) -> str:
@@ -118,6 +118,7 @@ def legend(section: Section) -> str:
     return "".join(f"- {name}: {meaning}.\n" for name, meaning in meanings.items())
 
 
-def _table(lines: Sequence[Sequence[str]]) -> str:
+def table(lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table of a line of heads and others."""
     head, *body = lines
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *body)) + "\n"

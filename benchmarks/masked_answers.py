@@ -1,7 +1,7 @@
 """Evaluates a masked model by the likelihood of its answers under the autoregressive model that it learned from.
 
     python benchmarks/masked_answers.py --parent FILE.gguf --model MODEL --prompts spec_bench.jsonl --run FOLDER
-        [--count 480] [--max-new-tokens 64] [--batch 8] [--specs SPEC ...] [--parts answers copies choices]
+        [--count 480 --every 1] [--max-new-tokens 64] [--batch 8] [--specs SPEC ...] [--parts answers copies choices]
         [--dtype float32] [--quantize int8 --activations int8] [--out NAME.md]
 
 Prompts are lines of JSON with `turns`, as in Spec-Bench's question file: the first turn is asked, as a user's turn in
@@ -171,7 +171,7 @@ def in_tokens_of(parent: pardec.Model, model: pardec.Model, answer: list[int]) -
 
 
 def first_turns(given: argparse.Namespace) -> list[str]:
-    lines = given.prompts.read_text(encoding="utf-8").splitlines()[: given.count]
+    lines = given.prompts.read_text(encoding="utf-8").splitlines()[:: given.every][: given.count]
     return [json.loads(line)["turns"][0] for line in lines]
 
 
@@ -306,6 +306,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--prompts", type=Path, required=True, help="lines of JSON with turns")
     parser.add_argument("--run", type=Path, required=True, help="folder of the rows that are done")
     parser.add_argument("--count", type=int, default=480, help="prompts")
+    parser.add_argument("--every", type=int, default=1, help="take every so many lines of --prompts")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--batch", type=int, default=8, help="rows decoded together")
     parser.add_argument("--specs", nargs="+", default=list(SPECS), help="samplers of the masked model")

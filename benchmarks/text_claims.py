@@ -1,18 +1,22 @@
 """Measures the claims of papers on a masked model that writes text, by its answers to instructions.
 
-    python benchmarks/text_claims.py --model FOLDER --parent FILE.gguf --prompts held_out.jsonl --run runs/text-claims
-        [--count 200] [--max-new-tokens 64] [--points 5] [--only answers ...] [--out benchmarks/claims.md]
+    python benchmarks/text_claims.py --model FOLDER --parent FILE.gguf --prompts spec_bench.jsonl --run runs/text-claims
+        [--count 24 --every 3] [--max-new-tokens 32] [--quantize int8 --activations int8] [--minutes 60]
+        [--only answers ...] [--out benchmarks/claims.md]
 
 Prompts are lines of JSON with `turns`, as for masked_answers.py. Each method is swept, and judged against `threshold`
-swept over tau.
+swept over tau, on the same prompts: intervals are those of a paired bootstrap over prompts.
 
-answers: every method on the prompts. The rows are decoded once and judged twice. *Likelihood* is the parent's geometric
-    mean probability of the answer's tokens (0 for an empty answer), encoded with the parent's tokenizer where the two
+answers: every method on the prompts. An answer is decoded once and judged three times. *Likelihood* is the parent's
+    geometric mean probability of its tokens (0 for an empty answer), encoded with the parent's tokenizer where the two
     differ. *Agreement* is the share of tokens that the model's own sequential decoding has at the same place.
+    *Variety* is the share of different pairs of neighbouring tokens: text that repeats itself has little.
 template: Prophet where the answer's place is known: a sentence to repeat with one word changed, after fixed words.
 filler: Prophet on the same sentences in a canvas twice as long as asked for, most of it after the answer.
 
-Sections are written to the page of claims.py, which keeps its others; a run that was interrupted goes on.
+Settings are decoded in the order of the lists below, each in a folder of `--run`, the shortest prompts first. After
+`--minutes` the page is written from what is done: a setting is compared on the prompts that it and all settings of the
+reference have done. The same command goes on. Sections are written to the page of claims.py, which keeps its others.
 """
 
 from __future__ import annotations
@@ -20,9 +24,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,43 +40,132 @@ import masked_answers
 import torch
 
 import pardec
-from pardec.comparison import curve_table, metrics
-from pardec.comparison.run import Run
+from pardec.comparison import Run, curve_table, metrics
+from pardec.environment import processor
 from pardec.tasks import FileTask
 from pardec.training.texts import chat_ids
 
-METHODS = (
-    "credit", "localleap", "prophet", "klass", "hierarchy", "factor", "entropy_bound", "freedave", "lopa", "multiblock",
-    "@dkv", "@dual", "@prefix",
-)  # fmt: skip
-RIGHT = {  # what the column says in place of exact answers
-    "text-likelihood": "Here *right* is the parent's geometric mean probability per token.",
-    "text-agreement": "Here *right* is the share of tokens that sequential decoding has at the same place.",
-}
+THRESHOLD = tuple(f"threshold:tau={tau}" for tau in (0.9, 0.7, 0.5, 0.4, 0.3))  # the reference
+LOWER = ",early=3,mid=2,late=1"  # two fifths of Prophet's published gaps
 OPENING = "The new sentence is:"
 ANSWER = 16  # tokens of the gap in a template
+LEAST = 8  # prompts of a setting that is shown
+MEANINGS = {
+    "likelihood": "the parent's geometric mean probability per token",
+    "agreement": "the share of tokens that `sequential` has at the same place",
+    "variety": "the share of different pairs of neighbouring tokens",
+    "right": "answers that are exactly right",
+}
 Row = Mapping[str, Any]
 Quality = Callable[[Row], float]
+Part = Callable[[argparse.Namespace, pardec.Model], "dict[str, str]"]
 
 
-def specs() -> list[str]:
-    """The methods with the rule that ends a row."""
-    return [f"{name}+eos" if name[0] != "@" else f"eos{name}" for name in METHODS]
+def swept(spec: str, *values: float) -> list[str]:
+    """A spec with each value in the place of `{}`."""
+    return [spec.format(value) for value in values]
 
 
-def likelihood(parent: pardec.Model, model: pardec.Model, asked: Sequence[str]) -> Quality:
-    """The parent's geometric mean probability per token of an answer."""
+def answer_settings(new: int) -> list[str]:
+    """The settings of `answers`. A model that is seldom sure commits two tokens at once at low thresholds only."""
+    return [
+        *THRESHOLD,
+        *swept("credit+threshold:tau={}", 0.9, 0.7, 0.5, 0.4),
+        *swept("localleap:relaxed={}", 0.7, 0.5, 0.4, 0.3),
+        f"fixed:steps={new}+prophet",
+        *swept(f"fixed:steps={new}+prophet:gap=mean,early={{0}},mid={{0}},late={{0}}", 4, 2),
+        "sequential@dkv",
+        *swept("threshold:tau={}@dkv", 0.7, 0.5, 0.4),
+        *swept("fixed:steps={}", new // 2, new // 4),
+        *swept("factor:f={}", 1, 2, 3),
+        *swept("entropy_bound:gamma={}", 0.3, 1, 2),
+        *swept("hierarchy:high={}", 0.9, 0.7, 0.5),
+        *swept("klass:tau={}", 0.7, 0.5, 0.3),
+        *swept("lopa+threshold:tau={}", 0.7, 0.5),
+        *swept("multiblock+threshold:tau={}", 0.7, 0.5),
+        *swept("freedave+threshold:tau={}", 0.7, 0.5),
+        *swept("credit:free=true+threshold:tau={}", 0.7, 0.5, 0.4),
+        *swept("localleap:radius=1,relaxed={}", 0.5, 0.3),
+        "threshold:tau=0.5@dual",
+        "threshold:tau=0.5@prefix",
+    ]
 
-    @cache  # many settings give the same answer
-    def probability(problem: int, tokens: tuple[int, ...]) -> float:
-        answer = masked_answers.in_tokens_of(parent, model, list(tokens))
-        nats = masked_answers.nats(parent, chat_ids(parent, asked[problem]), answer)
-        return 0.0 if nats is None else math.exp(nats)
 
-    return lambda row: probability(int(row["problem"]), tuple(before_end(model, row["tokens"])))
+def with_eos(spec: str) -> str:
+    """The spec with the rule that ends a row at its end token."""
+    body, mark, cache = spec.partition("@")
+    return f"{body}+eos{mark}{cache}"
 
 
-def agreement(model: pardec.Model, sequential: Sequence[Row]) -> Quality:
+def slug(spec: str) -> str:
+    """A setting's folder."""
+    return re.sub(r"\W+", "-", spec).strip("-")
+
+
+class OutOfTime(BaseException):
+    """The minutes are over."""
+
+
+@contextmanager
+def limited(minutes: float | None) -> Iterator[None]:
+    """Leaves its block when the minutes are over; rows that are decoded are saved."""
+
+    def stop(*_: object) -> None:
+        raise OutOfTime
+
+    if minutes is not None:
+        signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, 60 * minutes)
+    try:
+        with suppress(OutOfTime):
+            yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def decode(
+    given: argparse.Namespace,
+    model: pardec.Model,
+    part: str,
+    problems: Sequence[Row],
+    specs: Sequence[str],
+    **more: Any,
+) -> dict[str, list[Row]]:
+    """Decodes all problems with every setting until the minutes are over; the rows of each that are done."""
+    folder = given.run / part
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "prompts.jsonl"
+    file.write_text("".join(json.dumps(problem) + "\n" for problem in problems), encoding="utf-8")
+    with limited(given.minutes):
+        for spec in specs:
+            pardec.compare(
+                model, FileTask(file, scorer="exact", name=part), [spec], references=False, replays=0, warm_up=False,
+                limit=len(problems), batch_size=given.batch, out=folder / slug(spec), resume=True, chat=True, **more,
+            )  # fmt: skip
+            print(f"{part}: {spec} is done", file=sys.stderr, flush=True)
+    begun = [spec for spec in specs if (folder / slug(spec) / "config.json").is_file()]
+    return {spec: metrics.successful(Run.load(folder / slug(spec)).rows) for spec in begun}
+
+
+def likelihood(parent: pardec.Model, model: pardec.Model, asked: Sequence[str], file: Path) -> Quality:
+    """The parent's geometric mean probability per token of an answer; what is known is kept in a file."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    known = {(number, tuple(tokens)): value for number, tokens, value in map(json.loads, lines)}
+
+    def probability(row: Row) -> float:
+        number, tokens = int(row["problem"]), tuple(before_end(model, row["tokens"]))
+        if (number, tokens) not in known:  # many settings give the same answer
+            answer = masked_answers.in_tokens_of(parent, model, list(tokens))
+            nats = masked_answers.nats(parent, chat_ids(parent, asked[number]), answer)
+            known[number, tokens] = 0.0 if nats is None else math.exp(nats)
+            with file.open("a", encoding="utf-8") as opened:
+                opened.write(json.dumps([number, tokens, known[number, tokens]]) + "\n")
+        return known[number, tokens]
+
+    return probability
+
+
+def agreement(model: pardec.Model, sequential: Iterable[Row]) -> Quality:
     """The share of equal tokens, over the longer of the two answers; 1 where both are empty."""
     own = {row["problem"]: before_end(model, row["tokens"]) for row in sequential}
 
@@ -80,86 +177,136 @@ def agreement(model: pardec.Model, sequential: Sequence[Row]) -> Quality:
     return quality
 
 
+def variety(model: pardec.Model) -> Quality:
+    """The share of different pairs of neighbouring tokens in the answer; 1 where it has no pair."""
+
+    def quality(row: Row) -> float:
+        answer = before_end(model, row["tokens"])
+        return masked_answers.distinct([answer], 2) if len(answer) > 1 else 1.0
+
+    return quality
+
+
 def before_end(model: pardec.Model, tokens: Sequence[int]) -> list[int]:
     """The tokens before the first end token."""
     ends = model.language_model.decoding_config.eos_ids
     return list(tokens[: next((at for at, token in enumerate(tokens) if token in ends), len(tokens))])
 
 
-def judged(run: Run, quality: Quality) -> Run:
-    """The run with other scores."""
-    return replace(
-        run, rows=[{**row, "score": quality(row)} if row in metrics.successful([row]) else row for row in run.rows]
-    )
+@dataclass(frozen=True)
+class Judged:
+    """A setting on the prompts that it and the reference have done: its figures by quality, and those above it."""
+
+    prompts: int
+    figures: Mapping[str, curve_table.Setting]
+    gains: Mapping[str, curve_table.Interval]
 
 
-def sections(runs: Mapping[str, Run], model: Path) -> dict[str, str]:
-    """The tables of each run, and what the columns mean."""
-    made = {}
-    for name, run in runs.items():
-        (found,) = curve_table.curve_table(run)
-        described = {"model": model.name, "seed": 7, "generate": {**run.config["generate"]}}
-        section = curves.with_bare_names({**described, **found})
-        made[name] = claims.body(section, f"{masked_answers.about(model).strip()} {RIGHT.get(name, '')}")
-        made.setdefault(claims.COLUMNS, curves.legend(section).strip())
-    return made
+def judged(
+    rows: Mapping[str, Sequence[Row]], qualities: Mapping[str, Quality], reference: Sequence[str]
+) -> dict[str, Judged]:
+    """The settings of which `LEAST` prompts or more are done, paired with those of the reference."""
+    found = {}
+    for spec in rows:
+        names = list(dict.fromkeys((spec, *reference)))
+        common = set.intersection(*({row["problem"] for row in rows.get(name, ())} for name in names))
+        if len(common) < LEAST:
+            continue
+        figures, gains = {}, {}
+        for quality, judge in qualities.items():
+            scored = {
+                name: [{**row, "score": judge(row)} for row in rows[name] if row["problem"] in common] for name in names
+            }
+            settings = {one.sampler: one for one in curve_table.settings(scored, names)}
+            figures[quality] = settings[spec]
+            if spec not in reference:
+                gains[quality] = curve_table.accuracy_gain(settings[spec], [settings[name] for name in reference])
+        found[spec] = Judged(len(common), figures, gains)
+    return found
 
 
-def compared(
-    given: argparse.Namespace,
-    model: pardec.Model,
-    name: str,
-    problems: list[dict[str, Any]],
-    samplers: Sequence[str],
-    **more: Any,
-) -> Run:
-    """Decodes all problems with every setting of the samplers."""
-    folder = given.run / name
-    folder.mkdir(parents=True, exist_ok=True)
-    file = given.run / f"{name}.jsonl"
-    file.write_text("".join(json.dumps(problem) + "\n" for problem in problems), encoding="utf-8")
-    table = pardec.compare(
-        model, FileTask(file, scorer="exact", name=name), samplers, sweep=True, points=given.points, replays=0,
-        limit=len(problems), batch_size=given.batch, out=folder, resume=True, chat=True, **more,
-    )  # fmt: skip
-    return table.run
+def table(found: Mapping[str, Judged]) -> str:
+    """One line for each setting: its costs, and each quality in percent, beside the reference at equal forwards."""
+    qualities = list(next(iter(found.values())).figures)
+    head = ["sampler", "prompts", "forwards", "tokens per forward", "positions per token"]
+    lines = [[*head, *(cell for quality in qualities for cell in (quality, "above `threshold`"))]]
+    for spec, one in found.items():
+        costs = one.figures[qualities[0]]
+        fed = costs.costs["tokens_fed"].sum() / max(costs.generated.sum(), 1)
+        cells = [f"`{curves.bare(spec)}`", str(one.prompts), f"{costs.cost():.1f}"]
+        cells += [f"{costs.tokens_per_forward:.2f}", f"{fed:.1f}"]
+        for quality in qualities:
+            scores = one.figures[quality].score
+            low, high = metrics.bootstrap(scores.tolist())
+            gain = asdict(one.gains[quality]) if quality in one.gains else None
+            points = gain and {key: value if value is None else 100 * value for key, value in gain.items()}
+            cells += [f"{100 * scores.mean():.1f} ({100 * low:.0f}..{100 * high:.0f})", curve_table.interval(points, 1)]
+        lines.append(cells)
+    return curves.table(lines).strip()
+
+
+def section(given: argparse.Namespace, found: Mapping[str, Judged], specs: Sequence[str], about: str) -> str:
+    """A part of the page: its conditions, its table, and what is not done."""
+    packed = f", the model in {given.quantize} with activations in {given.activations or 'float32'}"
+    parts = [masked_answers.about(given.model).strip(), about, f"`{given.command}`"]
+    parts.append(f"{processor()}, one thread{packed if given.quantize else ''}.")
+    if found:
+        meanings = "; ".join(f"*{quality}*: {MEANINGS[quality]}" for quality in next(iter(found.values())).figures)
+        above = "points above the curve of `threshold` at equal forwards, by a paired bootstrap over prompts"
+        parts += [f"In percent, with 95% intervals: {meanings}; *above `threshold`*: {above}.", table(found)]
+    missing = [f"`{curves.bare(spec)}`" for spec in specs if spec not in found]
+    parts += [f"Not done on {LEAST} prompts: {', '.join(missing)}."] if missing else []
+    return "\n\n".join(part for part in parts if part)
 
 
 def run_answers(given: argparse.Namespace, model: pardec.Model) -> dict[str, str]:
     asked = masked_answers.first_turns(given)
     problems = [{"id": str(number), "prompt": text, "answer": ""} for number, text in enumerate(asked)]
-    run = compared(given, model, "answers", problems, specs(), max_new_tokens=given.max_new_tokens)
-    baseline = next(entry["baseline"] for entry in run.config["samplers"] if entry.get("baseline"))
-    sequential = [row for row in metrics.successful(run.rows) if row["sampler"] == baseline]
+    reference = [with_eos(spec) for spec in THRESHOLD]
+    specs = [with_eos(spec) for spec in ("sequential", *answer_settings(given.max_new_tokens))]
+    rows = decode(given, model, "answers", problems, specs, max_new_tokens=given.max_new_tokens)
     parent = pardec.load(given.parent, device="cpu", dtype="float32")
-    qualities = {"likelihood": likelihood(parent, model, asked), "agreement": agreement(model, sequential)}
-    return sections({f"text-{name}": judged(run, quality) for name, quality in qualities.items()}, given.model)
+    known = given.run / "likelihood.jsonl"
+    qualities = {"likelihood": likelihood(parent, model, asked, known), "agreement": agreement(model, rows[specs[0]])}
+    qualities["variety"] = variety(model)
+    about = f"{len(asked)} held-out instructions, at most {given.max_new_tokens} tokens."
+    return {"text-answers": section(given, judged(rows, qualities, reference), specs, about)}
+
+
+def copies(
+    given: argparse.Namespace, model: pardec.Model, part: str, fields: Callable[[str], Row], specs: Sequence[str],
+    **more: Any,
+) -> dict[str, str]:  # fmt: skip
+    """A part on sentences to repeat, judged by the sequential decoding of the same canvas."""
+    sentences = masked_answers.copies(min(60, given.count))
+    problems = [
+        {"id": str(number), "prompt": text, **fields(answer)} for number, (text, answer) in enumerate(sentences)
+    ]
+    rows = decode(given, model, part, problems, specs, **more)
+    qualities = {"agreement": agreement(model, rows[specs[0]]), "right": lambda row: float(row["score"])}
+    reference = [spec for spec in specs if spec.startswith("threshold")]
+    about = f"{len(problems)} sentences to repeat with one word changed."
+    return {f"text-{part}": section(given, judged(rows, qualities, reference), specs, about)}
 
 
 def run_template(given: argparse.Namespace, model: pardec.Model) -> dict[str, str]:
-    opening = model.tokenizer(OPENING, add_special_tokens=False)["input_ids"]
+    start = len(model.tokenizer(OPENING, add_special_tokens=False)["input_ids"])
     gap = model.tokenizer.mask_token * ANSWER
-    problems = [
-        {"id": str(number), "prompt": text, "answer": f"{OPENING} {answer}", "template": OPENING + gap}
-        for number, (text, answer) in enumerate(masked_answers.copies(min(60, given.count)))
-    ]
-    prophet = f"prophet:start={len(opening)},length={ANSWER}"
-    samplers = [f"fixed:steps={ANSWER}+{prophet}+eos", f"{prophet}+eos"]
-    return sections({"text-template": compared(given, model, "template", problems, samplers)}, given.model)
+    prophet = f"fixed:steps={ANSWER}+prophet:start={start},length={ANSWER}"
+    specs = [with_eos(spec) for spec in ("sequential", *THRESHOLD, prophet, prophet + LOWER)]
+    return copies(
+        given, model, "template", lambda answer: {"answer": f"{OPENING} {answer}", "template": OPENING + gap}, specs
+    )
 
 
 def run_filler(given: argparse.Namespace, model: pardec.Model) -> dict[str, str]:
-    problems = [
-        {"id": str(number), "prompt": text, "answer": answer}
-        for number, (text, answer) in enumerate(masked_answers.copies(min(60, given.count)))
-    ]
     new = 2 * given.max_new_tokens
-    samplers = [f"fixed:steps={new}+prophet", "prophet"]
-    run = compared(given, model, "filler", problems, samplers, max_new_tokens=new)
-    return sections({"text-filler": run}, given.model)
+    prophet = f"fixed:steps={new}+prophet"
+    specs = ["sequential", *THRESHOLD, prophet, f"{prophet}:{LOWER[1:]}", f"{prophet}:gap=mean{LOWER}"]
+    return copies(given, model, "filler", lambda answer: {"answer": answer}, specs, max_new_tokens=new)
 
 
-PARTS = {"answers": run_answers, "template": run_template, "filler": run_filler}
+PARTS: Mapping[str, Part] = {"answers": run_answers, "template": run_template, "filler": run_filler}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -167,24 +314,25 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, required=True, help="folder of the masked model")
     parser.add_argument("--parent", required=True, help="the autoregressive model that judges: a file, folder or name")
     parser.add_argument("--prompts", type=Path, required=True, help="lines of JSON with turns")
-    parser.add_argument("--run", type=Path, required=True, help="folder of the comparisons")
+    parser.add_argument("--run", type=Path, required=True, help="folder of what is decoded")
     parser.add_argument("--count", type=int, default=200, help="prompts")
+    parser.add_argument("--every", type=int, default=1, help="take every so many lines of --prompts")
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--points", type=int, default=5, help="settings of a curve at most")
-    parser.add_argument("--batch", type=int, default=8, help="rows decoded together")
+    parser.add_argument("--batch", type=int, default=1, help="rows decoded together")
+    parser.add_argument("--quantize", help="quantization of the masked model")
+    parser.add_argument("--activations", help="activations of the quantized model")
+    parser.add_argument("--minutes", type=float, help="of decoding in each part; the same command goes on")
     parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--out", type=Path, default=claims.FOLDER / "claims.md", help="the page")
     given = parser.parse_args(argv)
+    given.command = shlex.join(["python", "benchmarks/text_claims.py", *(argv or sys.argv[1:])])
     torch.set_num_threads(1)
-    model = pardec.load(given.model, device="cpu", dtype="float32")
+    packed = {"quantize": given.quantize, "activations": given.activations}
+    model = pardec.load(given.model, device="cpu", dtype="float32", **packed)
     if not model.language_model.decoding_config.masked:
         parser.error("--model is a masked model")
     for name in given.only:
-        measured = PARTS[name](given, model)
-        page = given.out.read_text(encoding="utf-8") if given.out.is_file() else ""
-        if claims.COLUMNS in claims.sections(page):  # keep the page's first measurement
-            del measured[claims.COLUMNS]
-        claims.write(given.out, measured)
+        claims.write(given.out, PARTS[name](given, model))
 
 
 if __name__ == "__main__":
