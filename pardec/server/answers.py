@@ -435,10 +435,14 @@ def _png(result: Result, scale: int) -> str:
 
 DONE = b"data: [DONE]\n\n"
 
+# str.splitlines ends a line at these, and so do clients that read events with iter_lines of httpx 0.28.1, or with that
+# of requests 2.34.2 and decode_unicode. The event stream format ends lines at CR and LF alone.
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
+
 
 def event(document: dict[str, Any], *, name: str | None = None) -> bytes:
     """Formats a server-sent event."""
-    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":")).translate(_LINE_ENDS)
     return in_utf8(f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n")
 
 

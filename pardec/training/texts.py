@@ -112,7 +112,9 @@ def _prompts(model: pardec.Model, how: Writing, rng: random.Random, number: int)
         problems = [tasks[rng.randrange(len(tasks))].sample(rng, "train") for _ in range(how.batch)]
         return [model.tokenizer(problem.prompt)["input_ids"] for problem in problems]
     if how.prompts is not None:
-        texts = [str(json.loads(line)["prompt"]) for line in how.prompts.read_text().splitlines()]
+        # Not splitlines: texts may contain other line separators, such as U+2028.
+        lines = how.prompts.read_text(encoding="utf-8").split("\n")
+        texts = [str(json.loads(line)["prompt"]) for line in lines if line.strip()]
         random.Random(how.seed).shuffle(texts)
         return [chat_ids(model, texts[(number * how.batch + at) % len(texts)]) for at in range(how.batch)]
     return _own_prompts(model, how, rng, number)

@@ -26,7 +26,8 @@ def read_texts(drafter: str, file: str, model: LanguageModel) -> list[np.ndarray
     """
     path = Path(file)
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        # Not splitlines: texts may contain other line separators, such as U+2028.
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
         entries = [json.loads(line) for line in lines] if path.suffix == ".jsonl" else lines
     except (OSError, ValueError) as error:
         raise SpecError(f"{drafter}: {file} cannot be read: {one_line(error)}", hint=_HINT) from error

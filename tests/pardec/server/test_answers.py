@@ -22,6 +22,7 @@ from PIL import Image
 import pardec
 from pardec.api import Model
 from pardec.requests.images import with_defaults
+from pardec.server.answers import event
 from pardec.serving.running import TokenBatch
 from tests.pardec.server.http_server import Running, serving
 
@@ -151,6 +152,12 @@ def test_streams_add_up(both: Running, chat: bool, n: int) -> None:
     assert chunks[-1].choices == []
     assert chunks[-1].usage.completion_tokens == sum(map(len, alone.tokens))
     assert len(chunks) > n + 1 or model.family == "masked"  # which may fill all in one forward
+
+
+def test_an_event_is_one_line_to_clients_that_end_lines_at_other_separators() -> None:
+    document = {"text": "a\u2028b\u2029c\x85d\x0be\x1cf é"}
+    lines = list(httpx.Response(200, content=event(document)).iter_lines())
+    assert (json.loads(lines[0].removeprefix("data: ")), lines[1:]) == (document, [""])
 
 
 def test_a_stream_shows_the_canvas_where_asked(dream: Running) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import pardec
 from pardec.models.errors import SpecError
-from pardec.training.texts import Writing, _long, rows, write
+from pardec.training.texts import Writing, _long, chat_ids, rows, write
 
 
 def test_a_file_that_was_cut_off_is_gone_on_with(model: pardec.Model, tmp_path: Path) -> None:
@@ -67,6 +67,15 @@ def test_long_prompts_ask_about_several_passages(
     monkeypatch.setattr(model.tokenizer, "chat_template", template)
     assert write(model, how) == 8
     assert all(len(prompt) > 100 for prompt, _ in list(rows([how.out]))[4:])
+
+
+def test_a_prompt_of_a_file_may_hold_line_separators_of_unicode(model: pardec.Model, tmp_path: Path) -> None:
+    file, prompts = tmp_path / "prompts.jsonl", ["one\u2028two\x85three", "four"]
+    lines = [json.dumps({"prompt": prompt}, ensure_ascii=False) for prompt in prompts]
+    file.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    how = Writing(tmp_path / "texts.jsonl", rows=2, batch=2, answer_tokens=2, prompts=file)
+    assert write(model, how) == 2
+    assert sorted(prompt for prompt, _ in rows([how.out])) == sorted(chat_ids(model, prompt) for prompt in prompts)
 
 
 def test_tasks_without_training_problems_are_refused(model: pardec.Model, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft import aded
 from pardec.samplers.speculative.draft.aded import Trigrams, last_pair, roll_out
 from pardec.samplers.speculative.draft.text_history import PerRow
+from pardec.samplers.speculative.draft.text_store import read_texts
 from tests.reference import naive_aded
 from tests.samplers.ar_toys import prompts, rows, run, toy_ar
 from tests.samplers.drafter_checks import cyclic, drafts_alone_what_it_drafts_in_a_batch
@@ -118,6 +119,15 @@ def test_a_corpus_is_what_the_table_begins_with(tmp_path: Path) -> None:
             run(cyclic(), static, [[0, 1]], 3)
     with pytest.raises(SpecError, match="cannot be read"):
         run(cyclic(), "aded:corpus=nowhere.txt", [[0, 1]], 3)
+
+
+@pytest.mark.parametrize(("name", "quoted"), [("texts.jsonl", '"'), ("texts.txt", "")])
+def test_a_text_of_a_corpus_may_hold_line_separators_of_unicode(tmp_path: Path, name: str, quoted: str) -> None:
+    file, text = tmp_path / name, "one\u2028two\x85three"
+    file.write_text(f"{quoted}{text}{quoted}\n{quoted}four{quoted}\n", encoding="utf-8")
+    model = pardec.load("tiny-llama", device="cpu")
+    expected = [model.tokenizer.encode(each, add_special_tokens=False) for each in (text, "four")]
+    assert [row.tolist() for row in read_texts("aded", str(file), model)] == expected
 
 
 @pytest.mark.seeds("arXiv:2407.12021")
