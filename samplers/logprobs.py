@@ -49,6 +49,19 @@ class TokenLogprobs:
         return TokenLogprobs(*(getattr(self, field.name)[index] for field in fields(self)))
 
 
+def likeliest(logits: Tensor, count: int) -> Tensor:
+    """The ids [N, count] of the likeliest tokens by `logits` [N, V], in falling order; ties: the lowest ids.
+
+    Of tokens that tie, torch.topk takes any, others for another count (PyTorch 2.13), so that a list could lack the
+    greedy token, which has the lowest id.
+    """
+    least = logits.topk(count, dim=-1).values[:, -1:]
+    above, equal = logits > least, logits == least
+    taken = above | (equal & (equal.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
+    ids = taken.byte().topk(count, dim=-1).indices.sort(dim=-1).values
+    return ids.gather(-1, logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True).indices)
+
+
 class LiveRows(Protocol):
     """A loop state that has the request index of each live row."""
 
@@ -90,9 +103,7 @@ class LogprobRecorder:
         every = logits.log_softmax(-1)
         parts = {"own": every.gather(-1, tokens[:, None])[:, 0]}
         if self.count:
-            ids = logits.topk(self.count, dim=-1).indices.sort(dim=-1).values
-            order = logits.gather(-1, ids).sort(dim=-1, descending=True, stable=True).indices  # ties: the lowest id
-            ids = ids.gather(-1, order)
+            ids = likeliest(logits, self.count)
             parts |= {"ids": ids, "top": every.gather(-1, ids)}
         if len(self.candidates):
             parts["candidates"] = every.index_select(-1, self.candidates)

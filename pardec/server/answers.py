@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pardec.samplers.logprobs import TokenLogprobs
+from pardec.samplers.logprobs import TokenLogprobs, likeliest
 
 from ..requests.images import enlarged
 from ..result import Result
@@ -373,14 +373,16 @@ def echo(model: Model, ids: list[int], body: CompletionBody) -> Echo:
 
 def _prompt_logprobs(model: Model, ids: list[int], body: CompletionBody) -> TokenLogprobs:
     tokens = torch.tensor(ids)
-    logprobs = model.logits(tokens[None])[0, :-1].log_softmax(-1)
+    logits = model.logits(tokens[None])[0, :-1]
+    logprobs = logits.log_softmax(-1)
     own = logprobs.gather(1, tokens[1:, None].to(logprobs.device))[:, 0]
-    top = logprobs.topk(min(body.logprobs or 0, logprobs.shape[1]))
+    count = min(body.logprobs or 0, logits.shape[1])
+    top = likeliest(logits, count) if count else tokens.new_empty(len(logits), 0, device=logits.device)
     candidates = logprobs[:, body.logprob_ids or []]
-    parts = (own[:, None], top.values, candidates)
+    parts = (own[:, None], logprobs.gather(1, top), candidates)
     first = [torch.full((1, part.shape[1]), torch.nan) for part in parts]
     own, values, candidates = (torch.cat((nan, part.cpu())) for nan, part in zip(first, parts, strict=True))
-    ids_ = torch.cat((torch.full((1, top.indices.shape[1]), -1), top.indices.cpu()))
+    ids_ = torch.cat((torch.full((1, count), -1), top.cpu()))
     return TokenLogprobs(own[:, 0].numpy(), ids_.numpy(), values.numpy(), candidates.numpy())
 
 

@@ -391,6 +391,16 @@ def test_likely_tokens_come_in_order_and_the_lowest_id_first_among_equals() -> N
     assert row.ids.tolist() == [[1, 3, 4]]  # what was read stays
 
 
+@pytest.mark.parametrize("vocab", [17, 1000])
+def test_likely_tokens_that_tie_at_the_last_place_are_those_of_the_lowest_ids(vocab: int) -> None:
+    logits = torch.randn(50, vocab, generator=torch.Generator().manual_seed(0)).bfloat16().float()  # ties
+    logits[:2] = torch.tensor([[0.0], [-torch.inf]])
+    logits[2, 1:] = -torch.inf
+    order = logits.sort(dim=-1, descending=True, stable=True).indices
+    for count in (1, 2, 5, 16, vocab):
+        assert torch.equal(recording.likeliest(logits, count), order[:, :count])
+
+
 # --- what it costs ---
 
 

@@ -10,6 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -22,7 +23,7 @@ from PIL import Image
 import pardec
 from pardec.api import Model
 from pardec.requests.images import with_defaults
-from pardec.server.answers import event
+from pardec.server.answers import echo, event
 from pardec.serving.running import TokenBatch
 from tests.pardec.server.http_server import Running, serving
 
@@ -236,6 +237,15 @@ def test_echo_scores_the_prompt(llama: Running) -> None:
         np.testing.assert_allclose(np.array(own.token_logprobs[1 : len(ids)], dtype=float), wanted, atol=1e-5)
         assert len(own.token_logprobs) == len(ids) + 2
         assert choice.text.startswith(model.text(ids.tolist()) or "?")
+
+
+def test_echo_lists_equally_likely_tokens_by_their_ids() -> None:
+    model: Any = SimpleNamespace(logits=lambda ids: torch.zeros(*ids.shape, 17))
+    body: Any = SimpleNamespace(logprobs=2, logprob_ids=None)
+    logprobs = echo(model, [5, 6, 7], body).logprobs
+    assert logprobs is not None
+    assert logprobs.ids.tolist() == [[-1, -1], [0, 1], [0, 1]]
+    np.testing.assert_allclose(logprobs.top[1:], -np.log(17), rtol=1e-6)
 
 
 def test_no_new_tokens_score_the_prompt_alone(llama: Running) -> None:
