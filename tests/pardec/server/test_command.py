@@ -37,20 +37,29 @@ def ask(url: str, **fields: Any) -> httpx.Response:
         return client.post(f"{url}/v1/completions", json={"prompt": "Tom has 8 cups.", **fields})
 
 
-def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+def test_it_serves_until_it_is_told_to_stop_and_keeps_idle_connections(tmp_path: Path) -> None:
+    """httpx closes an idle connection after 5 seconds: a server that does so too can close one that is just used."""
     log = tmp_path / "log"
     options = ("-n", "5", "-s", "lookup", "--name", "llama", "--prefix-cache", "8", "--grace", "10", "--receiving", "2")
     process, url = start(log, *options)
     try:
+        host, _, port = url.removeprefix("http://").partition(":")
+        idle = http.client.HTTPConnection(host, int(port), timeout=60)
+        idle.request("GET", "/health")
+        assert idle.getresponse().read()
+        used, since = idle.sock, time.monotonic()
         first, second = (ask(url, prompt="Tom has 8 cups. " * 4, ignore_eos=True) for _ in range(2))
         assert first.json()["usage"]["completion_tokens"] == 5
         assert second.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
         assert first.json()["choices"][0]["text"] == second.json()["choices"][0]["text"]
         assert [card["id"] for card in httpx.get(f"{url}/v1/models").json()["data"]] == ["llama", "tiny-llama"]
-        host, _, port = url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port)), timeout=20) as connection:  # headers that do not end
             connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n")
             assert connection.recv(65536) == b""
+        time.sleep(max(0.0, since + 5.5 - time.monotonic()))
+        idle.request("GET", "/health")
+        assert idle.getresponse().read()
+        assert idle.sock is used
         answers: list[httpx.Response] = []
         late = threading.Thread(target=lambda: answers.append(ask(url, max_tokens=300, ignore_eos=True, n=1)))
         late.start()
@@ -63,24 +72,6 @@ def test_it_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         assert "Traceback" not in log.read_text()
     finally:
         process.kill()
-
-
-def test_connection_stays_open_longer_than_clients_keep_it(tmp_path: Path) -> None:
-    """httpx closes an idle connection after 5 seconds: a server that does so too can close one that is just used."""
-    process, url = start(tmp_path / "log")
-    try:
-        address = url.removeprefix("http://").split(":")
-        connection = http.client.HTTPConnection(address[0], int(address[1]), timeout=60)
-        connection.connect()
-        used = connection.sock
-        for seconds in (0.0, 5.5):
-            time.sleep(seconds)
-            connection.request("GET", "/health")
-            assert connection.getresponse().read()
-        assert connection.sock is used
-    finally:
-        process.kill()
-        process.wait(10)
 
 
 @pytest.mark.parametrize(
