@@ -157,7 +157,9 @@ def test_what_the_baseline_gets_wrong_speaks_for_a_candidate_before_nothing_is_a
 
 def test_a_small_search_on_arithmetic_says_how_sure_it_is_and_what_it_costs_in_time() -> None:
     some = ["threshold:tau=0.98+eos", "threshold:tau=0.0+eos"]
-    advice = pardec.tune("tiny-dream", "arithmetic", samplers=some, device="cpu", budget=12, confirm=6)
+    advice = pardec.tune(
+        "tiny-dream", "arithmetic", samplers=some, device="cpu", budget=12, confirm=6, max_new_tokens=64
+    )
     winner = advice.evidence[0]
     assert (advice.spec, advice.verdict) == (some[0], "within")
     assert winner["nfe"] < 4
@@ -176,7 +178,7 @@ def test_the_command_of_the_readme_advises_what_the_table_shows() -> None:
 
 def test_too_few_problems_advise_nothing_and_say_how_many_are_needed() -> None:
     some = ["threshold:tau=0.98+eos", "threshold:tau=0.95+eos"]
-    arguments: dict[str, Any] = {"samplers": some, "device": "cpu", "budget": 12}
+    arguments: dict[str, Any] = {"samplers": some, "device": "cpu", "budget": 12, "max_new_tokens": 24}
     advice = pardec.tune("tiny-dream", "arithmetic", confirm=1, **arguments)
     assert (advice.spec, advice.verdict) == ("threshold+eos", "unsure")
     assert "1 fresh problem is too few for advice" in advice.text

@@ -87,7 +87,7 @@ def test_every_quality_parameter_belongs_to_its_method_and_resolves() -> None:
 def test_a_run_reports_its_curves_in_every_format(
     small: Callable[..., pardec.Table], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table = small(samplers=("klass",), sweep=True, out=tmp_path / "run", replays=0)
+    table = small(samplers=("klass",), sweep=True, points=3, out=tmp_path / "run", replays=0)
     (task,) = table.curves
     assert [curve["name"] for curve in task["curves"]] == ["klass", "threshold", "fixed"]
     threshold = task["curves"][1]
@@ -105,7 +105,7 @@ def test_a_run_reports_its_curves_in_every_format(
     assert 'id="curves"' in page
     assert page.count('class="curve own"') == 3
     assert "--sweep" in page
-    again = small(samplers=("klass",), sweep=True, out=tmp_path / "run", resume=True, replays=0)
+    again = small(samplers=("klass",), sweep=True, points=3, out=tmp_path / "run", resume=True, replays=0)
     assert again.curves == table.curves
 
 

@@ -445,8 +445,8 @@ def test_a_true_run_advises_what_holds_and_never_what_is_fast_and_wrong(tmp_path
 
 def test_where_nothing_holds_the_baseline_is_advised_with_its_own_tokens() -> None:
     advice = pardec.tune(
-        "tiny-dream", "chains-64", device="cpu", samplers=["random+fixed:steps=1"], budget=8, confirm=4, max_drop=1.0,
-        max_new_tokens=48, block_lengths=[48],
+        "tiny-dream", "lists", device="cpu", samplers=["random+fixed:steps=1"], budget=8, confirm=4, max_drop=1.0,
+        max_new_tokens=8, block_lengths=[8],
     )  # fmt: skip
     assert advice.verdict in ("baseline", "default")
     assert advice.evidence[0]["drop"] <= 0

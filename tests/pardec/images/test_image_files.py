@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from pardec.images.distance import distance, features, frechet
+from pardec.images.distance import distance, feature_distance, features, frechet
 from pardec.images.drawing import AREA, RADII, SIDE, coverage, draw
 from pardec.images.reading import DetectedShape, Reading, read
 from pardec.images.scenes import (
@@ -79,7 +79,8 @@ def test_a_caption_of_another_form_is_refused(caption: str, message: str) -> Non
     assert caught.value.hint
 
 
-def test_splits_are_apart_and_captions_stay_for_a_larger_n() -> None:
+def test_splits_are_apart_and_captions_stay_for_a_larger_n(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pardec.images.scenes._PATIENCE", 100)
     heldout, train = set(captions("heldout", 50)), set(captions("train", 300))
     assert not heldout & train
     assert all(parse(caption).split == "heldout" for caption in heldout)
@@ -304,10 +305,11 @@ def test_the_distance_of_normal_distributions_is_the_closed_form() -> None:
 def test_worse_images_have_a_larger_distance() -> None:
     some = scenes(60, seed=5)
     true, again = draw(some, range(60)), draw(some, range(1000, 1060))
-    assert features(true).shape == (60, 37)
+    known = features(true)
+    assert known.shape == (60, 37)
     near = distance(again, true)
     assert near < 5
     grey = draw([Scene(scene.things, scene.position, "grey") for scene in some], range(60))
-    assert distance(blurred(again, 1.5), true) > 2 * near
-    assert distance(grey, true) > 2 * near
-    assert distance(true, true) == pytest.approx(0, abs=1e-6)
+    assert feature_distance(features(blurred(again, 1.5)), known) > 2 * near
+    assert feature_distance(features(grey), known) > 2 * near
+    assert feature_distance(known, known) == pytest.approx(0, abs=1e-6)
