@@ -258,6 +258,7 @@ SAMPLERS: dict[str, tuple[dict[str, Any], Rule]] = {
 @pytest.mark.seeds("arXiv:2606.19005")
 @pytest.mark.parametrize("in_c", [True, False], ids=["in C", "defined"])
 @pytest.mark.parametrize("case", SAMPLERS)
+@pytest.mark.covers(1)
 def test_the_default_sampler_is_the_published_loop(
     case: str, in_c: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,8 +268,8 @@ def test_the_default_sampler_is_the_published_loop(
     changes = {"add_qkv_bias": case == "few steps"}
     tensors = published(tmp_path, **changes)
     (tmp_path / "generation_config.json").write_text(json.dumps({"canvas_length": CANVAS, "eos_token_id": EOS, **keys}))
-    model, prompts = pardec.load(tmp_path, device="cpu"), [[3, 4, 5], [6, 7, 8, 9, 10, 11]]
-    together = model.generate(input_ids=prompts, max_new_tokens=9, seed=[5, 6])
+    model, prompts = pardec.load(tmp_path, device="cpu"), [[3, 4, 5], [6, 7, 8, 9, 10, 11]][: 1 + bool(keys)]
+    together = model.generate(input_ids=prompts, max_new_tokens=9, seed=[5, 6][: len(prompts)])
     served = model.serve_batch(
         [{"input_ids": prompt, "seed": 5 + row} for row, prompt in enumerate(prompts)], max_new_tokens=9
     )

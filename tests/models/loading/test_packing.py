@@ -262,13 +262,19 @@ STORES = ["int8", "kivi:bits=4", "kivi:bits=2", "gear", "mustafar", "rotatekv", 
 STORES += ["cake:budget=48", "streaming:window=16", "lminfinite:window=16", "retrieval"]
 
 
+@pytest.fixture(scope="module")
+def own_and_dense(tmp_path_factory: pytest.TempPathFactory) -> tuple[pardec.Model, pardec.Model]:
+    folder = tmp_path_factory.mktemp("longer")
+    file = write_gguf(folder / "toy.gguf", "Q4_1", changes={"max_position_embeddings": 256})
+    return pardec.load(file, device="cpu"), pardec.load(file, device="cpu", packed=False)
+
+
 @pytest.mark.parametrize("store", STORES)
-def test_a_cache_of_fewer_bytes_gives_the_dense_model_s_tokens(tmp_path: Path, store: str) -> None:
-    file = write_gguf(tmp_path / "toy.gguf", "Q4_1", changes={"max_position_embeddings": 256})
-    own, dense = pardec.load(file, device="cpu"), pardec.load(file, device="cpu", packed=False)
+def test_a_cache_of_fewer_bytes_gives_the_dense_model_s_tokens(own_and_dense: Any, store: str) -> None:
+    own, dense = own_and_dense
     draw = torch.Generator().manual_seed(0)
     rows = [torch.randint(3, 200, (length,), generator=draw).tolist() for length in (80, 37)]
-    ids: Any = {"input_ids": rows, "max_new_tokens": 24, "stop_ids": []}
+    ids: Any = {"input_ids": rows, "max_new_tokens": 16, "stop_ids": []}
     expected = dense.generate(**ids, sampler=f"sequential@{store}").tokens
     assert own.generate(**ids, sampler=f"sequential@{store}").tokens == expected
     assert own.generate(**ids, sampler=f"lookup:k=4@{store}").tokens == expected

@@ -26,7 +26,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from tests.samplers import toys
 
-CALLS = 80
+CALLS = 32
 
 
 class Network(nn.Module):
@@ -125,7 +125,7 @@ def test_random_calls_give_the_rows_of_llada2_pipeline() -> None:
 def test_a_scheduler_without_a_spec_ends_rows_as_diffusers_does() -> None:
     """There, end tokens in the prompt, from a callback or from an earlier step end no row."""
     values = 0
-    for seed in range(40):
+    for seed in range(24):
         call, network = (
             random_call(seed) | {"eos_token_id": 1 + seed % 3, "eos_early_stop": True},
             Network(model(seed % 8)),
@@ -134,7 +134,7 @@ def test_a_scheduler_without_a_spec_ends_rows_as_diffusers_does() -> None:
         for kind in (LLaDA2Pipeline, PardecPipeline):
             assert torch.equal(options(kind(model=network, scheduler=PardecScheduler()), call, seed), expected), call
         values += bool((call["input_ids"] == call["eos_token_id"]).any())
-    assert values > 10
+    assert values > 5
 
 
 def test_the_result_tells_of_diffusers_loop_what_it_tells_of_pardecs() -> None:

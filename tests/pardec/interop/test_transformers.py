@@ -117,7 +117,7 @@ def test_every_logits_processor_counts_and_sees_what_it_does_in_transformers(
 
 def test_a_repetition_penalty_ignores_each_row_s_own_padding() -> None:
     plain, _ = both(None)
-    for token in plain[:, 9:].unique().tolist()[:8]:  # a token that the model often generates is used as padding
+    for token in plain[:, 9:].unique().tolist()[:3]:  # a token that the model often generates is used as padding
         given = inputs(4)
         given["input_ids"] = given["input_ids"].masked_fill(given["attention_mask"] == 0, token)
         expected, made = both("lookup", repetition_penalty=3.0, **given)
@@ -286,7 +286,7 @@ def truth(prompt: list[int], options: dict[str, Any]) -> np.ndarray:
     ],
 )
 def test_samples_come_from_transformers_law(options: dict[str, Any], sampler: str) -> None:
-    made = render(sampler, 2000, seed=3, **{"top_k": 0, **options})
+    made = render(sampler, 1000, seed=3, **{"top_k": 0, **options})
     counts = np.zeros((4, 4, 4))
     np.add.at(counts, tuple(made[:, 5:].T.numpy()), 1)
     assert g_test(counts, truth([1, 2, 0, 1, 2], {"top_k": 0, **options})) < 3.5
@@ -475,7 +475,7 @@ class Fixed(CandidateGenerator):
         return torch.cat((input_ids, new), 1), self.claim(self.distribution).log().expand(1, 2, 4)
 
 
-def draws(claim: Callable[[Tensor], Tensor], count: int = 6000) -> float:
+def draws(claim: Callable[[Tensor], Tensor], count: int = 3000) -> float:
     model, prompt, counts = toy_ar(5, vocab=4), [1, 2, 0], np.zeros((4, 4, 4))
     numbers = iter(range(count))
     for start in range(0, count, 1000):
