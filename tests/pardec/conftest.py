@@ -62,6 +62,12 @@ def cli(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]
     return call
 
 
+@pytest.fixture
+def without_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps lm-eval from asking pip and the system for their versions, which takes a second a run."""
+    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
+
+
 @pytest.fixture(scope="module")
 def instruct(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The random model with a chat template that adds text to the prompt."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,9 @@ def quantized(scheme: str, weight: Tensor, stem: str) -> tuple[dict[str, Tensor]
     return {f"{stem}weight_packed": packed, f"{stem}weight_scale": scale, f"{stem}weight_shape": shape}, whole
 
 
-def both(source: Path, scheme: str, tmp_path: Path) -> tuple[Path, Path]:
-    """Copies of a checkpoint: quantized, and with the weights that its quantized ones stand for."""
-    stored, whole = tmp_path / "stored", tmp_path / "whole"
-    for folder in (stored, whole):
-        shutil.copytree(source, folder)
+@cache
+def both_tensors(source: Path, scheme: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of a checkpoint quantized, and those that they stand for."""
     tensors = load_file(source / "model.safetensors")
     small, full = dict(tensors), dict(tensors)
     for name, tensor in tensors.items():
@@ -100,6 +99,15 @@ def both(source: Path, scheme: str, tmp_path: Path) -> tuple[Path, Path]:
             del small[name]
             small |= parts
     assert len(small) > len(tensors)
+    return small, full
+
+
+def both(source: Path, scheme: str, tmp_path: Path) -> tuple[Path, Path]:
+    """Copies of a checkpoint: quantized, and with the weights that its quantized ones stand for."""
+    stored, whole = tmp_path / "stored", tmp_path / "whole"
+    for folder in (stored, whole):
+        shutil.copytree(source, folder)
+    small, full = both_tensors(source, scheme)
     save_file(small, stored / "model.safetensors", metadata={"format": "pt"})
     save_file(full, whole / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((source / "config.json").read_text())

@@ -119,12 +119,17 @@ FAMILIES: dict[str, Callable[[Path], Any]] = {
     "experts, through transformers": lambda folder: by_transformers(
         folder, "Mixtral", num_local_experts=4, num_key_value_heads=2
     ),
-    "diffusion gemma": test_diffusion_gemma.published,
+    "diffusion gemma": lambda folder: diffusion_gemma(folder),
     **{
         name: lambda folder, config=config: test_experts.published(folder, config)
         for name, config in test_experts.KINDS.items()
     },
 }
+
+
+def diffusion_gemma(folder: Path) -> None:
+    test_diffusion_gemma.published(folder)
+    (folder / "generation_config.json").write_text(json.dumps({"max_denoising_steps": 4}))
 
 
 def by_transformers(folder: Path, kind: str, **settings: Any) -> None:

@@ -39,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[3]
 TASKS = Path(__file__).parents[1] / "lm_eval_task"
 PROBLEMS = [json.loads(line) for line in (TASKS / "problems.jsonl").read_text().splitlines()]
 QUESTIONS = [problem["question"] for problem in PROBLEMS]
+pytestmark = pytest.mark.usefixtures("without_versions")
 COMMAS = "wino:draft=0.6,verify=0.9+eos@dual:refresh=8"
 
 
@@ -94,10 +95,10 @@ def expectation(model: LanguageModel, prefix: list[int], target: list[int], **mo
 
 @pytest.mark.parametrize("sampler", ["threshold:tau=0.9@dual", COMMAS])
 def test_the_score_is_that_of_plain_generation(dream: pardec.Model, sampler: str) -> None:
-    plain = dream.generate(QUESTIONS, sampler=sampler, max_new_tokens=48).text
-    right = [text.split("\n")[0] == problem["answer"] for text, problem in zip(plain or [], PROBLEMS, strict=True)]
+    plain = dream.generate(QUESTIONS[:8], sampler=sampler, max_new_tokens=48).text
+    right = [text.split("\n")[0] == problem["answer"] for text, problem in zip(plain or [], PROBLEMS, strict=False)]
     model = PardecLM(dream, sampler=sampler, max_new_tokens=48, batch_size=6)
-    metrics, samples = evaluate(model, "pardec_local_generate")
+    metrics, samples = evaluate(model, "pardec_local_generate", limit=8)
     assert [sample["resps"][0][0] for sample in samples] == [text.split("\n")[0] for text in plain or []]
     assert metrics["exact_match,none"] == pytest.approx(sum(right) / len(right))
     assert sum(right) > 0, "the comparison says nothing where nothing is right"
@@ -386,7 +387,7 @@ def test_each_token_of_an_answer_is_expected_once(length: int, limit: int) -> No
     assert len({pattern.masked for pattern in patterns}) == len(patterns)
     assert sum(pattern.weight * len(pattern.queried) for pattern in patterns) == pytest.approx(length)
     times = torch.zeros(length)
-    keys = 300
+    keys = 300 if length < 30 else 40
     for key in range(keys):
         for pattern in masks(length, key=key, limit=limit):
             times[list(pattern.queried)] += pattern.weight / keys
@@ -527,7 +528,7 @@ def test_rolling_predicts_every_token_once_in_windows(llama: pardec.Model, dream
 
 def test_multiple_choice_takes_the_likeliest_choice(dream: pardec.Model) -> None:
     model = PardecLM(dream, likelihood="chain", check_greedy=False, batch_size=8)
-    metrics, samples = evaluate(model, "pardec_local_choose", limit=3)
+    metrics, samples = evaluate(model, "pardec_local_choose", limit=2)
     best, normed = 0, 0
     for problem, sample in zip(PROBLEMS, samples, strict=False):
         context = dream.tokenizer(problem["question"])["input_ids"]
@@ -540,12 +541,12 @@ def test_multiple_choice_takes_the_likeliest_choice(dream: pardec.Model) -> None
         right = problem["choices"].index(problem["answer"])
         best += max(range(4), key=values.__getitem__) == right
         normed += max(range(4), key=lambda i: values[i] / len(problem["choices"][i])) == right
-    assert metrics["acc,none"] == pytest.approx(best / 3)
-    assert metrics["acc_norm,none"] == pytest.approx(normed / 3)
+    assert metrics["acc,none"] == pytest.approx(best / 2)
+    assert metrics["acc_norm,none"] == pytest.approx(normed / 2)
 
 
 def test_masked_scoring_tells_right_from_wrong_choices(dream: pardec.Model) -> None:
-    model = PardecLM(dream, mc_num=16, check_greedy=False, batch_size=32)
+    model = PardecLM(dream, mc_num=8, check_greedy=False, batch_size=32)
     metrics, _ = evaluate(model, "pardec_local_choose", limit=8)
     assert metrics["acc,none"] >= 0.75  # chance is 0.25
 
@@ -642,9 +643,9 @@ def test_nothing_else_imports_the_harness() -> None:
 
     ours = ROOT / "pardec" / "interop" / "lm_eval"
     others = [file for floor in ("pardec", "samplers", "models") for file in (ROOT / floor).rglob("*.py")]
-    assert [
-        file for file in others if ours not in file.parents for n in imported(file) if n.split(".")[0] == "lm_eval"
-    ] == []
+    others = [file for file in others if ours not in file.parents and "lm_eval" in file.read_text()]
+    assert others
+    assert [file for file in others for name in imported(file) if name.split(".")[0] == "lm_eval"] == []
 
 
 @pytest.mark.slow

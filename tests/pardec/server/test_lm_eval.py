@@ -17,6 +17,7 @@ from pardec.models.files.catalog import TOKENIZER
 from tests.pardec.server.http_server import serving
 
 TASKS = Path(__file__).parents[1] / "lm_eval_task"
+pytestmark = pytest.mark.usefixtures("without_versions")
 
 
 def evaluate(model: Any, task: str, **arguments: Any) -> dict[str, Any]:
