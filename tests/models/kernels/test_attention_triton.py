@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 HALVES = (torch.bfloat16, torch.float16)
 # Batch, queries, slots, heads, kv, dim; the last has the wide tiles of prompts.
-SHAPES = [(2, 5, 13, 2, 1, 24), (1, 33, 70, 2, 2, 32), (2, 1, 40, 3, 3, 80), (1, 140, 150, 2, 1, 16)]
+SHAPES = [(2, 5, 13, 2, 1, 24), (1, 33, 70, 1, 1, 32), (2, 1, 40, 3, 3, 80), (1, 140, 150, 2, 1, 16)]
 
 
 def met(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
@@ -68,7 +68,7 @@ def test_kernel_equals_the_definition(shape, dtype, monkeypatch):
     if queries > 1:
         positions[-1, -1] = -1
     bases = (lengths - queries).clamp(min=0)
-    for visible in (
+    kinds = (
         Visible.bidirectional(),
         Visible.causal(),
         Visible.segments(4),
@@ -76,7 +76,10 @@ def test_kernel_equals_the_definition(shape, dtype, monkeypatch):
         Visible.tree(torch.arange(-1, queries - 1), bases),
         Visible.tree(parents(batch, queries), bases),
         Visible.mask(torch.rand(batch, queries, slots) < 0.5),
-    ):
+    )
+    if INTERPRETED and queries in (1, 33):
+        kinds = kinds[queries == 33 :: 2]  # the smallest has all, and the largest all that have wide tiles
+    for visible in kinds:
         if queries == 140 and visible.kind in ("tree", "mask"):
             continue  # these have no wide tiles
         plan = ask(ids(batch, queries), positions, visible, lengths, rows=rows)
@@ -123,7 +126,7 @@ def test_a_row_alone_adds_up_what_it_adds_up_in_a_batch_of_longer_ones(monkeypat
 
     assert parts_of(4, 1) > 1
     torch.manual_seed(0)
-    slots, lengths = 300, torch.tensor([290, 40, 257])
+    slots, lengths = 120, torch.tensor([110, 40, 77])
     k, v = torch.randn(2, 3, slots, 1, 16, device=DEVICE).unbind(0)
     q = torch.randn(3, 2, 2, 16, device=DEVICE)
     positions = torch.stack((lengths - 2, lengths - 1), 1)
@@ -146,7 +149,8 @@ def test_a_decoder_gives_what_it_gives_without_triton(monkeypatch):
         monkeypatch.setenv("PARDEC_KERNELS", name)
         toy = model("block-causal", block=4, layers=2)
         plan = Plan.full(ids(2, 7), toy.visible(), lengths)
-        found[name] = [toy.forward(plan, cache).logits() for cache in (None, poisoned(toy.new_cache(2, 9)))]
+        caches = (poisoned(toy.new_cache(2, 9)), None)[: 1 if INTERPRETED else 2]
+        found[name] = [toy.forward(plan, cache).logits() for cache in caches]
     for out, expected in zip(found["triton"], found["reference"], strict=True):
         for row, length in enumerate(lengths.tolist()):
             torch.testing.assert_close(out[row, :length], expected[row, :length], rtol=2e-5, atol=2e-5)
