@@ -306,7 +306,7 @@ def test_the_embedded_model_draws_its_classes(cli: Cli, tmp_path: Path) -> None:
     assert (code, Image.open(out).size) == (0, (2 * 48 + pngs.GAP, 48)), err
     assert "tiny-mar" in cli("list", "models")[1]
     samplers = ["mar:steps=24,head=50", "cspd:draft=tiny-mar-draft,k=8,steps=24,head=50"]
-    plain, drafted = pardec.compare("tiny-mar", "classes", samplers, limit=2, device="cpu").rows
+    plain, drafted = pardec.compare("tiny-mar", "classes", samplers, limit=1, device="cpu").rows
     assert plain["nfe"] == 24
     assert drafted["nfe"] <= 12
     assert all(row["failed"] == 0 and row["lenient"] > 0.5 for row in (plain, drafted))

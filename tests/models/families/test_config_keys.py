@@ -263,20 +263,22 @@ def found(family: str, folder: Path, ids: Tensor) -> Tensor:
 
 def problem(family: str, folder: Path, *keys: str) -> str:
     """The fault in how pardec loads a folder, of whose config `keys` were changed."""
-    try:
-        model = reference(family, folder)
-        wanted = None if model is None else logits_of(family, model, IDS)
-    except Exception:  # it fails in many ways, and what it cannot run is compared with nothing
-        wanted = None
+    logits, refused = None, ""
     try:
         logits = found(family, folder, IDS)
     except CapacityError:
         return ""  # it runs through transformers, up to a length that it names
     except PardecError as error:
-        named = wanted is None or any(key in f"{error} {error.hint}" for key in keys)
-        return "" if named else f"refused without naming {' or '.join(keys)}: {error}"
-    if wanted is None:
-        return ""
+        if any(key in f"{error} {error.hint}" for key in keys):
+            return ""
+        refused = f"refused without naming {' or '.join(keys)}: {error}"
+    try:
+        model = reference(family, folder)
+        wanted = None if model is None else logits_of(family, model, IDS)
+    except Exception:  # it fails in many ways, and what it cannot run is compared with nothing
+        wanted = None
+    if wanted is None or logits is None:
+        return "" if wanted is None else refused
     gap = (logits - wanted).abs().max() / wanted.abs().max()
     return "" if gap < ROUNDING else f"logits differ by {gap:.2g}"
 

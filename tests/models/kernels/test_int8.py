@@ -106,6 +106,7 @@ def test_other_operations_see_a_matrix():
 @pytest.mark.usefixtures("able")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["dflash", "eagle", "hydra", "kangaroo", "medusa", "mtp"])
+@pytest.mark.covers(1)
 def test_a_drafter_drafts_about_as_well_and_the_text_stays_the_same(kind, dtype):
     model = pardec.load("tiny-llama", device="cpu", dtype=dtype)
     spec = f"{kind}:name=tiny-llama-{kind}"

@@ -307,7 +307,7 @@ def test_mar_with_the_times_that_its_head_has_embedded(tmp_path: Path) -> None:
     new = other(torch.load(GOLDEN / FILE, weights_only=True)["model_ema"])
     torch.save({"model": new}, tmp_path / FILE)
     shutil.copy(GOLDEN / "args.json", tmp_path)
-    arguments: dict[str, Any] = {"label": [2, 7], "seed": 3, "cfg": 2.0}
+    arguments: dict[str, Any] = {"label": [2, 7], "seed": 3, "cfg": 2.0, "sampler": "mar:steps=3,head=10"}
     fresh = pardec.load(tmp_path, device="cpu").generate(**arguments).latents
     for weights in (new, tmp_path):
         model = pardec.load(GOLDEN, device="cpu")
@@ -324,7 +324,7 @@ def test_a_drafting_mar_of_the_same_name_is_another_model_behind_new_weights(tmp
     new = other(torch.load(GOLDEN / FILE, weights_only=True)["model_ema"])
     torch.save({"model": new}, tmp_path / FILE)
     shutil.copy(GOLDEN / "args.json", tmp_path)
-    sampler = f'cspd:draft="{GOLDEN}",k=4,mode=exact'
+    sampler = f'cspd:draft="{GOLDEN}",k=4,mode=exact,steps=4,head=10'
     arguments: dict[str, Any] = {"label": [1], "seed": 3, "sampler": sampler}
     model = pardec.load(GOLDEN, device="cpu")
     before = model.generate(**arguments).latents

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -31,6 +32,7 @@ DRAFT = "model:name=tiny-llama-draft,k=4"
 RAGGED = ["Once", "Tom has 8 cups. He loses 3. How many cups does Tom have now?", "The weather is"]
 
 
+@cache
 def load(name: str = "tiny-llama", dtype: str = "float32") -> pardec.Model:
     return pardec.load(name, device="cpu", dtype=dtype)
 
@@ -153,7 +155,7 @@ def test_noise_as_large_as_rounding_in_bfloat16_is_no_fault_there_and_one_in_flo
     causes = {}
     for dtype in ("bfloat16", "float32"):
         with Noise(0.05):
-            found = load(dtype=dtype).check("lookup", texts, max_new_tokens=64, stop_ids=[], pairs=1)
+            found = load(dtype=dtype).check("lookup", texts, max_new_tokens=40, stop_ids=[], pairs=1)
         assert found.equal is not None
         assert found.equal < len(texts)
         causes[dtype] = {place.cause for place in found.partings}
@@ -230,7 +232,7 @@ def test_a_drafter_quantized_to_nothing_is_found_by_its_card_and_by_the_publishe
 
 
 def test_a_sampled_distribution_passes_and_one_that_accepts_every_draft_does_not() -> None:
-    model, settings = load(), {"temperature": 1.0, "max_new_tokens": 12, "pairs": 1}
+    model, settings = load(), {"temperature": 1.0, "max_new_tokens": 8, "pairs": 1}
     found = model.check(DRAFT, **settings)
     assert found.promise == "distribution"
     assert found.equal is None

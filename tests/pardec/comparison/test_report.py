@@ -290,8 +290,10 @@ def test_titles_name_the_model_and_not_its_path(run: Run, given: str, named: str
 
 def test_without_motion_nothing_fades(opened: Callable[..., Any]) -> None:
     moving = "() => getComputedStyle(document.querySelector('.token')).transitionDuration"
-    assert opened(reduced_motion="reduce").evaluate(moving) == "0s"
-    assert opened(reduced_motion="no-preference").evaluate(moving) != "0s"
+    view = opened(reduced_motion="reduce")
+    assert view.evaluate(moving) == "0s"
+    view.emulate_media(reduced_motion="no-preference")
+    assert view.evaluate(moving) != "0s"
 
 
 def test_one_result_plays_too(opened: Callable[..., Any]) -> None:

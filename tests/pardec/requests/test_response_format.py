@@ -256,13 +256,11 @@ def test_without_llguidance_the_error_tells_how_to_install_it(
 
 
 def test_rows_of_other_schemas_share_a_running_batch(llama: pardec.Model, dream: pardec.Model) -> None:
-    schemas = [HELD["flat"], None, HELD["enum"], HELD["integer bounds"], SMALL, HELD["string lengths"], None]
+    schemas = [HELD["flat"], None, HELD["integer bounds"], SMALL, None]
     items: list[dict[str, Any]] = [
         {"prompt": f"{name} has {at} cups.", "max_new_tokens": 40}
         | ({"max_new_tokens": 9} if schema is None else {"response_format": schema})
-        for at, (name, schema) in enumerate(
-            zip(["Tom", "Ann", "Kim", "Bob", "Eva", "Max", "Ivo"], schemas, strict=True)
-        )
+        for at, (name, schema) in enumerate(zip(["Tom", "Ann", "Kim", "Bob", "Eva"], schemas, strict=True))
     ]
     items[1] |= {"allowed": {0: ["4", "8"], 3: ["she"]}}
     for model, samplers in (

@@ -229,7 +229,7 @@ def test_an_error_fails_the_row_that_it_is_of_alone(monkeypatch: pytest.MonkeyPa
 def test_images_of_vectors_come_a_batch_at_a_time() -> None:
     model = pardec.load("tiny-mar", device="cpu")
     scheduler = Scheduler(model, slots=4)
-    items: list[dict[str, Any]] = [{"label": at, "seed": [at], "sampler": "mar:steps=6"} for at in range(3)]
+    items: list[dict[str, Any]] = [{"label": at, "seed": [at], "sampler": "mar:steps=6,head=5"} for at in range(3)]
     jobs = [job(model, **arguments) for arguments in items]
     scheduler.submit(jobs[:2])
     scheduler.step()
