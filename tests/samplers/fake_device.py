@@ -39,6 +39,11 @@ _WAITS = {
     _ATEN.argwhere, _ATEN.masked_scatter, _ATEN.allclose,
 }  # fmt: skip
 _INDEXES = {_ATEN.index, _ATEN.index_put, _ATEN.index_put_, _ATEN._index_put_impl_}
+# Composed of operations that do not wait and allocate at most their result: they run in one piece, which is faster.
+_WHOLE = {
+    _ATEN.linear, _ATEN.rms_norm, _ATEN.scaled_dot_product_attention, _ATEN.softmax, _ATEN.chunk, _ATEN.narrow,
+    _ATEN.expand_as, _ATEN.__and__, _ATEN.__or__, _ATEN.resolve_conj, _ATEN.resolve_neg,
+}  # fmt: skip
 
 
 class OnDevice(Tensor):
@@ -123,17 +128,24 @@ class FakeDevice(TorchDispatchMode):
         return sum(crossing.kind == kind for crossing in self.crossings)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        with torch.inference_mode(False), torch.no_grad():  # views of either kind of tensor are views here
-            if func.overloadpacket in (_ATEN.pin_memory, _ATEN._pin_memory):
-                return _pinned(args[0])
-            if _composite(func):  # in inference mode PyTorch leaves this to the mode
-                with self:
-                    return func.decompose(*args, **(kwargs or {}))
-            return self._run(func, args, dict(kwargs or {}))
+        if torch.is_inference_mode_enabled() or torch.is_grad_enabled():
+            with torch.inference_mode(False), torch.no_grad():  # views of either kind of tensor are views here
+                return self.__torch_dispatch__(func, types, args, kwargs)
+        if func.overloadpacket in (_ATEN.pin_memory, _ATEN._pin_memory):
+            return _pinned(args[0])
+        if _composite(func):  # in inference mode PyTorch leaves this to the mode
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        return self._run(func, args, dict(kwargs or {}))
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and PyTorch's precaution costs at each operation
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         given: dict[int, OnDevice] = {}
-        inner_args, inner_kwargs = _unwrapped(args, given), _unwrapped(kwargs, given)
+        hosts: list[Tensor] = []
+        inner_args, inner_kwargs = _unwrapped(args, given, hosts), _unwrapped(kwargs, given, hosts)
         asked = kwargs.get("device")
         to_device = bool(given) if asked is None else torch.device(asked).type == DEVICE.type
         if not (given or to_device):
@@ -150,8 +162,8 @@ class FakeDevice(TorchDispatchMode):
             self._add("blocking upload", "a number of the host in `where`")
         if packet in _INDEXES:
             self._index(packet, args)
-        elif given and packet is not _ATEN.lift_fresh:
-            _demand_one_device(func, (args, kwargs))
+        elif given and hosts and packet is not _ATEN.lift_fresh:
+            raise RuntimeError(f"{func}: a tensor on the host beside one on the device")
         if asked is not None:
             inner_kwargs["device"] = torch.device("cpu")
         inner_kwargs.pop("pin_memory", None)
@@ -245,29 +257,20 @@ class Repeated:
 
 @cache
 def _composite(func: Any) -> bool:
-    return bool(func._can_decompose())
+    return bool(func._can_decompose()) and func.overloadpacket not in _WHOLE
 
 
-def _demand_one_device(func: Any, value: Any) -> None:
-    if isinstance(value, Tensor):
-        if not isinstance(value, OnDevice) and value.dim():
-            raise RuntimeError(f"{func}: a tensor on the host beside one on the device")
-    elif isinstance(value, dict):
-        _demand_one_device(func, tuple(value.values()))
-    elif isinstance(value, tuple | list):
-        for item in value:
-            _demand_one_device(func, item)
-
-
-def _unwrapped(value: Any, given: dict[int, OnDevice]) -> Any:
-    """`value` with the inner tensors, which `given` gets by id."""
+def _unwrapped(value: Any, given: dict[int, OnDevice], hosts: list[Tensor]) -> Any:
+    """`value` with the inner tensors, which `given` gets by id; `hosts` gets tensors on the host, but for numbers."""
     if isinstance(value, OnDevice):
         given[id(value.inner)] = value
         return value.inner
     if isinstance(value, tuple | list):
-        return type(value)(_unwrapped(item, given) for item in value)
+        return type(value)([_unwrapped(item, given, hosts) for item in value])
     if isinstance(value, dict):
-        return {name: _unwrapped(item, given) for name, item in value.items()}
+        return {name: _unwrapped(item, given, hosts) for name, item in value.items()}
+    if isinstance(value, Tensor) and value.dim():
+        hosts.append(value)
     return value
 
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import fresh
+
+CODE = """
+import os, sys
+for name in [name for name in os.environ if name.startswith("PYTEST_")]:
+    del os.environ[name]
+os.environ["PARDEC_FAKE_DEVICE"] = "1"
+import pytest
+sys.exit(pytest.main(["-p", "no:cacheprovider", FILE]))
+"""
+
 
 @pytest.mark.timeout(600)
-def test_transfers_between_host_and_device() -> None:
-    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    file = Path(__file__).with_name("test_transfers.py")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(file)],
-        env={**own, "PARDEC_FAKE_DEVICE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout[-4000:]
-    assert "passed" in run.stdout or "%]" in run.stdout
+def test_transfers_between_host_and_device(tmp_path: Path) -> None:
+    file = str(Path(__file__).with_name("test_transfers.py"))
+    [run] = fresh.results([{"language": "python", "code": CODE.replace("FILE", repr(file))}], tmp_path)
+    assert run["code"] == 0, run["told"][-4000:]
+    assert "passed" in run["told"] or "%]" in run["told"]
