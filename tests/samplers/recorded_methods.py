@@ -59,22 +59,24 @@ def replayed() -> dict[Named, set[str]]:
     from golden_specs import CALLS, PURE, REPLAYS
 
     sets: dict[Named, set[str]] = defaultdict(set)
-    for folder in sorted(path.parent for path in GOLDEN.glob("*/cases.json")):
-        cases: list[dict[str, Any]] = json.loads((folder / "cases.json").read_text())
-        tensors = load_file(folder / "tensors.safetensors") if (folder / "tensors.safetensors").exists() else {}
-        kinds = {}
-        for case in cases:
-            call = CALLS[case["method"]](case) if case["method"] in CALLS else None
-            kinds.setdefault((case["method"], call and call[0]), case)
-        for (method, spec), case in kinds.items():
-            own = REPLAYS.get(f"{folder.name}/{method}", REPLAYS.get(method))
-            with made() as found, suppress(Reached):
-                if own is not None and not method.startswith(("vq_", "forward")):
-                    own(case, folder, tensors)
-                elif method in PURE:
-                    PURE[method](case)
-                elif spec is not None:
-                    registry.resolve(spec, "masked")
-            for name in {*found, *([FUNCTIONS[method]] if method in FUNCTIONS else [])}:
-                sets[name].add(folder.name)
+    with made() as found:
+        for folder in sorted(path.parent for path in GOLDEN.glob("*/cases.json")):
+            cases: list[dict[str, Any]] = json.loads((folder / "cases.json").read_text())
+            tensors = load_file(folder / "tensors.safetensors") if (folder / "tensors.safetensors").exists() else {}
+            kinds = {}
+            for case in cases:
+                call = CALLS[case["method"]](case) if case["method"] in CALLS else None
+                kinds.setdefault((case["method"], call and call[0]), case)
+            for (method, spec), case in kinds.items():
+                own = REPLAYS.get(f"{folder.name}/{method}", REPLAYS.get(method))
+                found.clear()
+                with suppress(Reached):
+                    if own is not None and not method.startswith(("vq_", "forward")):
+                        own(case, folder, tensors)
+                    elif method in PURE:
+                        PURE[method](case)
+                    elif spec is not None:
+                        registry.resolve(spec, "masked")
+                for name in {*found, *([FUNCTIONS[method]] if method in FUNCTIONS else [])}:
+                    sets[name].add(folder.name)
     return dict(sets)

@@ -36,26 +36,33 @@ class Use:
 
 
 class Page:
-    """A file of the tests.
-
-    Attributes:
-        parts: its functions, classes and tables, by name.
-        imports: the full name of each imported name.
-    """
+    """A file of the tests, parsed when it is looked at."""
 
     def __init__(self, module: str, text: str) -> None:
-        tree = ast.parse(text)
-        self.module = module
-        self.parts: dict[str, ast.AST] = {}
-        for node in tree.body:
+        self.module, self.text = module, text
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @cached_property
+    def parts(self) -> dict[str, ast.AST]:
+        """Its functions, classes and tables, by name."""
+        found: dict[str, ast.AST] = {}
+        for node in self.tree.body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                self.parts[node.name] = node
+                found[node.name] = node
             elif isinstance(node, ast.Assign | ast.AnnAssign):
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                self.parts |= {name: node for target in targets for name in _names(target)}
-        self.imports = {
+                found |= {name: node for target in targets for name in _names(target)}
+        return found
+
+    @cached_property
+    def imports(self) -> dict[str, str]:
+        """The full name of each imported name."""
+        return {
             alias.asname or alias.name: f"{node.module}.{alias.name}"
-            for node in ast.walk(tree)
+            for node in ast.walk(self.tree)
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         }
@@ -142,7 +149,8 @@ def fault(reference: str, method: str, module: str, known: Mapping[str, Page]) -
         return f"tests/{file.replace('.', '/')}.py defines no {name}"
     if borrowed := _borrowed(reference, known):
         return f"{reference} is not apart from the package: it uses {', '.join(sorted(borrowed))}"
-    callers = [test for page in known.values() for test in page.tests if f"tests.{reference}" in test.names]
+    near = [page for page in known.values() if file.rpartition(".")[2] in page.text or page.module == file]
+    callers = [test for page in near for test in page.tests if f"tests.{reference}" in test.names]
     own = [page for name, page in known.items() if name.rpartition(".")[2] == f"test_{method}"]
     whole = [_with_helpers(test, known) for page in own for test in page.tests]
     callers += [test for test in whole if f"tests.{reference}" in test.names]
