@@ -49,9 +49,7 @@ def naive(model: Any, canvas: list[int], prompt: int, tau: float, alternate: boo
     return tokens, nfe, fed_ever
 
 
-@pytest.mark.parametrize("family", ["llada", "dream"])
-@pytest.mark.parametrize("alternate", [False, True])
-@pytest.mark.covers(2)
+@pytest.mark.parametrize(("family", "alternate"), [("llada", False), ("llada", True), ("dream", False)])
 def test_it_feeds_what_it_says(family: str, alternate: bool) -> None:
     fed = changed = 0
     for seed in range(3):

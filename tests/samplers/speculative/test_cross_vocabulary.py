@@ -116,7 +116,7 @@ def test_what_was_read_spells_the_text_however_it_grew(names: tuple[str, str]) -
 # --- decoding ---
 
 
-def test_an_id_is_the_likeliest_behind_all_before_it_without_a_cache() -> None:
+def an_id_is_the_likeliest_behind_all_before_it_without_a_cache() -> None:
     compared = 0
     feed = CrossVocabularyState._run
 
@@ -176,7 +176,7 @@ def test_acceptance_rises_over_a_stream_as_the_map_fills() -> None:
     """The drafter's tokens are bytes, the target's are words; equal strings alone reach a lower acceptance."""
     the_longest_run_wins_and_what_may_still_grow_waits()
     a_run_is_as_likely_as_all_of_its_tokens()
-    test_an_id_is_the_likeliest_behind_all_before_it_without_a_cache()
+    an_id_is_the_likeliest_behind_all_before_it_without_a_cache()
     test_what_was_read_spells_the_text_however_it_grew(("tiny-llama-bytes", "tiny-llama"))
     model, spelling = pardec.load("tiny-llama", device="cpu"), load("tiny-llama-bytes", device="cpu")
     given = [each.prompt for each in pardec.task("arithmetic").problems(split="heldout", n=16, seed=7)]

@@ -85,7 +85,8 @@ def examples(count: int, seed: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.seeds("arXiv:2501.19309")
 def test_a_linear_head_accepts_what_is_as_good_and_rejects_injected_errors(tmp_path: Path) -> None:
     """AUC on held-out states and on injected wrong digits; thr=0 is lossless; a higher threshold accepts no less."""
-    test_random_trees_follow_the_plain_rule(False)
+    for greedy in (True, False):
+        random_trees_follow_the_plain_rule(greedy)
     the_least_important_of_the_rejected_stands_if_it_is_below_the_threshold()
     head = fit(*examples(400, 0), penalty=1e-4)
     replace(head, thr=0.3).save(tmp_path / "stored")
@@ -168,8 +169,7 @@ def the_least_important_of_the_rejected_stands_if_it_is_below_the_threshold() ->
         assert verdict.path[0, 1 : int(verdict.count) + 1].tolist() == expected
 
 
-@pytest.mark.parametrize("greedy", [True, False])
-def test_random_trees_follow_the_plain_rule(greedy: bool) -> None:
+def random_trees_follow_the_plain_rule(greedy: bool) -> None:
     seeded, alone_counts = np.random.RandomState(5), set()
     for _ in range(60):
         nodes, p, draft = random_tree(seeded, points=2, size=10)

@@ -46,7 +46,7 @@ def compared(style: str, tensors: dict[str, Tensor], config: dict[str, Any]) -> 
         yield errors
 
 
-@pytest.mark.parametrize("shape", ["chain", "pausing", "template:widths=3-2-1"])
+@pytest.mark.parametrize("shape", ["pausing", "template:widths=3-2-1"])
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.covers(1)
 def test_mtp_states_are_the_verified_ones_after_any_history(style: str, shape: str, tmp_path: Path) -> None:

@@ -23,8 +23,7 @@ def following(model: LanguageModel, text: Sequence[int]) -> int:
     return int(logits(model, [list(text)])[0, -1].argmax())
 
 
-@pytest.mark.parametrize("k", [2, 4])
-def test_rounds_are_those_of_a_plain_version_of_the_two_modes(k: int) -> None:
+def rounds_are_those_of_a_plain_version_of_the_two_modes(k: int) -> None:
     with named(near=near()):
         done = run(target(), f"pearl:name=near,k={k}", RAGGED, NEW)
     modes = set()
@@ -65,7 +64,8 @@ def test_trees_and_lengths_are_refused_when_the_spec_is_read() -> None:
 def test_tokens_are_greedy_ones_and_rounds_take_less_time_than_drafting_first() -> None:
     """rounds * max(draft, verify) < rounds of the same drafter without overlap * (draft + verify)."""
     schedules.test_pearl_takes_the_longer_of_the_two(0.2)
-    test_rounds_are_those_of_a_plain_version_of_the_two_modes(4)
+    for k in (2, 4):
+        rounds_are_those_of_a_plain_version_of_the_two_modes(k)
     a_drafter_that_is_always_right_gains_k_tokens_a_round()
     model = pardec.load("tiny-llama", device="cpu")
     prompts = [problem.prompt for problem in pardec.task("records").problems(split="heldout", n=4, seed=7)]

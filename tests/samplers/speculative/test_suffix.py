@@ -23,7 +23,7 @@ def drafted(rule: Suffix, text: list[int], store: Store | None = None, remaining
     return [token for token, _, _ in rule.guess(np.array(text), Places(), store, remaining)]
 
 
-def test_drafts_are_those_of_a_naive_search() -> None:
+def drafts_are_those_of_a_naive_search() -> None:
     lengths = []
     for seed in range(150):
         drawn = random.Random(seed)
@@ -157,7 +157,7 @@ def test_fewer_forwards_than_lookup_where_edited_texts_are_repeated_and_on_a_sec
     test_a_worked_example()  # the rule by hand
     test_a_longer_match_is_followed_further()
     test_of_equal_scores_the_longer_match_is_taken()
-    test_drafts_are_those_of_a_naive_search()
+    drafts_are_those_of_a_naive_search()
     drafts_alone_what_it_drafts_in_a_batch("suffix")
     test_the_oldest_texts_leave_a_full_store()
     test_texts_do_not_run_into_each_other()
