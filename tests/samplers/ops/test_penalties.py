@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -43,6 +44,7 @@ def processors(prompt: int, *, temperature: float) -> LogitsProcessorList:
     return LogitsProcessorList(made)
 
 
+@cache
 def truth(prompt: tuple[int, ...]) -> np.ndarray:
     """The probability of every continuation, [V] * NEW."""
     vocab, chain = MODEL.vocab_size, processors(len(prompt), temperature=TEMPERATURE)
