@@ -64,9 +64,11 @@ def surest(score: dict[int, float]) -> list[int]:
 
 
 @cache
-def sampled(spec: str, canvas: Canvas, source: Source | None = None, temperature: float = 1.0) -> Counter[Canvas]:
-    source = source or Keyed(tuple(range(ROWS)))
-    asked = request([canvas] * ROWS, [2] * ROWS, source=source, temperature=temperature)
+def sampled(
+    spec: str, canvas: Canvas, source: Source | None = None, temperature: float = 1.0, rows: int = ROWS
+) -> Counter[Canvas]:
+    source = source or Keyed(tuple(range(rows)))
+    asked = request([canvas] * rows, [2] * rows, source=source, temperature=temperature)
     return Counter(map(tuple, run(MODEL, spec, asked).tokens.tolist()))
 
 
@@ -109,9 +111,8 @@ def test_the_loop_draws_from_its_own_law(spec: str, canvas: Canvas) -> None:
 @pytest.mark.covers(1)
 def test_verified_steps_draw_from_the_law_of_one_forward_a_step(select: str, drafts: str) -> None:
     """freedave accepts a sampled draft token only where the next step would sample the same token."""
-    counts = sampled(f"freedave:{drafts}+{select}", OPEN3)
-    assert excess(counts, joint(OPEN3, RULES[select])) < 3
-    assert counts == sampled(select, OPEN3)  # by the keyed noise they are the same rows, too
+    counts = sampled(f"freedave:{drafts}+{select}", OPEN3, rows=1000)
+    assert counts == sampled(select, OPEN3, rows=1000)  # by the keyed noise they are the same rows
 
 
 def test_a_temperature_sharpens_the_draw_but_not_the_score() -> None:

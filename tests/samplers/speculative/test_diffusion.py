@@ -50,7 +50,7 @@ def predict(model: LanguageModel, canvas: list[int], at: int) -> Tensor:
     return logits[max(0, at - model.decoding_config.shift)].double().softmax(-1)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {"sdar"}))
 def test_diffusion_drafts_are_those_of_a_plain_version_after_any_history(family: str) -> None:
     """So the K/V that are kept are those of committed blocks, also after a rejection inside one."""
     model, verified, lengths = toy(family, vocab=5, sharp=1.0), target(), set()
@@ -91,7 +91,7 @@ def test_diffusion_drafts_grow_where_the_model_is_sure_and_take_fewer_forwards_t
     model = pardec.load("tiny-llama", device="cpu")
     drafts: dict[str, float] = {}
     for name in ("lists", "arithmetic"):
-        prompts = [one.prompt for one in task(name).problems(split="heldout", n=8, seed=3)]
+        prompts = [one.prompt for one in task(name).problems(split="heldout", n=4, seed=3)]
         plain, copied, done = (
             model.generate(prompts, sampler=spec, max_new_tokens=60)
             for spec in ("sequential", "lookup", "diffusion:name=tiny-dream")

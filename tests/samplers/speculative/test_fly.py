@@ -52,9 +52,7 @@ def naive(
     return count, overruled, np.eye(vocab)[int(p[-1].argmax())] if greedy else p[-1]
 
 
-@pytest.mark.parametrize("greedy", [True, False])
-@pytest.mark.parametrize("points", [True, False])
-@pytest.mark.covers(1)
+@pytest.mark.parametrize(("greedy", "points"), [(True, True), pytest.param(False, True, marks=pytest.mark.slow)])
 def test_it_decides_as_the_naive_rule(greedy: bool, points: bool) -> None:
     seeded = np.random.RandomState(5)
     fired = 0

@@ -21,9 +21,9 @@ from tests.samplers.joint_distributions import drafting
 from tests.samplers.speculative.test_rrs import random_tree
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("k", [1, 2, 4])
 def test_what_comes_out_has_the_target_s_law_and_more_is_accepted_than_by_recursion(k: int) -> None:
-    for p, q in pairs(40, seed=k):
+    for p, q in pairs(15, seed=k):
         distribution, accepted = emitted(KSeq(), p, q, k, replacement=True)
         assert float((distribution - p).abs().max()) < 1e-10
         recursion = emitted(RecursiveRejection(True), p, q, k, replacement=True)[1]

@@ -38,7 +38,7 @@ def the_law_is_kept(spec: str, accept: str, **more: Any) -> None:
     assert g_test(counted(done, 2, 5, 3), joint(model, [2, 0], 5, **more)) < 4
 
 
-@pytest.mark.parametrize(("spec", "accept"), [("3x2", "rrs"), ("2x3", "speculative"), ("3x3,reuse=0.3", "rrs")])
+@pytest.mark.parametrize(("spec", "accept"), [("2x3", "speculative"), ("3x3,reuse=0.3", "rrs")])
 def test_a_sjd_tree_keeps_the_law(spec: str, accept: str) -> None:
     """With three tokens, three siblings are all of them; texts are longer than the tree, so that states are kept."""
     the_law_is_kept(spec, accept, temperature=0.9)
@@ -97,7 +97,7 @@ def test_a_sjd_tree_takes_fewer_forwards_than_coupled_samples_alone_and_keeps_th
     the_next_round_reads_distributions_after_the_accepted_tokens()
     the_law_is_kept("3x2", "rrs", temperature=1.0)
     model = pardec.load("tiny-llamagen", device="cpu")
-    prompts = [one.prompt for one in pardec.task("captions").problems(split="heldout", n=4, seed=3)]
+    prompts = [one.prompt for one in pardec.task("captions").problems(split="heldout", n=2, seed=3)]
 
     def forwards(more: str) -> int:
         return sum(model.generate(prompts, sampler=f"sjd:{more}", temperature=0.9, cfg=2.5, seed=0).nfe)

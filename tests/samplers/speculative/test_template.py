@@ -36,7 +36,7 @@ def test_at_temperature_0_children_are_the_likeliest_tokens_in_order() -> None:
 
 
 def test_siblings_are_drawn_one_after_the_other_without_replacement() -> None:
-    rows = 6000
+    rows = 3000
     draft_model = Told(written([[1, 2]] * rows), vocab=4, sharp=1.0)
     draft = grown(Template("2"), draft_model, [3] * rows, temperature=1.0)
     distribution = torch.from_numpy(draft_model.logits(0, [])).float().softmax(-1).numpy().astype(float)
@@ -56,7 +56,7 @@ def test_siblings_are_drawn_one_after_the_other_without_replacement() -> None:
 
 
 def test_an_acceptance_may_ask_for_independent_siblings() -> None:
-    rows = 6000
+    rows = 3000
     draft_model = Told(written([[1, 2]] * rows), vocab=4, sharp=1.0)
     draft = grown(Template("2"), draft_model, [1] * rows, temperature=1.0, accept="kseq")
     distribution = torch.from_numpy(draft_model.logits(0, [])).float().softmax(-1)
