@@ -66,7 +66,14 @@ def test_an_overconfident_drafter_is_found_out() -> None:
         assert found > 1.05 * speed(Unsure(), uniform, c, 10, sure)
 
 
-@pytest.mark.parametrize(("c", "least"), [pytest.param(0.05, 0.99, marks=pytest.mark.slow), (0.2, 0.95), (0.5, 0.79)])
+@pytest.mark.parametrize(
+    ("c", "least"),
+    [
+        pytest.param(0.05, 0.99, marks=pytest.mark.slow),
+        pytest.param(0.2, 0.95, marks=pytest.mark.slow),
+        (0.5, 0.79),
+    ],
+)
 def test_it_is_not_far_from_the_best_fixed_length(c: float, least: float) -> None:
     for alphas in ((0.9, 0.3, 0.8, 0.1), (0.9,), (0.2,)):
         uniform = switching(alphas, 600 // len(alphas), 10)
