@@ -165,7 +165,11 @@ def random_modules() -> Iterator[None]:
     def module(wanted: ModuleName, target: LanguageModel) -> DraftModule:
         if wanted.kind not in WRITERS:
             return load(wanted, target)
-        return random_module(wanted.kind, target, **dict(wanted.options))
+        known: dict[Any, DraftModule] = target.draft_modules  # where real ones are kept, too
+        key = (wanted, WRITERS[wanted.kind])
+        if key not in known:
+            known[key] = random_module(wanted.kind, target, **dict(wanted.options))
+        return known[key]
 
     judge = random_judge()
     with patch.object(draft_models, "draft_module", module), patch.object(accept_judge, "load_judge", lambda _: judge):
