@@ -116,8 +116,9 @@ def test_only_chooses_entries(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert "there is no entry q" in capsys.readouterr().err
 
 
-def test_list_names_every_entry_with_its_time() -> None:
-    lines = queue("--list").stdout.splitlines()
+def test_list_names_every_entry_with_its_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_queue.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
     assert [line[0] for line in lines] == ["a", "b", "c", "d", "f", "g", "h", "e"]
     assert [line.split(",")[0].split("  ")[-1].strip() for line in lines] == [
         "60 s",
