@@ -38,9 +38,10 @@ def grouped(sizes: np.ndarray) -> list[np.ndarray]:
     if sizes.max() * len(sizes) <= _SLACK * sizes.sum():
         return [np.arange(len(sizes))]
     order = np.argsort(-sizes, kind="stable")
+    longest, needed = sizes[order].tolist(), [0, *sizes[order].cumsum().tolist()]
     groups, start = [], 0
     for end in range(1, len(order) + 1):
-        if end == len(order) or sizes[order[start]] * (end + 1 - start) > _SLACK * sizes[order[start : end + 1]].sum():
+        if end == len(order) or longest[start] * (end + 1 - start) > _SLACK * (needed[end + 1] - needed[start]):
             groups.append(np.sort(order[start:end]))
             start = end
     return groups
