@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from pardec.samplers.masked.block.dcd import DeferredCommitment
+from pardec.samplers.masked.canvas import Canvas
+from pardec.samplers.masked.contracts import Update
 from tests.reference import naive_blocks as naive
 from tests.samplers.block_parity import Make, agree
+from tests.samplers.toys import MASK
 
 
 def rule(masks: int | None = None, most: int | None = None) -> Make:
@@ -25,3 +30,14 @@ RULES = {"dcd": rule(), "dcd:masks=3,most=5": rule(masks=3, most=5), "dcd:most=3
 @pytest.mark.covers(1)
 def test_it_is_the_naive_rule_step_by_step(name: str, spec: str) -> None:
     agree(name, spec, RULES[spec])
+
+
+def test_caches_refresh_at_the_start_and_after_as_many_commits_as_a_block_has() -> None:
+    canvas = Canvas((torch.full((12,), MASK),), (0,), mask_id=MASK, pad_id=4, block_length=4)
+    stage = DeferredCommitment()
+    state, started = stage.start(canvas), []
+    for count in (0, 3, 1, 3):
+        which = canvas.window < canvas.first_open[0] + count
+        canvas.commit(Update(which & canvas.eligible, torch.zeros_like(canvas.window), which.float()))
+        started.append(bool(stage.span(canvas, state).block_started[0]))
+    assert started == [True, False, True, False]

@@ -7,7 +7,7 @@ import torch
 
 from pardec.samplers.masked.block.slowfast import SlowFast
 from pardec.samplers.masked.canvas import Canvas
-from pardec.samplers.masked.contracts import Evidence
+from pardec.samplers.masked.contracts import Evidence, Update
 from pardec.samplers.ops.distribution import DenseDistribution
 from tests.reference import naive_blocks as naive
 from tests.samplers.block_parity import Make, agree
@@ -51,6 +51,23 @@ def test_where_a_stretch_ends_by_hand(ends: tuple[int, ...], whole: bool, end: i
         )
         assert state.fast[0] == (number == len(ends))
     assert state.end[0] == end
+
+
+def test_a_new_slow_phase_counts_from_its_start() -> None:
+    """The stretch of 0 to 3 is complete, and the next phase, from 4 on, has made no forward."""
+    canvas = Canvas((torch.full((8,), MASK),), (0,), mask_id=MASK, pad_id=4, block_length=8)
+    stage, asked = SlowFast(tau=0.9, steps=2), request([[MASK] * 8], [0], block_length=8)
+    state = stage.start(canvas)
+    laws = torch.full((8, 7), 1 / 7)
+    laws[3] = torch.tensor([0.94, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01])
+    evidence = Evidence(DenseDistribution(laws.log()[None]), canvas.window, canvas.eligible, asked)
+    for _ in range(2):
+        stage.narrow(evidence, canvas, state)
+    assert (state.fast[0], state.end[0], state.step[0]) == (True, 4, 2)
+    first = canvas.window < 4
+    canvas.commit(Update(first, torch.zeros_like(canvas.window), first.float()))
+    stage.span(canvas, state)
+    assert (state.fast[0], state.begin[0], state.step[0]) == (False, 4, 0)
 
 
 test_defaults_are_the_published_ones = defaults_are("slowfast", "slowfast:tau=0.3,steps=6,all=false")
