@@ -351,10 +351,8 @@ def fresh_batches(batches: Sequence[Mapping[str, Any]]) -> list[str]:
     for each in batches:
         count, named = each["mutants"], each["named"]
         own, ran = each["own"], each["own_ran"]  # own files did not run on every mutant
-        lines.append(
-            f"| {each['batch']} | {count} | {each['papers']} | {named} ({named / count:.0%}) | "
-            f"{own} of {ran} ({own / ran:.0%}) |"
-        )
+        share = "none" if named is None else f"{named} ({named / count:.0%})"  # papers without a named test
+        lines.append(f"| {each['batch']} | {count} | {each['papers']} | {share} | {own} of {ran} ({own / ran:.0%}) |")
     return [*lines, ""]
 
 

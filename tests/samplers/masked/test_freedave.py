@@ -97,6 +97,14 @@ def test_steps_that_one_forward_confirms_have_its_number() -> None:
         assert list(clock) == sorted(clock)
 
 
+def test_a_subset_keeps_everything_that_the_row_has() -> None:
+    """The row commits 5 and 6; hypothesis 1 has the 5 and hypothesis 2 the 6, and both are subsets of that."""
+    now = torch.tensor([[[9, 9], [5, 9], [9, 6]]])
+    step = torch.tensor([[[5, 6], [5, 6], [5, 6]]])
+    moves = FreeDave(subset=True)._follows(now, step, torch.tensor([[0, 1, 1]]), 9)
+    assert moves[0].tolist() == [[True, True, True], [False, True, False], [False, False, True]]
+
+
 def test_a_part_of_a_step_is_a_draft_too_with_subset() -> None:
     """With a threshold a step commits more than a draft; accepting drafts that are a part of a step saves forwards."""
     exact, subset = (decoded("llada", f"freedave{more}+threshold:tau=0.25") for more in ("", ":subset=true"))

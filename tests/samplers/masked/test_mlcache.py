@@ -30,6 +30,8 @@ def test_refreshes_and_the_warmup_by_hand() -> None:
     asked = request([[MASK] * 8], [0], block_length=8)
     got = run(table(LAWS), "sequential@mlcache:refresh=3,warmup=1", asked)
     assert [len(each) for each in got.trace.fed[0]] == [8, 8, 1, 1, 8, 1, 1, 8]
+    got = run(table(LAWS), "sequential@mlcache:refresh=0,warmup=1", asked)
+    assert [len(each) for each in got.trace.fed[0]] == [8, 8, *[1] * 6]
     assert [len(each) for each in run(table(LAWS), "sequential@mlcache", asked).trace.fed[0]] == [*[8] * 6, 1, 1]
 
 

@@ -85,9 +85,10 @@ def check_siblings(draft: Draft, row: int, kept: int) -> None:
     assert draft.is_point_mass is not None
     tokens, tested, point = draft.tokens[row], draft.tested[row].clone(), draft.is_point_mass[row]
     assert not point[window_tree(3, 3, draft.deepest).ranks > 0].any(), "siblings are drawn"
-    if not point[1]:
-        some = tokens[1:4][tested[1:4]].tolist()
-        assert len({*some}) == len(some) == min(3, kept)
+    for first in FIRST[: min(3, draft.deepest)]:
+        if first < draft.sizes[row] and not point[first]:
+            some = tokens[first : first + 3][tested[first : first + 3]].tolist()
+            assert len({*some}) == len(some) == min(3, kept)
     tested[0] = False
     assert (draft.q[row].gather(1, tokens[:, None])[:, 0][tested & ~point] > 0).all()
 
