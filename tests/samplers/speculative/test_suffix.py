@@ -106,16 +106,17 @@ def test_a_text_enters_the_store_when_it_is_complete_without_its_prompt() -> Non
 
 
 def test_the_oldest_texts_leave_a_full_store() -> None:
-    store = Store(20)
-    for start in range(0, 50, 5):
-        store.add(list(range(start, start + 5)))
+    store, whole = Store(20), list[list[int]]()
+    for number in range(12):
+        text = list(range(10 * number, 10 * number + 2 + number * 5 % 7))
+        store.add(text)
+        whole.append([*text, -1])
         assert store.length <= 20
-        assert sum(store.sizes) == store.length
-        assert store.ids[: store.length].tolist()[-6:] == [*range(start, start + 5), -1]
+        assert store.ids[: store.length].tolist() == [token for each in whole[-len(store.sizes) :] for token in each]
         assert all(store.ids[at - 1] == token for token, places in store.after.items() for at in places)
     assert 0 not in store.after
-    store.add(list(range(100, 130)))
-    assert 100 not in store.after
+    store.add(list(range(500, 530)))
+    assert 500 not in store.after
 
 
 def test_texts_do_not_run_into_each_other() -> None:
