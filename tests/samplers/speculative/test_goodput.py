@@ -171,6 +171,8 @@ def test_one_row_drafts_what_gains_the_most_tokens_over_cost() -> None:
     assert int(np.argmax(rates)) == 3
     assert cut(Goodput(c=0.2, token=0.1), confidence) == [3]
     assert cut(Goodput(c=0.2, token=0.1), confidence[:, :2]) == [2]
+    # .7, .49 and .343 tokens are worth .3 each, and .24 are not: (1, 1.7, 2.19, 2.533, 2.773) / (1.5, 1.8, .., 2.7).
+    assert cut(Goodput(c=0.2, token=0.3), np.full((1, 4), 0.7)) == [3]
     # A doubtful first token spoils what is sure after it: each adds 0.05 tokens and costs more.
     assert cut(Goodput(c=0.2, token=0.1), np.array([[0.05, 1.0, 1.0, 1.0]])) == [0]
 
