@@ -16,13 +16,14 @@ def tiny_mar() -> pardec.Model:
 
 
 @cache
-def decoded(spec: str) -> Any:
-    """The result of four problems."""
-    problems = pardec.task("classes").problems(n=4)
+def decoded(spec: str, count: int = 8) -> Any:
+    """The result of the first `count` problems."""
+    problems = pardec.task("classes").problems(n=count)
     return tiny_mar().generate(label=[one.label for one in problems], sampler=spec, cfg=2.0, seed=0)
 
 
-def readable(spec: str) -> float:
-    """How many of four images show their class."""
+def readable(spec: str, count: int = 8, of: int = 8) -> float:
+    """How many of the first `count` images of `of` show their class."""
     task = pardec.task("classes")
-    return sum(task.score(one, image) for one, image in zip(task.problems(n=4), decoded(spec).images, strict=True))
+    images = decoded(spec, of).images
+    return sum(task.score(one, image) for one, image in zip(task.problems(n=of)[:count], images, strict=False))

@@ -103,5 +103,5 @@ def test_a_head_that_takes_fewer_transitions_as_the_image_fills_beats_one_that_t
     transitions_by_hand()
     each_step_has_its_own_chain(model)
     test_seeded_jacobi_and_sequential_anneal_alike(model, "map")  # tokens of several steps in one call
-    assert readable(f"{PLAIN},head_to=25") >= readable(PLAIN) - 1
-    assert readable(f"{PLAIN},head_to=10") > readable("mar:steps=12,head=10")
+    assert readable(f"{PLAIN},head_to=25", 4, of=4) >= readable(PLAIN, 4) - 1
+    assert readable(f"{PLAIN},head_to=10", 4, of=4) > readable("mar:steps=12,head=10", 4, of=4)

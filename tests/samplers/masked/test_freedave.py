@@ -342,12 +342,12 @@ def test_a_counted_graph_takes_fewer_forwards_than_nested_drafts_of_as_many_rows
     test_every_set_of_drafts_keeps_every_token("sdar", "none")
     test_drafts_are_their_naive_version_step_by_step("dream", "graph=0-1-0.1-0b")
     model, task = pardec.load("tiny-llada", device="cpu", dtype="float32"), pardec.task("arithmetic")
-    given = [problem.prompt for problem in task.problems(n=8)]
+    given = [problem.prompt for problem in task.problems(n=12)]
     counter, more = StepCounts(), {"max_new_tokens": 24}
-    model.generate(given[:4], sampler=replace(registry.resolve("sequential", "masked"), branch=counter), **more)
+    model.generate(given[:6], sampler=replace(registry.resolve("sequential", "masked"), branch=counter), **more)
     graph = draft_graph(counter.counts, 10)
     plain, nested, drafted = (
-        model.generate(given[4:], sampler=f"{head}sequential", **more)
+        model.generate(given[6:], sampler=f"{head}sequential", **more)
         for head in ("", "freedave:drafts=10+", f"freedave:graph={graph}+")
     )
     assert plain.sequences.tolist() == nested.sequences.tolist() == drafted.sequences.tolist()

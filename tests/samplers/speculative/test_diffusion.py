@@ -91,7 +91,7 @@ def test_diffusion_drafts_grow_where_the_model_is_sure_and_take_fewer_forwards_t
     model = pardec.load("tiny-llama", device="cpu")
     drafts: dict[str, float] = {}
     for name in ("lists", "arithmetic"):
-        prompts = [one.prompt for one in task(name).problems(split="heldout", n=4, seed=3)]
+        prompts = [one.prompt for one in task(name).problems(split="heldout", n=8, seed=3)]
         plain, copied, done = (
             model.generate(prompts, sampler=spec, max_new_tokens=60)
             for spec in ("sequential", "lookup", "diffusion:name=tiny-dream")

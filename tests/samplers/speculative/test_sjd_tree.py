@@ -98,7 +98,7 @@ def test_a_sjd_tree_takes_fewer_forwards_than_coupled_samples_alone_and_keeps_th
     the_next_round_reads_distributions_after_the_accepted_tokens()
     the_law_is_kept("3x2", "rrs", temperature=1.0)
     model = pardec.load("tiny-llamagen", device="cpu")
-    prompts = [one.prompt for one in pardec.task("captions").problems(split="heldout", n=2, seed=3)]
+    prompts = [one.prompt for one in pardec.task("captions").problems(split="heldout", n=4, seed=3)]
 
     def forwards(more: str) -> int:
         return sum(model.generate(prompts, sampler=f"sjd:{more}", temperature=0.9, cfg=2.5, seed=0).nfe)
