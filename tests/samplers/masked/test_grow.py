@@ -74,9 +74,13 @@ def ends_count_in_the_last_32_positions() -> None:
 
 def test_rows_of_a_batch_grow_for_themselves() -> None:
     model, rows, new = toy(sharp=1.2), prompts((3, 6, 1)), (17, 40, 23)
-    together = fill(model, SPEC, rows, new, block_length=8, stop_ids=(EOS,))
-    for row, prompt in enumerate(rows):
-        assert same(together, row, fill(model, SPEC, [prompt], new[row], block_length=8, stop_ids=(EOS,)), 0)
+    for rule in (RULE, RULE | {"enough": 0, "unsure": 0.4}):  # rows wait until they are long, or masks are replaced
+        spec = spec_of(rule)
+        together = fill(model, spec, rows, new, block_length=8, stop_ids=(EOS,))
+        for row, prompt in enumerate(rows):
+            assert same(together, row, fill(model, spec, [prompt], new[row], block_length=8, stop_ids=(EOS,)), 0)
+    used = (together.trace.commit_step >= 0).sum(1)
+    assert (used > RULE["start"] + RULE["spare"]).sum() > 1, "no mask was replaced: the test shows nothing"
 
 
 def test_a_row_with_given_tokens_in_it_does_not_grow() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from pardec.samplers.masked.block.multiblock import MultiBlock
+from pardec.samplers.masked.canvas import Canvas
 from tests.reference import naive_blocks as naive
 from tests.samplers.block_parity import Make, agree
-from tests.samplers.toys import fill, prompts, same, toy
+from tests.samplers.toys import MASK, fill, prompts, same, toy
 
 RULES: dict[str, Make] = {
     "multiblock": naive.MultiBlock,
@@ -20,6 +23,17 @@ RULES: dict[str, Make] = {
 @pytest.mark.covers(1)
 def test_it_is_the_naive_rule_step_by_step(name: str, spec: str) -> None:
     agree(name, spec, RULES[spec])
+
+
+def test_no_more_blocks_than_asked_for_are_active_and_the_first_has_to_progress() -> None:
+    """With add=0 the next block is active at once: two of five, however often it is asked."""
+    canvas = Canvas((torch.full((10,), MASK),), (0,), mask_id=MASK, pad_id=4, block_length=2)
+    stage = MultiBlock(add=0, blocks=2)
+    state = stage.start(canvas)
+    for _ in range(3):
+        span = stage.span(canvas, state)
+        assert span.progress is not None
+        assert (span.block_start[0], span.block_end[0], span.progress[0]) == (0, 4, 2)
 
 
 @pytest.mark.parametrize("family", ["llada", "dream", "sdar"])

@@ -144,9 +144,11 @@ def test_temperature_0_takes_the_likeliest_and_needs_no_seed() -> None:
 def test_lists_give_each_scale_its_own_temperature_and_top_k() -> None:
     model = toy()
     greedy = generate(model, seeds=(3,), temperature=0.0).tokens[0]
-    mixed = generate(model, "sequential:top_ks=1x2/0", seeds=(3,)).tokens[0]
+    some = generate(model, "sequential:top_ks=1x2/0", seeds=(3,))
+    mixed, certain = some.tokens[0], some.trace.commit_score[0] == 1  # a single code is left
     assert mixed[:5].tolist() == greedy[:5].tolist()
     assert mixed[5:].tolist() != greedy[5:].tolist()
+    assert certain.tolist() == [True] * 5 + [False] * (len(mixed) - 5)
     assert (generate(model, "sequential:temperatures=1.3").tokens == generate(model, temperature=1.3).tokens).all()
     assert (generate(model, "sequential:top_ks=3").tokens == generate(model, top_k=3).tokens).all()
     cold = generate(model, "sequential:temperatures=1e-3x3/1", seeds=(3,)).tokens[0]
