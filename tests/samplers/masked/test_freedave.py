@@ -324,6 +324,7 @@ def test_observing_changes_no_token_and_counts_what_follows() -> None:
     first = sum(count for (steps, _), count in counter.counts.items() if steps == 1)
     second = sum(count for (steps, _), count in counter.counts.items() if steps == 2)
     assert 0 < second < first < sum(NEW)
+    assert max(steps for steps, _ in counter.counts) == 2
     assert all(len(committed) == steps for steps, committed in counter.counts)
 
 
@@ -339,6 +340,7 @@ def test_a_counted_graph_takes_fewer_forwards_than_nested_drafts_of_as_many_rows
     the_graph_that_counts_choose_by_hand()
     a_state_is_reached_over_either_order()
     a_draft_without_one_of_its_positions_is_none()
+    test_observing_changes_no_token_and_counts_what_follows()
     test_every_set_of_drafts_keeps_every_token("sdar", "none")
     test_drafts_are_their_naive_version_step_by_step("dream", "graph=0-1-0.1-0b")
     model, task = pardec.load("tiny-llada", device="cpu", dtype="float32"), pardec.task("arithmetic")
