@@ -42,7 +42,7 @@ _INDEXES = {_ATEN.index, _ATEN.index_put, _ATEN.index_put_, _ATEN._index_put_imp
 # Composed of operations that do not wait and allocate at most their result: they run in one piece, which is faster.
 _WHOLE = {
     _ATEN.linear, _ATEN.rms_norm, _ATEN.scaled_dot_product_attention, _ATEN.softmax, _ATEN.chunk, _ATEN.narrow,
-    _ATEN.expand_as, _ATEN.__and__, _ATEN.__or__, _ATEN.resolve_conj, _ATEN.resolve_neg,
+    _ATEN.__and__, _ATEN.__or__, _ATEN.resolve_conj, _ATEN.resolve_neg,
 }  # fmt: skip
 
 
