@@ -286,7 +286,7 @@ def truth(prompt: list[int], options: dict[str, Any]) -> np.ndarray:
     ],
 )
 def test_samples_come_from_transformers_law(options: dict[str, Any], sampler: str) -> None:
-    made = render(sampler, 1000, seed=3, **{"top_k": 0, **options})
+    made = render(sampler, 1500, seed=3, **{"top_k": 0, **options})
     counts = np.zeros((4, 4, 4))
     np.add.at(counts, tuple(made[:, 5:].T.numpy()), 1)
     assert g_test(counts, truth([1, 2, 0, 1, 2], {"top_k": 0, **options})) < 3.5
