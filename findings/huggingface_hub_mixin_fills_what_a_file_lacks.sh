@@ -7,7 +7,7 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install -q --disable-pip-version-check torch==2.13.0 huggingface_hub==2.4.0 safetensors==0.8.0
+"$folder/venv/bin/pip" install -q --disable-pip-version-check torch==2.13.0 huggingface_hub==2.4.0 safetensors==0.8.0 numpy==2.4.6
 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$folder/venv/bin/python" - "$folder" <<'PY'
 import sys
 import warnings
