@@ -91,6 +91,7 @@ def test_the_number_of_forwards_is_known_and_answers_stay_right() -> None:
     given_tokens_and_short_blocks_leave_rounds_out()
     test_it_is_the_naive_rule("llada", 2, 0.5)  # rows of a batch have blocks of several lengths
     test_spacing.test_equal_scores_go_to_the_lowest_position()
+    test_spacing.test_it_is_the_naive_rule("llada", 0.2, None, 4)
     for spec, steps in test_spacing.STEPS.items():
         assert steps_of(spec) == steps, spec
     for block, forwards in ((32, 5), (16, 8), (8, 12)):
