@@ -110,6 +110,26 @@ def test_tokens_that_were_never_sampled_are_not_attended_to() -> None:
     assert usable[:2] == [0, 3]
 
 
+def test_a_token_is_settled_by_its_largest_change() -> None:
+    """Of the tokens that a round commits all but the last were found again, each value within `tol`."""
+    again, settled = seeded_jacobi.SeededJacobi.round, [0]
+
+    def watched(self: Any, context: Any, state: Any) -> Any:
+        images, before = context.images, state.latents.clone()
+        known = images.known()
+        done = again(self, context, state)
+        for row, new in enumerate(images.known() & ~known):
+            early = new.nonzero()[:-1, 0]
+            assert ((images.latents[row, early] - before[row, early]).abs() <= 0.05).all()
+            settled[0] += len(early)
+        return done
+
+    with patch.object(seeded_jacobi.SeededJacobi, "round", watched):
+        for weight in (0.2, 0.3, 0.4):
+            generate(causal(weight=weight), "seeded_jacobi:window=6,tol=0.05", **ROWS)
+    assert settled[0] > 20
+
+
 def test_its_fixed_point_takes_the_noise_of_each_token() -> None:
     """Injected fault: with other noise in each round nothing settles, and the image differs."""
     from pardec.samplers.continuous.state import ImageState
