@@ -185,7 +185,8 @@ def test_any_parts_are_one_attention(cuts: tuple[int, ...], heads: int, kv: int)
 @torch.inference_mode()
 def test_prefix_and_tree_apart_are_the_attention_of_the_tree(tmp_path: Path) -> None:
     """LongSpec: tree nodes attend to the prefix without a mask and to each other with the tree's mask, in float32."""
-    longspec.test_every_node_has_the_logits_of_the_plain_version(tmp_path, "template:widths=3-2-1", RAGGED)
+    for shape, given in (("template:widths=3-2-1", RAGGED), ("chain", RAGGED[1:2])):
+        longspec.test_every_node_has_the_logits_of_the_plain_version(tmp_path / shape[:5], shape, given)
     longspec.test_a_file_without_a_window_has_the_published_one(tmp_path)
     generator, prefix = torch.Generator().manual_seed(7), 300
     parents = torch.tensor([-1, 0, 0, 1, 1, 2, 3, 5])

@@ -6,7 +6,10 @@ What holds for every cache that encodes older K/V is test_stores_contract.py.
 from __future__ import annotations
 
 import numpy as np
+import torch
 
+from pardec.models.kv_stores.contracts import ChunkShape
+from pardec.samplers.speculative.cache.kivi import PerChannel, PerToken
 from tests.reference import naive_stores as naive
 from tests.samplers.ar_toys import rows, run, toy_ar
 from tests.samplers.spec_checks import refused_specs
@@ -18,6 +21,13 @@ def test_each_token_is_that_of_a_loop_that_encodes_its_past_from_scratch() -> No
         return in_chunks(naive.by_channel(2), 4, k), naive.by_token(2, 4)(v)
 
     check_tokens("kivi:bits=2,group=4,residual=3", 4, 3, 0, encode)
+
+
+def test_of_several_heads_each_keeps_its_own() -> None:
+    x = torch.randn(2, 6, 3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for codec in (PerChannel(8), PerToken(8, 4)):
+        back = codec.decode(codec.encode(x, {}), {}, ChunkShape(6, 3, 8, x.dtype))
+        assert (back - x).abs().max() < 0.02
 
 
 def test_without_codes_all_numbers_are_those_of_the_plain_cache() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from pardec.samplers.speculative.cache.rotatekv import Rotated
+from tests.models.test_kv_stores import through
 from tests.reference import naive_stores as naive
 from tests.samplers.spec_checks import refused_specs
 from tests.samplers.store_checks import check_tokens, of_family, target, taught
@@ -24,6 +26,17 @@ def rotated(keys: np.ndarray, values: np.ndarray, first: int) -> tuple[np.ndarra
 
 def test_each_token_is_that_of_a_loop_that_encodes_its_past_from_scratch() -> None:
     check_tokens("rotatekv:bits=2,group=4,chunk=4,residual=3", 4, 3, 1, rotated)
+
+
+def test_keys_of_several_heads_are_rotated_together_and_values_head_by_head() -> None:
+    x = torch.randn(2, 6, 2, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    order = naive.channel_order(x.flatten(0, 1).numpy(), 2)
+    for codec, read in (
+        (Rotated(4, 4, heads=2, reorder=True), naive.rotated(4, 4, 1.0, 2, order)),
+        (Rotated(4, 4), naive.rotated(4, 4, 1.0, 1)),
+    ):
+        expected = np.stack([read(chunk.numpy()) for chunk in x])
+        np.testing.assert_allclose(through(codec, x).numpy(), expected, rtol=0, atol=1e-6)
 
 
 def test_rotation_alone_changes_nothing() -> None:
