@@ -49,7 +49,7 @@ class TokenLogprobs:
         return TokenLogprobs(*(getattr(self, field.name)[index] for field in fields(self)))
 
 
-def likeliest(logits: Tensor, count: int) -> Tensor:
+def top_ids(logits: Tensor, count: int) -> Tensor:
     """The ids [N, count] of the likeliest tokens by `logits` [N, V], in falling order; ties: the lowest ids.
 
     Of tokens that tie, torch.topk takes any, others for another count (PyTorch 2.13), so that a list could lack the
@@ -103,7 +103,7 @@ class LogprobRecorder:
         every = logits.log_softmax(-1)
         parts = {"own": every.gather(-1, tokens[:, None])[:, 0]}
         if self.count:
-            ids = likeliest(logits, self.count)
+            ids = top_ids(logits, self.count)
             parts |= {"ids": ids, "top": every.gather(-1, ids)}
         if len(self.candidates):
             parts["candidates"] = every.index_select(-1, self.candidates)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from pardec.samplers.logprobs import TokenLogprobs, likeliest
+from pardec.samplers.logprobs import TokenLogprobs, top_ids
 
 from ..requests.images import enlarged
 from ..result import Result
@@ -377,7 +377,7 @@ def _prompt_logprobs(model: Model, ids: list[int], body: CompletionBody) -> Toke
     logprobs = logits.log_softmax(-1)
     own = logprobs.gather(1, tokens[1:, None].to(logprobs.device))[:, 0]
     count = min(body.logprobs or 0, logits.shape[1])
-    top = likeliest(logits, count) if count else tokens.new_empty(len(logits), 0, device=logits.device)
+    top = top_ids(logits, count) if count else tokens.new_empty(len(logits), 0, device=logits.device)
     candidates = logprobs[:, body.logprob_ids or []]
     parts = (own[:, None], logprobs.gather(1, top), candidates)
     first = [torch.full((1, part.shape[1]), torch.nan) for part in parts]
