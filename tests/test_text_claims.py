@@ -93,9 +93,9 @@ def test_the_page_keeps_its_other_sections(tmp_path: Path) -> None:
     page.write_text(committed)
     claims.write(page, {})
     assert page.read_text() == committed
-    claims.write(page, {"sjd": "new", "text-answers": "more"})
+    claims.write(page, {"sjd": "new", "text-new": "more"})
     found, before = claims.sections(page.read_text()), claims.sections(committed)
-    assert (found.pop("sjd"), found.pop("text-answers")) == ("new", "more")
+    assert (found.pop("sjd"), found.pop("text-new")) == ("new", "more")
     assert found == {name: text for name, text in before.items() if name != "sjd"}
 
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pardec.models.errors import SpecError, UnknownModelError, UnknownNameError, did_you_mean
-from pardec.models.files.built import BUILT
+from pardec.models.files.built import BUILT, Built
 from pardec.models.files.catalog import EMBEDDED
 from pardec.models.files.gguf.listing import converted_files
-from pardec.models.files.packaged import PACKAGED, fetched
+from pardec.models.files.packaged import PACKAGED, Packaged, fetched
 from pardec.models.files.sources import local
 from pardec.samplers.measured import of_method, verdict
 
@@ -205,11 +205,11 @@ def entries(kind: Kind) -> list[dict[str, Any]]:
     if kind == "samplers":
         return [_plain(card) for card in list_samplers()]
     if kind == "models":
-        packaged = [(card, fetched(name)) for name, card in PACKAGED.items()]
-        built = [(card, card.folder) for card in BUILT.values()]
+        found: list[tuple[Packaged | Built, Path | None]] = [(card, fetched(name)) for name, card in PACKAGED.items()]
+        found += [(card, card.folder) for card in BUILT.values()]
         own = [
             ModelCard(card.name, card.family, card.summary, card.parameters, {}, str(path or ""))
-            for card, path in (*packaged, *built)
+            for card, path in found
         ]
         files = (
             ModelCard(file.name, file.family, f"{file.summary} (a GGUF file)", file.parameters, {}, file.path)
