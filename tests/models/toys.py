@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -153,18 +152,11 @@ def llama_folder(folder: Path, **changes: Any) -> Path:
     return write_checkpoint(folder, config, tensors)
 
 
-def in_two_processes(*arguments: object) -> tuple[str, str]:
-    """What a program prints and says in the first of two processes of one thread, with the variables of torchrun."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
-    named = os.environ | group | {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    named |= {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    command, one, two = [sys.executable, *map(str, arguments)], *({"RANK": at, "LOCAL_RANK": at} for at in "01")
-    other = subprocess.Popen(command, env=named | two, stdout=subprocess.DEVNULL)
-    try:
-        done = subprocess.run(command, env=named | one, capture_output=True, text=True, timeout=300, check=False)
-    finally:
-        other.kill()
-        other.wait()
-    return done.stdout, done.stderr
+def torchrun(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs a program in two processes of one thread each."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    named = kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [*command, *map(str, arguments)], env=named, capture_output=True, text=True, timeout=300, check=False
+    )

@@ -1,4 +1,4 @@
-"""Run in two processes, as by torchrun: compares a shared model with the whole one, for each folder; prints JSON.
+"""Run by torchrun in two processes: compares a shared model with the whole one, for each folder; prints JSON.
 
 Last it runs the command `pardec generate`, with and without --tp.
 """
@@ -85,7 +85,7 @@ try:
     load(FOLDER / "odd", device="cpu", tp=True)
 except ModelError as error:
     found["odd"] = {"refused": str(error)}
-found["command"] = {"alone": printed() if os.environ["RANK"] == "0" else None, "shared": printed("--tp")}
+found["command"] = {"alone": printed(), "shared": printed("--tp")}
 gathered: list[object] = [None] * dist.get_world_size()
 dist.all_gather_object(gathered, found)
 if os.environ["RANK"] == "0":

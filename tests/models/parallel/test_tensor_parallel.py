@@ -10,7 +10,7 @@ import torch
 from pardec.models.errors import ModelError
 from pardec.models.load import load
 from tests.models.families.test_experts import LLADA2, published
-from tests.models.toys import in_two_processes, llama_config, llama_folder, llama_tensors, write_checkpoint
+from tests.models.toys import llama_config, llama_folder, llama_tensors, torchrun, write_checkpoint
 
 RUN = Path(__file__).with_name("shared_run.py")
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -46,9 +46,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     llada_folder(folder / "llada")
     published(folder / "llada2", LLADA2)
     llama_folder(folder / "odd", **SHAPE | {"num_key_value_heads": 1})
-    out, err = in_two_processes(RUN, folder)
-    line = next((line for line in out.splitlines() if line.startswith("FOUND ")), None)
-    assert line is not None, err[-3000:]
+    done = torchrun(RUN, folder)
+    line = next((line for line in done.stdout.splitlines() if line.startswith("FOUND ")), None)
+    assert line is not None, done.stderr[-3000:]
     made: list[dict[str, Any]] = json.loads(line.removeprefix("FOUND "))
     return made
 
