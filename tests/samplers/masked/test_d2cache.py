@@ -14,6 +14,7 @@ from pardec.samplers.ops.position_sets import between, nucleus
 from tests.reference import naive_dependence as naive
 from tests.samplers.dependence_parity import MODELS, model_of
 from tests.samplers.heldout_answers import answered
+from tests.samplers.masked import test_density
 from tests.samplers.spec_checks import defaults_are, refused_specs
 from tests.samplers.toys import fill, prompts, request, run, same, toy
 
@@ -93,6 +94,7 @@ def test_fewer_positions_than_a_block_give_as_many_right_answers() -> None:
     test_defaults_are_the_published_ones()
     the_parts_by_hand()
     rollout_by_hand()
+    test_density.test_the_order_by_hand()
     for model, k, rollout, fill_ in ((MODELS[1], 6, 0.3, 2), (MODELS[2], 6, 0.3, 2), (MODELS[2], 3, 0.05, 0)):
         test_it_queries_what_the_naive_version_does(model, k, rollout, fill_)
     right, fed = {}, {}
