@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.samplers.eight_tokens import MASK, steps_of
 from tests.samplers.spec_checks import commits_at, defaults_are
-from tests.samplers.toys import fill, prompts, same, toy
+from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45
 STEPS = {
@@ -32,6 +33,12 @@ def test_at_one_it_is_one_token_from_the_left(family: str) -> None:
     model, given = toy(family, sharp=1.2), prompts((4, 7, 2))
     one, other = (fill(model, spec, given, (9, 5, 11)) for spec in ("contiguous:tau=1", "leftmost+sequential"))
     assert all(same(one, row, other, row) for row in range(3))
+
+
+def test_a_score_of_exactly_tau_goes_on() -> None:
+    quarters = table(torch.tensor([[0.25, 0.25, 0.25, 0.25, 0, 0, 0]] * 3))
+    for tau, forwards in ((0.25, 1), (0.2501, 3)):
+        assert run(quarters, f"contiguous:tau={tau}", request([[MASK] * 3], [0], block_length=3)).nfe == (forwards,)
 
 
 test_defaults_are_the_published_ones = defaults_are("contiguous", "contiguous:tau=0.5")
