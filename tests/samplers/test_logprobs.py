@@ -398,7 +398,7 @@ def test_likely_tokens_that_tie_at_the_last_place_are_those_of_the_lowest_ids(vo
     logits[2, 1:] = -torch.inf
     order = logits.sort(dim=-1, descending=True, stable=True).indices
     for count in (1, 2, 5, 16, vocab):
-        assert torch.equal(recording.likeliest(logits, count), order[:, :count])
+        assert torch.equal(recording.top_ids(logits, count), order[:, :count])
 
 
 # --- what it costs ---
