@@ -3,7 +3,7 @@
 A mutant is one line of tests/mutants/*.jsonl: in `file`, `old` (which stands there once) becomes `new`. It breaks the
 rule of `paper` in the way that `kind` says. The mutant is applied in a copy of the checkout, build/mutants/tree. There
 the test named for the paper runs (`@pytest.mark.seeds`), then, if that passes, the method's own test files, up to the
-first failure. These are `tests` of the line, or else test_NAME*.py of the mutated file NAME.py, or else the file of the
+first failure. These are `tests` of the line, or else test_NAME*.py of the mutated file NAME.py and the file of the
 named test. Failures and errors of a test count. Running out of time does not, nor a file that cannot be collected, nor
 a test that fails without the mutant: the tests that noticed a mutant run once more without any.
 
@@ -106,7 +106,7 @@ def read(paths: Iterable[Path]) -> list[Mutant]:
 def own_tests(mutant: Mutant, named: str) -> list[str]:
     """The method's own test files, from the root."""
     files = [str(file.relative_to(ROOT)) for file in quick_tests.files(Path(mutant.file).stem)[1]]
-    return list(mutant.tests) or files or [named.partition("::")[0]]
+    return list(mutant.tests or dict.fromkeys(filter(None, [*files, named.partition("::")[0]])))
 
 
 # ---- running

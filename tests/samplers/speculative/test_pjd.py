@@ -21,6 +21,7 @@ from tests.samplers.ar_toys import run, toy_ar
 from tests.samplers.handmade_drafts import Given
 from tests.samplers.picture_toys import codes, draw, features, toy_pictures
 from tests.samplers.spec_checks import defaults_are
+from tests.samplers.speculative import test_features
 
 SIDE, CAPTIONS = 4, features([3, 1, 2])
 MODEL = toy_pictures(3, SIDE, 6, 1.5)
@@ -183,6 +184,8 @@ def test_forwards_fall_and_neighbours_are_as_equal_as_before() -> None:
     a_row_begins_when_the_one_above_is_ahead_by_hand()
     the_first_guess_of_a_row_is_the_newest_token_above_by_hand()
     the_newest_token_above_stands_in_for_the_one_before_a_row()
+    test_features.test_the_exact_rule_tests_no_preaccepted_token()
+    test_features.test_preaccepted_tokens_stay_outside_of_later_filters_unless_constraints_read_the_tokens_before(True)
     model, task = pardec.load("tiny-llamagen", device="cpu"), pardec.task("captions")
     prompts = [one.prompt for one in task.problems(split="heldout", n=6, seed=3)]
     found = {}
