@@ -9,9 +9,9 @@ file of SmolLM2 (`scripts/get_smollm2` fetches it). Each engine is a process tha
 prompt every engine has its turn, and another one begins. Seconds are all time from prompt to last token; a second turn
 with one new token gives the prompt's share, so that prompt and decoding can be told apart. `--masked` measures forwards
 of a random masked model of 100M parameters beside `llama-diffusion-cli`, and `--memory` one block of an 8B model in
-4 bits (4.9 GB on the disk). Results are kept in the JSON file, by table; `--markdown` writes the page from it. With
-`--clock process` the tables have the time of an engine's threads in place of that on the clock, which on one thread is
-nearly the same and changes less with other load on the machine; the JSON file has both.
+4 bits (4.9 GB on the disk). Results are kept in the JSON file, by table, text of each processor by itself; `--markdown`
+writes the page from it. With `--clock process` the tables have the time of an engine's threads in place of that on the
+clock, which on one thread is nearly the same and changes less with other load on the machine; the JSON file has both.
 
 Peers are installed by pip into FOLDER, one environment each, since their requirements contradict each other; a
 temporary folder without `--venv`. One that cannot be installed or does not run is left out, with the reason. Where
@@ -792,6 +792,12 @@ plain tokens are transformers' in float32. `peak MB` is resident memory while de
 used` is the time of all threads over time on the clock: less than 1 where the machine had other work.
 
 """
+ELSEWHERE = """
+## Text on another processor
+
+As above, with some of the engines: {count} first turns ({tokens} prompt tokens). {conditions}
+
+"""
 MASKED = """
 ## Masked models
 
@@ -826,12 +832,12 @@ def said(document: Row) -> str:
 def page(document: Row) -> str:
     """The page, from what the JSON file has."""
     text = PAGE
-    if own := document.get("text"):
+    for key, own in sorted((key, own) for key, own in document.items() if key.startswith("text")):
         values = {"count": len(own["prompts"]), "tokens": sum(own["prompt_tokens"]), "new": own["max_new_tokens"]}
         values |= {"model": own["model"], "megabytes": own["model_bytes"] / 1e6}
-        text += TEXT.format(**values, conditions=said(own)) + text_tables(own)
+        text += (TEXT if key == "text" else ELSEWHERE).format(**values, conditions=said(own)) + text_tables(own)
         text += f"\nVersions: {versions(own['versions'])}.\n"
-        if features := own["versions"].get("llama.cpp, the file: features"):
+        if key == "text" and (features := own["versions"].get("llama.cpp, the file: features")):
             names = ", ".join(part.split()[0] for part in features.partition(":")[2].split("|") if "= 1" in part)
             text += LLAMA_CPP_BUILD.format(features=names)
     sizes = {"prompt": PROMPT, "new": NEW, "block": BLOCK}
@@ -841,6 +847,12 @@ def page(document: Row) -> str:
     if own := document.get("memory"):
         text += MEMORY.format(**sizes, gigabytes=own["bytes"] / 1e9, conditions=said(own)) + memory_table(own)
     return text
+
+
+def place(document: Row, name: str, measured: Row) -> str:
+    """The table's key: text of another processor than the table's stands beside it, with its processor."""
+    own = measured["processor"]
+    return name if name != "text" or document.get(name, {}).get("processor", own) == own else f"{name}, {own}"
 
 
 def versions(named: dict[str, str]) -> str:
@@ -880,11 +892,12 @@ def main() -> None:
         folder = options.venv or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cpu-engines-")))
         for name in wanted:
             try:
-                document[name] = MEASURES[name](options, Peers(folder.resolve(), options.threads))
+                measured = MEASURES[name](options, Peers(folder.resolve(), options.threads))
             except Left as reason:  # pardec itself, before any engine
                 sys.exit(f"error: {reason}")
+            document[place(document, name, measured)] = measured
             options.json.write_text(json.dumps(document, indent=1) + "\n")
-            print(f"\n{TABLES[name](document[name])}", flush=True)
+            print(f"\n{TABLES[name](measured)}", flush=True)
     if options.markdown:
         (HERE / "cpu_engines.md").write_text(page(document))
 

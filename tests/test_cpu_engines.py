@@ -138,6 +138,19 @@ def test_the_page_has_only_the_tables_that_were_measured() -> None:
     assert "## Text" not in page
 
 
+def test_text_of_another_processor_stands_beside_the_table() -> None:
+    first = document(turn("a", "plain", 7, 1.0), turn("a", "plain", 9, 1.0))
+    second = {**first, "processor": "AVX2, AVX-512", "date": "2026-11-29"}
+    assert cpu_engines.place({}, "text", first) == cpu_engines.place({"text": first}, "text", first) == "text"
+    key = cpu_engines.place({"text": first}, "text", second)
+    assert key == "text, AVX2, AVX-512"
+    page = cpu_engines.page({"text": first, key: second})
+    assert page.index("## Text\n") < page.index(
+        "## Text on another processor\n\nAs above, with some of the engines: 2 first"
+    )
+    assert "AVX2, AVX-512, time on the clock; 2026-11-29." in page
+
+
 def test_a_worker_measures_answers_and_outlives_errors() -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); import loop\n"
