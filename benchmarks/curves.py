@@ -119,6 +119,6 @@ def legend(section: Section) -> str:
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table of a line of heads and others."""
+    """A Markdown table whose first line has the names of the columns."""
     head, *body = lines
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *body)) + "\n"

@@ -110,7 +110,7 @@ class DraftModule(nn.Module):
 
     @property
     def with_cache(self) -> Any:
-        """What has K/V of its own while the module drafts, itself or a stack of it; None if nothing has."""
+        """The module or the stack inside it that keeps keys and values while it drafts; None if neither does."""
         return self if hasattr(self, "layers_config") else None
 
     def new_cache(self, batch: int, capacity: int, *, scratch: int = 0) -> KVCache:

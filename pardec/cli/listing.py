@@ -211,10 +211,11 @@ def entries(kind: Kind) -> list[dict[str, Any]]:
             ModelCard(card.name, card.family, card.summary, card.parameters, {}, str(path or ""))
             for card, path in found
         ]
+        paths = {card.path for card in own}
         files = (
             ModelCard(file.name, file.family, f"{file.summary} (a GGUF file)", file.parameters, {}, file.path)
             for file in converted_files()
-            if file.name not in {card.path for card in own}
+            if file.name not in paths
         )
         return [_plain(card) for card in [*list_models(), *own, *files]]
     if kind == "drafters":
