@@ -73,7 +73,7 @@ class Scripted(run_queue.Entry):
 
     code: str = ""
 
-    def command(self, file: Path, seconds: float, *, dry: bool) -> list[str]:
+    def command(self, file: Path, seconds: float, *, dry: bool, finish: bool) -> list[str]:
         return [sys.executable, "-c", self.code.replace("FILE", repr(str(file)))]
 
 

@@ -148,6 +148,20 @@ def test_resuming_is_bit_equal(texts: Texts, tmp_path: Path) -> None:
     assert not torch.equal(other.weights.master, whole.weights.master)  # the state is coarser than the weights
 
 
+def test_rate_of_the_last_stretch_falls_with_the_time_left(texts: Texts) -> None:
+    """From 64% of the peak, where 36% of all tokens have been seen, to the 5% with which a training ends."""
+    run = training(texts)
+    run.tokens, run.local = 0.36e6, RECIPE.warmup
+    assert run.rate() == pytest.approx(0.64 * RECIPE.rate)
+    run.start, left = run.rate() / RECIPE.rate, 1.0
+    run.left = lambda: left
+    rates = []
+    for left in (1.0, 0.5, 0.0):
+        run.tokens += 1e4  # tokens no longer count
+        rates.append(run.rate() / RECIPE.rate)
+    assert rates == pytest.approx([0.64, 0.32, 0.05])
+
+
 @pytest.mark.parametrize(("step", "most_bits", "energy"), [(0.55, 3.1, 0.03), (1.1, 2.2, 0.11)])
 def test_difference_keeps_normal_values(step: float, most_bits: float, energy: float) -> None:
     shape = smollm2.Shape(64, 256, 1, 4, 2, 64, 512)

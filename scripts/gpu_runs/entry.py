@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--inputs", type=Path, required=True)
     parser.add_argument("--dry", action="store_true")
+    parser.add_argument("--finish", action="store_true")
     given = parser.parse_args()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if given.dry:
@@ -30,7 +31,8 @@ def main() -> None:
 
     from gpu_runs.report import Report
 
-    import_module(f"gpu_runs.{given.module}").run(Report(given.file, given.seconds, dry=given.dry, inputs=given.inputs))
+    report = Report(given.file, given.seconds, dry=given.dry, finish=given.finish, inputs=given.inputs)
+    import_module(f"gpu_runs.{given.module}").run(report)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,14 @@ class Report:
     The entry asks `left()` for the rest of its time limit, and stops early enough to finish.
     """
 
-    def __init__(self, file: Path, seconds: float, *, dry: bool = False, inputs: Path | None = None) -> None:
+    def __init__(
+        self, file: Path, seconds: float, *, dry: bool = False, finish: bool = False, inputs: Path | None = None
+    ) -> None:
         """`file` is the JSON file, `seconds` the time limit, `inputs` the folder of the files carried here.
 
-        Files other than JSON are written to the folder of `file`.
+        Files other than JSON are written to the folder of `file`. With `finish`, this stretch of a training is its last.
         """
-        self.file, self.dry, self.inputs = file, dry, inputs or file.parent
+        self.file, self.dry, self.finish, self.inputs = file, dry, finish, inputs or file.parent
         self._deadline = time.monotonic() + seconds
         self.content: dict[str, Any] = {"line": "", "rows": []}
         self._write()

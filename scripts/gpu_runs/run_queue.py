@@ -54,16 +54,17 @@ class Entry:
     seconds: float | None  # its time limit; None: what is left of the queue's
     dry_seconds: float  # its time limit in a dry run
 
-    def command(self, file: Path, seconds: float, *, dry: bool) -> list[str]:
+    def command(self, file: Path, seconds: float, *, dry: bool, finish: bool) -> list[str]:
         given = [f"--file={file}", f"--seconds={seconds:.0f}", f"--inputs={WORK / 'inputs'}"]
-        return [sys.executable, str(ROOT / "scripts/gpu_runs/entry.py"), self.module, *given, *["--dry"][: int(dry)]]
+        given += [flag for flag, wanted in (("--dry", dry), ("--finish", finish)) if wanted]
+        return [sys.executable, str(ROOT / "scripts/gpu_runs/entry.py"), self.module, *given]
 
 
 ENTRIES = (
     Entry("a", "tests", "the short tests on a GPU: tokens, images, bfloat16 logits, captured forwards", 60, 150),
     Entry("b", "repeatability", "two runs of LLaDA-8B's shape compared bit by bit", 40, 90),
-    Entry("c", "steps", "seconds of a step at the shapes of LLaDA-8B and Qwen3-8B, beside other loops", 200, 120),
-    Entry("d", "step_profile", "launches, gaps and busy time of a step", 50, 90),
+    Entry("c", "steps", "seconds of a step at the shapes of LLaDA-8B and Qwen3-8B, beside other loops", 230, 120),
+    Entry("d", "step_profile", "launches, gaps and busy time of a step", 60, 90),
     Entry("f", "kernels", "each kernel beside the version before it and its definition, in GPU time", 40, 120),
     Entry("g", "mtp_layer", "the next stretch of an MTP layer with which SmolLM2 drafts for itself", 45, 150),
     Entry("h", "rollouts", "tokens per second of rollouts, 128 rows at once", 20, 60),
@@ -100,10 +101,12 @@ def main(argv: list[str] | None = None, entries: Sequence[Entry] = ENTRIES) -> i
         print(f"entries: {', '.join(entry.letter for entry in entries)}; --list shows them", file=sys.stderr)
         return 2
     chosen = [entry for entry in entries if not given.only or entry.letter in given.only.split(",")]
-    return run(chosen, given.out, given.seconds, dry=given.dry_run)
+    return run(chosen, given.out, given.seconds, dry=given.dry_run, finish=given.finish)
 
 
-def run(entries: Sequence[Entry], out: Path, whole: float = WHOLE, *, dry: bool = False) -> int:
+def run(
+    entries: Sequence[Entry], out: Path, whole: float = WHOLE, *, dry: bool = False, finish: bool = False
+) -> int:
     """Runs the entries in order; 1 if one of them did not end well."""
     from gpu_runs.parcels import collect
 
@@ -117,7 +120,7 @@ def run(entries: Sequence[Entry], out: Path, whole: float = WHOLE, *, dry: bool 
             left = whole - (time.monotonic() - started)
             limit = min(entry.dry_seconds if dry else entry.seconds or left, left)
             print(f"{entry.letter}  {entry.summary} (at most {max(limit, 0):.0f} s)", flush=True)
-            done = _one(entry, out, limit, log, dry=dry)
+            done = _one(entry, out, limit, log, dry=dry, finish=finish)
             results["entries"][entry.letter] = done
             _write(out, results)
             print(f"{entry.letter}  {done['status']} in {done['seconds']:.0f} s: {done['line']}", flush=True)
@@ -133,7 +136,7 @@ def run(entries: Sequence[Entry], out: Path, whole: float = WHOLE, *, dry: bool 
     return 1 if failed else 0
 
 
-def _one(entry: Entry, out: Path, limit: float, log: Any, *, dry: bool) -> dict[str, Any]:
+def _one(entry: Entry, out: Path, limit: float, log: Any, *, dry: bool, finish: bool) -> dict[str, Any]:
     """Runs an entry and returns its results: its status, seconds, line and whatever its JSON file holds."""
     file = out / f"{entry.module}.json"
     file.unlink(missing_ok=True)
@@ -143,7 +146,7 @@ def _one(entry: Entry, out: Path, limit: float, log: Any, *, dry: bool) -> dict[
     log.write(f"== {entry.letter} {entry.module}\n".encode())
     log.flush()
     process = subprocess.Popen(
-        entry.command(file, limit, dry=dry),
+        entry.command(file, limit, dry=dry, finish=finish),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         cwd=ROOT,
@@ -236,6 +239,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dry-run", action="store_true", help="every entry on a CPU with tiny shapes")
     parser.add_argument("--only", default="", metavar="LETTERS", help="the entries to run, as c,e")
+    parser.add_argument(
+        "--finish", action="store_true", help="entry e ends the training: its rate falls to the end of this stretch"
+    )
     parser.add_argument("--out", type=Path, default=WORK / "results", help="folder of results (build/gpu/results)")
     parser.add_argument("--seconds", type=float, default=WHOLE, help="time limit of the whole queue (540)")
     parser.add_argument("--list", action="store_true", help="print the entries and their time limits")

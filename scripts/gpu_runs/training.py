@@ -70,6 +70,8 @@ class Training:
         self.weights = Weights(shape, base, device, dtype)
         self.first, self.second = (torch.zeros_like(self.weights.master) for _ in range(2))
         self.step, self.local, self.tokens = 0, 0, 0.0
+        self.left: Callable[[], float] | None = None  # share of the last stretch that is left; None: more will follow
+        self.start = 1.0  # the rate at the start of the last stretch, over the recipe's
         held_out = min(HELD_OUT, len(texts) // 10 + 1)
         self.held_out, self.texts = texts.slice(0, held_out), texts.slice(held_out, len(texts))
         self._epoch, self._rows = 0, self._pack(0)
@@ -139,8 +141,12 @@ class Training:
             self.weights.refresh()
 
     def rate(self) -> float:
-        """The learning rate: linear to the recipe's, then down to 5% of it at the end of all tokens."""
-        share = max(0.05, 1 - self.tokens / self.recipe.total)
+        """The learning rate: linear to the recipe's, then down to 5% of it at the end of all tokens.
+
+        In the last stretch it falls to that from where it is, in proportion to the time that is left.
+        """
+        share = 1 - self.tokens / self.recipe.total if self.left is None else self.start * self.left()
+        share = max(0.05, share)
         return self.recipe.rate * share * min(1.0, (self.local + 1) / self.recipe.warmup)
 
     def take(self) -> None:
@@ -176,7 +182,8 @@ class Training:
         now = self.weights.views(self.weights.master)
         changes = {name: now[name].cpu() - self.base[name] for name in self.base}
         content = difference.encode(self.shape, changes, steps)
-        about = {"step": self.step, "tokens": self.tokens, "steps": steps}
+        finished = self.left is not None or self.tokens >= self.recipe.total
+        about = {"step": self.step, "tokens": self.tokens, "steps": steps, "finished": finished}
         files = difference.save(folder, content, about)
         self.restore(folder)
         return files
@@ -288,6 +295,10 @@ def run(report: Report) -> None:
     saving = 5.0 if report.dry else 30.0  # seconds that are kept for the state
     started, first, losses = time.monotonic(), training.step, []
     most = 30 if report.dry else 10**9
+    if report.finish:
+        whole = report.left() - saving
+        training.start = 1 - training.tokens / recipe.total
+        training.left = lambda: (report.left() - saving) / whole
     while report.left() > saving and training.step - first < most and training.tokens < recipe.total:
         training.take()
         if training.step % (10 if report.dry else 100) == 0:
@@ -300,7 +311,7 @@ def run(report: Report) -> None:
     kept = training.validation()
     size = sum(file.stat().st_size for file in files)
     report.row(part="state", step=training.step, validation=trained, as_written=kept, bytes=size, files=len(files))
-    report.set(recipe=asdict(recipe))
+    report.set(recipe=asdict(recipe), finished=report.finish or training.tokens >= recipe.total)
     report.line(
         f"{training.tokens / 1e6:.1f} of {recipe.total / 1e6:.0f} million tokens; validation loss {before:.3f} before, "
         f"{trained:.3f} after, {kept:.3f} as written in {size / 1e6:.1f} MB"
