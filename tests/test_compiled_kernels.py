@@ -221,23 +221,6 @@ def norms(dtype: torch.dtype, width: int) -> None:
     triton_ops(all_of_them=True).norm(x, gain, 1e-5)
 
 
-def normed(dtype: torch.dtype, rows: int, outputs: int = 12288, *, width: int = WIDTH, biased: bool = False) -> None:
-    """A norm and a matmul, and a norm, a matmul and a gate."""
-    from pardec.models.kernels.matmul_triton import normed_matmul, swiglu_matmul
-
-    x, gain, weight = empty(rows, width, dtype=dtype), empty(width, dtype=dtype), empty(outputs, width, dtype=dtype)
-    bias = empty(outputs, dtype=dtype) if biased else None
-    normed_matmul(x, gain, 1e-5, weight, bias)
-    swiglu_matmul(x, gain, 1e-5, empty(2 * outputs, width, dtype=dtype), None)
-
-
-def gated(dtype: torch.dtype, rows: int, outputs: int = 12288, *, width: int = WIDTH, biased: bool = False) -> None:
-    from pardec.models.kernels.matmul_triton import swiglu_matmul
-
-    bias = empty(2 * outputs, dtype=dtype) if biased else None
-    swiglu_matmul(empty(rows, width, dtype=dtype), None, 0.0, empty(2 * outputs, width, dtype=dtype), bias)
-
-
 def sums(dtype: torch.dtype, width: int) -> None:
     from pardec.models.kernels.norm_triton import add_norm_triton
 
@@ -321,13 +304,6 @@ def cases() -> dict[str, Callable[[], object]]:
         add(turn, dtype, 128)
         add(turn, dtype, 24, turned=12)
         add(stack, dtype)
-    for rows in (1, 32, 64):
-        add(normed, BRAIN, rows)
-    add(normed, BRAIN, 8, 1536, width=1000, biased=True)
-    add(normed, FULL, 32)
-    add(gated, BRAIN, 480)
-    add(gated, HALF, 32, biased=True)
-    add(gated, BRAIN, 480, 96, width=90)
     add(sums, BRAIN, WIDTH)
     add(statistics, BRAIN, vocab=97, count=1)
     add(statistics, BRAIN, temperature=0.7)
@@ -368,8 +344,6 @@ def seldom(case: str) -> bool:
         "statistics bfloat16 vocab=97 count=1",
         "draws float32 vocab=97 count=1",
     ):
-        return True
-    if case in ("normed bfloat16 32", "gated bfloat16 480 96 width=90"):
         return True
     if case.startswith("attention"):
         _, kind, *rest = case.split()

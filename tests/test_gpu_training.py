@@ -153,10 +153,9 @@ def test_rate_of_the_last_stretch_falls_with_the_time_left(texts: Texts) -> None
     run = training(texts)
     run.tokens, run.local = 0.36e6, RECIPE.warmup
     assert run.rate() == pytest.approx(0.64 * RECIPE.rate)
-    run.start, left = run.rate() / RECIPE.rate, 1.0
-    run.left = lambda: left
+    run.start, run.left = run.rate() / RECIPE.rate, iter((1.0, 0.5, 0.0)).__next__
     rates = []
-    for left in (1.0, 0.5, 0.0):
+    for _ in range(3):
         run.tokens += 1e4  # tokens no longer count
         rates.append(run.rate() / RECIPE.rate)
     assert rates == pytest.approx([0.64, 0.32, 0.05])

@@ -7,10 +7,11 @@
 
 On a GPU, layers with plain weights in 16 bits run fewer and larger operations (`Fused`):
 
-    norm_matmul       norm(x) @ W.T (+ b)
-    norm_swiglu       silu(gate) * up of the halves of norm(x) @ W.T (+ b)
     add_norm          (h, x) -> (h + x, norm(h + x))
     norm_rotary       rotary_and_cache of queries and keys whose heads are normalised before
+
+Matmuls are the library's, without a norm before or a gate after them: on an H200 kernels of our own that computed
+those too took 1.1 to 3.9 times as long as the separate ones, at every number of rows (benchmarks/gpu.md).
 
 A forward takes one `Ops` for each device it runs on, and its layers ask for no version again. `attend` is not among
 them: which version of it runs depends on what the queries see, and the `AttentionPattern` of the forward says it.
@@ -58,11 +59,8 @@ class Ops:
 class Fused:
     """Operations of a layer that run as one kernel each, of states [M, E] and plain weights in 16 bits."""
 
-    norm_matmul: Callable[[Tensor, Tensor, float, Tensor, Tensor | None], Tensor]  # x, gain, eps, weight, bias
-    norm_swiglu: Callable[[Tensor, Tensor | None, float, Tensor, Tensor | None], Tensor]  # without a gain: x is normed
     add_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]  # h, x, gain, eps
     norm_rotary: Callable[..., tuple[Tensor, Tensor, Tensor]]  # `rotary_and_cache`; last the heads' gains and epsilon
-    few: int  # up to this many rows, a norm costs nothing before its matmul
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -182,7 +180,6 @@ def triton_ops(*, all_of_them: bool, fused: bool = False) -> Ops:
     """The operations in Triton; its norm, which is no faster than PyTorch's, only with `all_of_them`."""
     from . import torch_ops as compiled
     from .glu_triton import swiglu_triton
-    from .matmul_triton import FEW, normed_matmul, swiglu_matmul
     from .norm_triton import add_norm_triton, norm_triton
     from .rotary_triton import rotate_into_triton, rotate_triton
 
@@ -216,20 +213,6 @@ def triton_ops(*, all_of_them: bool, fused: bool = False) -> Ops:
             return glu(gate_up, activation)
         return compiled.swiglu(gate_up) if compiling() else swiglu_triton(gate_up)
 
-    def norm_first(x: Tensor) -> bool:
-        """Whether a separate kernel norms x: it has many rows, or is float16, where x * gain may overflow."""
-        return len(x) > FEW or x.dtype != torch.bfloat16
-
-    def norm_matmul(x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if norm_first(x):
-            return F.linear(own_norm(x, gain, eps), weight, bias)
-        return (compiled.normed_matmul if compiling() else normed_matmul)(x, gain, eps, weight, bias)
-
-    def norm_swiglu(x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if gain is not None and norm_first(x):
-            x, gain = own_norm(x, gain, eps), None
-        return (compiled.swiglu_matmul if compiling() else swiglu_matmul)(x, gain, eps, weight, bias)
-
     def add_norm(h: Tensor, x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         return (compiled.add_norm if compiling() else add_norm_triton)(h, x, gain, eps)
 
@@ -238,5 +221,5 @@ def triton_ops(*, all_of_them: bool, fused: bool = False) -> Ops:
         own_norm,
         rotary_and_cache_triton,
         glu_triton,
-        Fused(norm_matmul, norm_swiglu, add_norm, rotary_and_cache_triton, FEW) if fused else None,
+        Fused(add_norm, rotary_and_cache_triton) if fused else None,
     )

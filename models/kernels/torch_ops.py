@@ -1,6 +1,6 @@
 """The Triton kernels as operations of PyTorch, so that torch.compile puts them into its graphs and fuses around them.
 
-    torch.ops.pardec.rotary, rotary_into_cache, swiglu, add_norm, normed_matmul, swiglu_matmul, attention
+    torch.ops.pardec.rotary, rotary_into_cache, swiglu, add_norm, attention
 
 Outside of torch.compile the wrappers are called directly: an operation's dispatch takes as long as a launch.
 """
@@ -12,8 +12,6 @@ from torch.library import custom_op
 
 from .attention_triton import run_attention
 from .glu_triton import swiglu_triton
-from .matmul_triton import normed_matmul as run_normed_matmul
-from .matmul_triton import swiglu_matmul as run_swiglu_matmul
 from .norm_triton import add_norm_triton
 from .rotary_triton import HeadNorms, launch_rotary, rotate_triton
 
@@ -78,28 +76,6 @@ def add_norm(h: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, 
 @add_norm.register_fake
 def _(h: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return h.new_empty(h.shape), h.new_empty(h.shape)
-
-
-@custom_op("pardec::normed_matmul", mutates_args=())
-def normed_matmul(x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """norm(x) [M, K] @ weight [N, K].T (+ bias [N])."""
-    return run_normed_matmul(x, gain, eps, weight, bias)
-
-
-@normed_matmul.register_fake
-def _(x: Tensor, gain: Tensor, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0])
-
-
-@custom_op("pardec::swiglu_matmul", mutates_args=())
-def swiglu_matmul(x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """[M, N]: silu(gate) * up of the halves of norm(x) [M, K] @ weight [2 N, K].T (+ bias [2 N])."""
-    return run_swiglu_matmul(x, gain, eps, weight, bias)
-
-
-@swiglu_matmul.register_fake
-def _(x: Tensor, gain: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0] // 2)
 
 
 @custom_op("pardec::attention", mutates_args=())

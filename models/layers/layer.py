@@ -195,20 +195,13 @@ class DecoderLayer(nn.Module):
         )
 
     def _fused(self, h: Tensor, step: LayerPass, index: int, picked: Tensor | None, fused: Fused) -> Tensor:
-        """`forward` in eight operations for many rows of h, and in six or seven for few."""
+        """`forward` where the residual sum and the norm after it are one operation."""
         weights: dict[str, Any] = self._parameters
-        eps = self.config.norm_eps
-        qkv = fused.norm_matmul(h, weights["attn_norm"], eps, weights["qkv_weight"], weights["qkv_bias"])
+        eps, ops = self.config.norm_eps, step.ops
+        qkv = matmul(ops.norm(h, weights["attn_norm"], eps), weights["qkv_weight"], weights["qkv_bias"])
         h, out = self._attended(h, qkv, step, index, picked)
-
-        weight, bias = weights["out_weight"], weights["out_bias"]
-        inputs, norm = h, weights["mlp_norm"]
-        if len(h) <= fused.few and bias is None and (step.overwrites or picked is not None):
-            inputs = h = add_matmul_into(h, out, weight)
-        else:
-            h, inputs = fused.add_norm(h, matmul(out, weight, bias), norm, eps)
-            norm = None
-        inner = fused.norm_swiglu(inputs, norm, eps, weights["gate_up_weight"], weights["gate_up_bias"])
+        h, inputs = fused.add_norm(h, matmul(out, weights["out_weight"], weights["out_bias"]), weights["mlp_norm"], eps)
+        inner = ops.glu(matmul(inputs, weights["gate_up_weight"], weights["gate_up_bias"]), "silu")
         h, bias = add_matmul_into(h, inner, weights["down_weight"]), weights["down_bias"]
         return h if bias is None else h + bias
 

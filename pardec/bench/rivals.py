@@ -78,7 +78,8 @@ def published(model: LanguageModel) -> nn.Module:
 
     settings = {name: value for name, value in model.config.items() if name not in ("model_type", "torch_dtype")}
     config = CONFIG_MAPPING[model.config["model_type"]].from_dict(settings)
-    network: nn.Module = AutoModelForCausalLM.from_config(config, dtype=model.dtype).to(model.device).eval()
+    with model.device:  # where random weights of 8B are made in a second; a CPU takes minutes
+        network: nn.Module = AutoModelForCausalLM.from_config(config, dtype=model.dtype).eval()
     assert isinstance(model.decoder, Decoder), "of a native family"
     state = {}
     for name, target in assemble.targets(FAMILIES[model.family], model.decoder).items():

@@ -24,6 +24,7 @@ from pardec.models.caches.kv_cache import KVCache
 from pardec.models.kernels import attention_triton
 from pardec.models.kernels.attention import attend, attention_pattern
 from pardec.models.kernels.matmul import add_matmul_into
+from pardec.models.kernels.norm_triton import norm_triton
 from pardec.models.kernels.ops import REFERENCE, triton_ops
 from pardec.models.plan import Plan, Visible
 from pardec.samplers.ops import confidence_triton
@@ -124,28 +125,15 @@ def cases(sizes: Sizes, device: torch.device, dtype: torch.dtype = torch.bfloat1
     fused = ops.fused
     assert fused is not None
     gain, eps = normal(sizes.width) + 1, 1e-5
-    qkv_weight = normal(3 * sizes.heads * sizes.dim, sizes.width, spread=0.02)
-    gate_up = normal(2 * sizes.inner, sizes.width, spread=0.02)
     out_weight = normal(sizes.width, sizes.width, spread=0.02)
 
-    def apart_steps(x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(REFERENCE.norm(x, gain, eps), weight)
-
     for rows in sizes.rows:
-        x = normal(rows, sizes.width)
-        if rows <= fused.few:
-            now, before = (
-                partial(fused.norm_matmul, x, gain, eps, qkv_weight, None),
-                partial(apart_steps, x, qkv_weight),
-            )
-            yield Case("norm, qkv", f"{rows} rows", now, before, before)
-        yield Case(
-            "norm, gate and up, SwiGLU",
-            f"{rows} rows",
-            partial(fused.norm_swiglu, x, gain, eps, gate_up, None),
-            lambda x=x: ops.glu(apart_steps(x, gate_up), "silu"),
-            lambda x=x: REFERENCE.glu(apart_steps(x, gate_up), "silu"),
-        )
+        x, gate_up = normal(rows, sizes.width), normal(rows, 2 * sizes.inner)
+        pytorch = partial(REFERENCE.norm, x, gain, eps)
+        yield Case("norm", f"{rows} rows", partial(norm_triton, x, gain, eps), pytorch, pytorch)
+        gate, up = gate_up.chunk(2, -1)
+        gated = partial(ops.glu, gate_up, "silu")
+        yield Case("SwiGLU", f"{rows} rows", gated, None, lambda gate=gate, up=up: F.silu(gate) * up)
         y = normal(rows, sizes.width)
 
         def added(x: Tensor = x, y: Tensor = y) -> tuple[Tensor, Tensor]:

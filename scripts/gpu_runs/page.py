@@ -2,8 +2,8 @@
 
     scripts/gpu_queue --page
 
-Of each entry the newest run that has it is shown, and of the training all runs in the order of their steps. Figures
-that no run has are shown as not measured.
+Of each entry the newest run that has it is shown, with the others of that day, of which only what was measured; and of
+the training all runs in the order of their steps. Figures that no run has are shown as not measured.
 """
 
 from __future__ import annotations
@@ -40,14 +40,18 @@ def page(files: Sequence[Path]) -> str:
         if run is None:
             parts += [f"Not measured: no run of entry {letter} has been committed.", make([])]
         else:
-            shown = [run for run in runs if letter in run["entries"]] if make is _training else [run]
+            those = [other for other in runs if letter in other["entries"]]
+            shown = [other for other in those if make is _training or other["date"] == run["date"]]
             shown.sort(key=lambda run: _first_step(run["entries"][letter].get("rows", [])))
-            for run in shown:
-                entry = run["entries"][letter]
+            for other in shown:
+                entry = other["entries"][letter]
                 parts.append(
-                    f"{_device(run)}, {run['date']}; entry {letter}, {entry['status']} in {entry['seconds']:.0f} s."
+                    f"{_device(other)}, {other['date']}; entry {letter}, {entry['status']} in {entry['seconds']:.0f} s."
+                    f"{other.get('note', '')}"
                 )
-                parts.append(make(entry.get("rows", [])))
+                table = make(entry.get("rows", []))
+                lines = table.splitlines() if len(shown) == 1 else [x for x in table.splitlines() if _NOTHING not in x]
+                parts.append("\n".join(lines))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

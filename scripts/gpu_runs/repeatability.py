@@ -92,9 +92,7 @@ class Recorder:
             ops = replace(ops, **{name: self.recorded(name, getattr(ops, name)) for name in names})
             if ops.fused is None:
                 return ops
-            names = "norm_matmul", "norm_swiglu", "add_norm"
-            fused = replace(ops.fused, **{name: self.recorded(name, getattr(ops.fused, name)) for name in names})
-            return replace(ops, fused=fused)
+            return replace(ops, fused=replace(ops.fused, add_norm=self.recorded("add_norm", ops.fused.add_norm)))
 
         def head(states: Tensor) -> Tensor:
             self.layer = len(stack.layers)

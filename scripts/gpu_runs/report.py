@@ -22,7 +22,7 @@ class Report:
     ) -> None:
         """`file` is the JSON file, `seconds` the time limit, `inputs` the folder of the files carried here.
 
-        Files other than JSON are written to the folder of `file`. With `finish`, this stretch of a training is its last.
+        Files other than JSON are written to the folder of `file`. With `finish`, a training ends with this stretch.
         """
         self.file, self.dry, self.finish, self.inputs = file, dry, finish, inputs or file.parent
         self._deadline = time.monotonic() + seconds

@@ -256,9 +256,15 @@ def carried_model(report: Report) -> tuple[Shape, dict[str, Any], dict[str, Tens
 
 
 def run(report: Report) -> None:
-    """Writes missing texts, then trains until the time is over, then saves the state."""
+    """Writes missing texts, then trains until the time is over, then saves the state.
+
+    A training that has ended is continued only with `finish`, by another last stretch.
+    """
     folder = report.file.parent
     carried = folder / "none" if report.dry else report.inputs
+    if not report.finish and (state := difference.load(carried)) is not None and state[1].get("finished"):
+        report.line(f"the training ended at {state[1]['tokens'] / 1e6:.1f} million tokens; --finish adds a stretch")  # type: ignore[operator]
+        return
     if report.dry:
         shape, template, base = tiny()
         recipe = Recipe(total=1e6, rate=3e-3, warmup=4, rows=4, length=64, block=8)

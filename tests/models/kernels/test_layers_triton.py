@@ -1,4 +1,4 @@
-"""Matmuls with a norm before and a gate after them, in Triton, and the kernels as operations of torch.compile.
+"""Layers whose sums, norms and rotations run in Triton, and the kernels as operations of torch.compile.
 
 On a GPU if there is one, else under the interpreter: `test_attention_triton` starts that process.
 """
@@ -28,44 +28,6 @@ pytestmark = WHERE_TRITON_RUNS
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 BRAIN = torch.bfloat16
-
-
-def weights(rows: int, columns: int, dtype: torch.dtype, seed: int) -> Tensor:
-    return (random(rows, columns, dtype=torch.float32, seed=seed) / columns**0.5).to(dtype)
-
-
-@fewer_where(INTERPRETED)
-@DTYPES
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("rows", "entries", "outputs"), [(1, 8, 5), (3, 130, 40), (64, 128, 17)], ids=str)
-def test_norm_before_a_matmul(rows: int, entries: int, outputs: int, biased: bool, dtype: torch.dtype) -> None:
-    from pardec.models.kernels.matmul_triton import normed_matmul, swiglu_matmul
-
-    x, gain = random(rows, entries, dtype=dtype) * 3, torch.rand(entries, device=DEVICE).to(dtype) + 0.5
-    weight, bias = weights(2 * outputs, entries, dtype, 1), random(2 * outputs, dtype=dtype, seed=2)
-    bias = bias if biased else None
-    wide = F.rms_norm(x.float(), (entries,), gain.float(), 1e-5)
-    product = F.linear(wide, weight.float(), None if bias is None else bias.float())
-    found = normed_matmul(x, gain, 1e-5, weight, bias)
-    assert (found.shape, found.dtype) == ((rows, 2 * outputs), dtype)
-    close(found, product.to(dtype))
-    gate, up = product.chunk(2, -1)
-    # Three roundings, which the interpreter makes towards zero in bfloat16.
-    close(swiglu_matmul(x, gain, 1e-5, weight, bias), (F.silu(gate) * up).to(dtype), times=2)
-
-
-@fewer_where(INTERPRETED)
-@DTYPES
-@pytest.mark.parametrize(("rows", "entries", "outputs"), [(0, 8, 4), (65, 64, 5), (70, 40, 130)], ids=str)
-def test_gate_after_a_matmul_of_many_rows(rows: int, entries: int, outputs: int, dtype: torch.dtype) -> None:
-    from pardec.models.kernels.matmul_triton import swiglu_matmul
-
-    x, weight = random(rows, entries, dtype=dtype), weights(2 * outputs, entries, dtype, 1)
-    found = swiglu_matmul(x, None, 0.0, weight)
-    assert found.shape == (rows, outputs)
-    if rows:
-        gate, up = F.linear(x.float(), weight.float()).chunk(2, -1)
-        close(found, (F.silu(gate) * up).to(dtype))
 
 
 @fewer_where(INTERPRETED)
@@ -137,7 +99,7 @@ def operations() -> list[tuple[Any, tuple[Any, ...]]]:
     from pardec.models.kernels import torch_ops
     from pardec.samplers.ops.confidence_triton import statistics_op
 
-    x, gain, weight = torch.randn(3, 16), torch.ones(16), torch.randn(8, 16)
+    x, gain = torch.randn(3, 16), torch.ones(16)
     qkv, cos, sin = torch.randn(1, 3, 4, 8), torch.randn(1, 3, 1, 8), torch.randn(1, 3, 1, 8)
     q, (k, v) = torch.randn(1, 3, 2, 16), torch.randn(2, 1, 6, 1, 16)
     order, lengths = torch.arange(3)[None], torch.tensor([3])
@@ -147,15 +109,13 @@ def operations() -> list[tuple[Any, tuple[Any, ...]]]:
         (torch_ops.rotary_into_cache, (qkv, cos, sin, 2, *cached, None, None, 0.0)),
         (torch_ops.swiglu, (x,)),
         (torch_ops.add_norm, (x, x + 1, gain, 1e-5)),
-        (torch_ops.normed_matmul, (x, gain, 1e-5, weight, torch.randn(8))),
-        (torch_ops.swiglu_matmul, (x, None, 1e-5, weight, None)),
         (torch_ops.attention, (q, k, v, order, lengths, None, None, None, None, None, 1, 3, 1)),
         (statistics_op, (torch.randn(2, 9), 0.7, None, None, torch.tensor([4, 5]))),
     ]
     return [(op, tuple(a.to(DEVICE) if isinstance(a, Tensor) else a for a in given)) for op, given in found]
 
 
-@pytest.mark.parametrize("index", range(8))
+@pytest.mark.parametrize("index", range(6))
 def test_operations_hold_what_torch_compile_asks_of_them(index: int) -> None:
     operation, arguments = operations()[index]
     torch.library.opcheck(operation, arguments)
@@ -172,14 +132,13 @@ def test_a_compiled_layer_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = cache.slots(Plan(order, order, order, Visible.causal(), torch.tensor([3], device=DEVICE), order))
     slots.flat  # noqa: B018
     cos, sin = torch.randn(2, 1, 3, 1, 8, device=DEVICE).unbind(0)
-    gain, qkv_weight, gate_up = torch.ones(16), torch.randn(32, 16) / 4, torch.randn(24, 16) / 4
-    gain, qkv_weight, gate_up = (each.bfloat16().to(DEVICE) for each in (gain, qkv_weight, gate_up))
+    gain, qkv_weight = torch.ones(16).bfloat16().to(DEVICE), (torch.randn(32, 16) / 4).bfloat16().to(DEVICE)
 
     def run(h: Tensor) -> tuple[Tensor, ...]:
-        qkv = fused.norm_matmul(h * 2, gain, 1e-5, qkv_weight, None).view(1, 3, 4, 8).float()
+        qkv = F.linear(ops.norm(h * 2, gain, 1e-5), qkv_weight).view(1, 3, 4, 8).float()
         q, k, v = ops.rotary_and_cache(qkv, cos, sin, 2, slots, 0)
         h, normed = fused.add_norm(h, q.flatten(2)[0].bfloat16(), gain, 1e-5)
-        return fused.norm_swiglu(normed, None, 1e-5, gate_up, None) + 1, k.clone(), v.clone(), ops.glu(h, "silu")
+        return normed + 1, k.clone(), v.clone(), ops.glu(h, "silu")
 
     graphs: list[Any] = []
 
@@ -195,7 +154,7 @@ def test_a_compiled_layer_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(one, other)
     named = {str(node.target) for node in graphs[0].graph.nodes if "pardec" in str(node.target)}
     assert len(graphs) == 1
-    assert len(named) == 5
+    assert len(named) == 3
 
 
 def test_definitions_are_what_others_run() -> None:
