@@ -5,10 +5,8 @@ outside the closed vocabulary fall apart into the longest known pieces, so any p
 
     python scripts/make_tokenizer.py [FOLDER]
     python scripts/make_tokenizer.py --bytes models/embedded/tiny-llama-bytes
-    python scripts/make_tokenizer.py FOLDER --pairs 4096 --rows rows.jsonl
 
-With --bytes, builds the tokenizer of the drafter with another vocabulary: each byte is a token. With --pairs, builds
-one for English, of that many tokens: bytes, and the most frequent pairs in the texts of `pardec generate -o`.
+With --bytes, builds the tokenizer of the drafter with another vocabulary: each byte is a token.
 """
 
 from __future__ import annotations
@@ -16,10 +14,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -40,10 +37,6 @@ CHAT_TEMPLATE = (
     "{% if message['role'] == 'user' %}{{ message['content'] }}"
     "{% elif message['role'] == 'assistant' %}{{ ' ' + message['content'] + eos_token }}"
     "{% endif %}{% endif %}{% endfor %}"
-)
-# the same with a line break after the message
-LINE_TEMPLATE = CHAT_TEMPLATE.replace("{{ message['content'] }}", "{{ message['content'] + '\n' }}").replace(
-    "' ' + message", "message"
 )
 
 
@@ -83,34 +76,16 @@ def build_bytes() -> Tokenizer:
     special = SPECIAL[:-1]
     vocab = {token: index for index, token in enumerate([*special, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
     tokenizer = Tokenizer(models.BPE(vocab, []))
-    return _of_bytes(tokenizer, special, use_regex=False)
-
-
-def build_pairs(texts: Iterable[str], size: int) -> Tokenizer:
-    """A tokenizer of bytes and of their most frequent pairs in `texts`, `size` tokens in all."""
-    tokenizer = _of_bytes(Tokenizer(models.BPE()), (), use_regex=True)
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        special_tokens=list(SPECIAL),
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return _of_bytes(tokenizer, SPECIAL, use_regex=True)
-
-
-def _of_bytes(tokenizer: Tokenizer, special: Sequence[str], *, use_regex: bool) -> Tokenizer:
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
-    if special:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="<bos> $A", pair="<bos> $A $B", special_tokens=[("<bos>", SPECIAL.index("<bos>"))]
-        )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A $B", special_tokens=[("<bos>", vocab["<bos>"])]
+    )
     return tokenizer
 
 
-def config(*, with_mask: bool = True, template: str = CHAT_TEMPLATE) -> dict[str, object]:
+def config(*, with_mask: bool = True) -> dict[str, object]:
     """The content of tokenizer_config.json."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -120,39 +95,22 @@ def config(*, with_mask: bool = True, template: str = CHAT_TEMPLATE) -> dict[str
         "clean_up_tokenization_spaces": False,
         "model_max_length": 512,
         "padding_side": "right",
-        "chat_template": template,
+        "chat_template": CHAT_TEMPLATE,
     }
 
 
-def texts(files: Iterable[Path]) -> Iterator[str]:
-    """The texts of rows of `pardec generate -o`."""
-    for file in files:
-        for line in file.read_text(encoding="utf-8").splitlines():
-            yield json.loads(line)["text"]
-
-
-def main(folder: Path, *, in_bytes: bool = False, pairs: int = 0, rows: Iterable[Path] = ()) -> None:
+def main(folder: Path, *, in_bytes: bool = False) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = build_pairs(texts(rows), pairs) if pairs else build_bytes() if in_bytes else build()
+    tokenizer = build_bytes() if in_bytes else build()
     (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True) + "\n", encoding="utf-8")
-    settings = config(with_mask=not in_bytes, template=LINE_TEMPLATE if pairs else CHAT_TEMPLATE)
-    text = json.dumps(settings, indent=2, ensure_ascii=False)
+    text = json.dumps(config(with_mask=not in_bytes), indent=2, ensure_ascii=False)
     (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
     print(f"{tokenizer.get_vocab_size()} tokens -> {folder}", file=sys.stderr)
 
 
-def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "models" / "embedded" / "tokenizer")
     parser.add_argument("--bytes", action="store_true", help="each byte is a token")
-    parser.add_argument("--pairs", type=int, default=0, help="tokens: bytes, and the most frequent pairs of --rows")
-    parser.add_argument("--rows", type=Path, nargs="+", default=[], help="files of `pardec generate -o`")
-    given = parser.parse_args(argv)
-    if bool(given.pairs) != bool(given.rows):
-        parser.error("give both of --pairs and --rows, or none")
-    return given
-
-
-if __name__ == "__main__":
-    given = arguments()
-    main(given.folder, in_bytes=given.bytes, pairs=given.pairs, rows=given.rows)
+    given = parser.parse_args()
+    main(given.folder, in_bytes=given.bytes)

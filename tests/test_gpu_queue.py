@@ -215,7 +215,7 @@ def test_page_says_what_was_not_measured(tmp_path: Path) -> None:
 
 
 def test_page_shows_all_stretches_of_the_training_in_order(tmp_path: Path) -> None:
-    """Two runs on one day: the earlier stretch comes first, whatever the file names; entry c shows what both measured."""
+    """Two runs on one day: the earlier stretch comes first, whatever the names; entry c shows both."""
     files = []
     for name, first, loss in (("a", 700, 1.25), ("b", 0, 2.5)):
         rows = [{"part": "start", "step": first}, {"part": "state", "step": first + 700, "validation": loss}]

@@ -166,12 +166,6 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 def export(folder: Path, name: str, model: nn.Module, state: dict[str, Tensor], card: dict[str, Any]) -> None:
     """Writes the folder with its card; each file is replaced atomically."""
-    write_model(folder, name, model, state)
-    write_card(folder, card)
-
-
-def write_model(folder: Path, name: str, model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Writes weights and configuration, each file atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     published = {"tiny-llada": llada_name, "tiny-nemotron": nemotron_name}.get(name, str)
     tensors = {published(key): value for key, value in rounded(state).items()}
@@ -184,6 +178,7 @@ def write_model(folder: Path, name: str, model: nn.Module, state: dict[str, Tens
         if name in ("tiny-dream", "tiny-nemotron"):
             generation["mask_token_id"] = MASK
         _write(folder / "generation_config.json", json.dumps(generation, indent=1))
+    write_card(folder, card)
 
 
 def write_card(folder: Path, card: dict[str, Any]) -> None:
