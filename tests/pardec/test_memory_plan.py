@@ -140,6 +140,8 @@ def what_fits_is_the_largest_that_does() -> None:
     assert not tight.fits
     assert tight.largest_k == 5
     assert planned(memory=given.language_model.weight_bytes).largest_batch == 0
+    ample = planned(memory=1 << 40)
+    assert (ample.largest_k, ample.largest_tree) == (12, 40), "no more than the spec drafts"
     assert tight.least is not None
     assert tight.least <= planned(batch=6, k=2).peak
 
@@ -159,6 +161,10 @@ def each_part_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         assert read.parts["round_work"] == 3 * 8 * 4 * VOCAB * 4 + read.taps
         own = read.parts["kv"] + read.parts["scratch"]  # a Hydra++ has K/V of one layer, the others have none
         assert read.parts["drafter_kv"] == (own // 4 if "hydra" in spec else 0)
+        # Of a long prompt the states are read at every token.
+        with random_modules():
+            long, none = (plan(given, each, batch=8, prompt=400, new=4) for each in (spec, "sequential"))
+        assert long.parts["prompt_work"] - none.parts["prompt_work"] == 8 * 400 * count * 64 * 4
 
 
 def when_drafting_pays() -> None:

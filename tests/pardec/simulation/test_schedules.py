@@ -153,6 +153,16 @@ def test_mirror_takes_the_longer_of_suffix_and_rollouts_and_drafts_again_after_a
     assert done.seconds == pytest.approx(max(target, drafter))
     if rate == 1 and d < 0.25:  # drafting is hidden but for each row's first
         assert done.seconds == pytest.approx(COUNT * T + len(ROWS) * K * 2 * d)
+    crossing, named = list[int](), 2 * (K + 1)  # the exit's two candidates after each node
+    for number, row in enumerate(ROWS):
+        for at in range(len(row)):
+            if not at or not hits(rate).hit(number, at - 1):  # a draft, after the text that it continues
+                crossing += [row[at - 1].gained] if at else [1] * (number > 0)
+                crossing.append(K + 1)
+            crossing += [named, named * K] if hits(rate).hit(number, at) else [named]
+    linked = timeline("mirror", setting(machine(per_token=0.01)), ROWS, hits(rate))
+    sends = [each.end - each.start for each in linked.intervals if each.copies]
+    assert sends == pytest.approx([0.01 * tokens for tokens in crossing])
 
 
 def test_copies_have_no_drafter_and_an_empty_draft_nothing_to_wait_for() -> None:

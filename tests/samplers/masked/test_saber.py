@@ -26,6 +26,15 @@ def what_is_taken_back_by_hand() -> None:
     assert steps[4] == 0
     assert got.nfe == (max(steps) + 1,) == (7,)
     assert tokens == LAWS.argmax(-1).tolist()
+    # Of 16 positions the first step commits c and takes back one for every 8 begun, at least `least` // 2, those of the
+    # lowest probability; the second completes the block, and takes nothing back.
+    for c, least, back in ((9, 2, 2), (12, 2, 2), (12, 7, 3), (16, 2, 0)):
+        whole = table(LAWS.repeat(2, 1))
+        got = run(whole, f"quota:tau=none,least={c}+saber:least={least}", request([[MASK] * 16], [0], block_length=16))
+        p = LAWS.amax(-1).repeat(2).tolist()
+        best = sorted(sorted(range(16), key=lambda at: -p[at])[:c])
+        first = sorted(sorted(best, key=lambda at: p[at])[back:])  # of equal ones the lowest position is taken back
+        assert [at for at, step in enumerate(got.trace.commit_step[0].tolist()) if step == 0] == first
 
 
 @pytest.mark.parametrize("reference", [False, True])

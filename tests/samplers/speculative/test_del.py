@@ -112,6 +112,11 @@ def the_threshold_lies_between_the_means_of_accepted_and_rejected_tokens() -> No
     choice.observe(outcome([1, 1], [1, 0]), None, None)  # type: ignore[arg-type]
     accepted = [(0.5 * 1.6 + 0.6) / 2, (0.5 * 2.0) / 1.5]
     assert choice.threshold.tolist() == pytest.approx([(accepted[0] + 0.5) / 2, (accepted[1] + 0.01) / 2])
+    first = Choice(1, (1,), 2, k=3, decay=0.5)
+    for sure in (0.9, 0.5, 0.1):
+        first.stop(torch.tensor([sure]), 0, None, None)  # type: ignore[arg-type]
+    first.observe(outcome([3], [1]), None, None)  # type: ignore[arg-type]
+    assert first.threshold.tolist() == pytest.approx([0.7]), "the token after the first rejected one says nothing"
 
 
 def shadow_tokens_are_the_argmax_of_every_exit_behind_each_committed_token() -> None:

@@ -87,7 +87,8 @@ def test_diffusion_drafts_grow_where_the_model_is_sure_and_take_fewer_forwards_t
     """Lists are drafted far beyond one step, sums of several are not; the text is the target's."""
     made = Diffusion()
     assert (made.step, made.k, made.low, made.tau, made.block, made.small) == (10, 60, 0.45, 0.05, 32, 8), "published"
-    test_diffusion_drafts_are_those_of_a_plain_version_after_any_history("sdar")
+    for family in ("sdar", "llada"):  # block-causal and bidirectional
+        test_diffusion_drafts_are_those_of_a_plain_version_after_any_history(family)
     model = pardec.load("tiny-llama", device="cpu")
     drafts: dict[str, float] = {}
     for name in ("lists", "arithmetic"):

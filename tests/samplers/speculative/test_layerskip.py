@@ -207,6 +207,14 @@ def a_choice_is_judged_once_its_texts_weigh_one_together() -> None:
     assert scored(3, 0.5, 0.6, 0.6) == loser
     assert search.best == one
     assert scored(4, 0.5, 0.6, 0.5) != loser, "nothing is tried twice"
+    search, gains = Search(8, 0.5), []
+    for text, first, scores in ((0, 0.4, (0.7, 0.6)), (1, 0.4, (0.7,))):
+        search.record(search.next(text, 0.5) or search.best, first)
+        for score in scores:
+            gains.append(search.next(text, 0.5) or search.best)
+            search.record(gains[-1], score)
+    assert search.best == gains[0] == gains[2]
+    assert not search.open, "the other one's gain was over a set that is no longer the best"
 
 
 def lame() -> LanguageModel:

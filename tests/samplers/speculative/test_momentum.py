@@ -61,6 +61,7 @@ def repeats(text: Sequence[int], size: int = 4) -> float:
 def test_it_leaves_loops_at_one_forward_a_token_and_is_greedy_where_there_are_none() -> None:
     test_every_drafter_gives_the_tokens_of_the_plain_rule_in_a_ragged_batch("recycling:k=3,tree=3-4-2")
     what_is_left_to_sample_from_is_the_positive_part_of_the_margin()
+    margins_of_zero_and_filtered_candidates_leave_the_highest()
     straight = cyclic(16)  # says x + 1: no circuit within 12 tokens
     assert rows(run(straight, "momentum", [[3], [0, 1]], 12)) == [list(range(3, 16)), list(range(14))]
     model, given, new = toy_ar(3, vocab=11, sharp=0.7), RAGGED, 60
@@ -96,6 +97,21 @@ def what_is_left_to_sample_from_is_the_positive_part_of_the_margin() -> None:
             expected = np.eye(vocab)[left] if isinstance(left, int) else left
             np.testing.assert_allclose(got, expected, atol=1e-5)
     assert kinds == {int, np.ndarray}
+
+
+def margins_of_zero_and_filtered_candidates_leave_the_highest() -> None:
+    """By hand: of four equal tokens p - alpha f is 0, or less for the one that would close a longer circuit."""
+    stage, prompt, gone = Momentum(alpha=0.25, k=4, resistance="1-3"), torch.zeros(1, dtype=torch.int64), -torch.inf
+
+    def left(ids: list[int], scores: list[float]) -> list[float]:
+        found: list[float] = stage.scores(torch.tensor([ids]), torch.tensor([scores]), prompt).softmax(-1)[0].tolist()
+        return found
+
+    assert left([0, 1, 2, 3], [0.0] * 4) == [1 / 4] * 4  # all are highest
+    assert left([0, 1, 0, 2, 3, 0], [0.0] * 4) == [1 / 2, 0, 0, 1 / 2]  # "0, 1" and "0, 2" are in the text
+    # p = 1/2 each. Tokens 0 and 3, which a filter removed, stay out though token 3 is new, and nothing is positive.
+    assert left([0, 1, 2, 0, 2, 0], [gone, 0.0, 0.0, gone]) == [0, 1 / 2, 1 / 2, 0]
+    assert left([0, 1, 3, 2, 3], [gone, 0.0, 0.0, gone]) == [0, 1, 0, 0]  # 1/4 and, after "3, 2", -1/4
 
 
 def test_sampled_rows_are_the_same_alone_and_off_is_plain_sampling() -> None:

@@ -67,10 +67,11 @@ def test_at_the_ends_of_tau_it_is_a_model_of_as_many_layers(temperature: float) 
             "model:name=short",
             "sorted:name=near,tau=1",
             "model:name=near",
+            "sorted:name=near,tau=0",  # by default the first exit is half of the four layers
         ):
             done = run(target(), f"{spec},k=3", RAGGED, NEW, temperature=temperature)
             drafted.append((rows(done), done.trace.accepted, done.trace.drafted))
-    assert drafted[0] == drafted[1]
+    assert drafted[0] == drafted[1] == drafted[4]
     assert drafted[2] == drafted[3]
     assert drafted[0] != drafted[2]
 
