@@ -13,18 +13,19 @@ from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import fill, prompts, toy
 
 
-@pytest.mark.parametrize("tau", [0.02, 0.9])
+@pytest.mark.parametrize(("tau", "scope"), [(0.02, 0.25), (0.9, 0.25), (0.02, 0.1), (0.02, 0.5)])
 @pytest.mark.parametrize("name", ["llada", "dream"])
 @pytest.mark.covers(1)
-def test_it_is_the_naive_rule_step_by_step(name: str, tau: float) -> None:
+def test_it_is_the_naive_rule_step_by_step(name: str, tau: float, scope: float) -> None:
+    """Of 21 tokens a scope of 2, 5 or 10 is searched, in blocks of 6."""
     ids = range(0, recorded(name).vocab_size, 3)
 
     def rule(*sizes: int) -> naive.AdaBlock:
-        made = naive.AdaBlock(*sizes, tau=tau)
+        made = naive.AdaBlock(*sizes, tau=tau, scope=scope)
         made.delimiters = frozenset(ids)
         return made
 
-    agree(name, f"adablock:tau={tau},delimiters={'-'.join(map(str, ids))}", rule)
+    agree(name, f"adablock:tau={tau},scope={scope},delimiters={'-'.join(map(str, ids))}", rule)
 
 
 def test_it_needs_delimiters() -> None:

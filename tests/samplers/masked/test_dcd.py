@@ -41,3 +41,15 @@ def test_caches_refresh_at_the_start_and_after_as_many_commits_as_a_block_has() 
         canvas.commit(Update(which & canvas.eligible, torch.zeros_like(canvas.window), which.float()))
         started.append(bool(stage.span(canvas, state).block_started[0]))
     assert started == [True, False, True, False]
+
+
+def test_a_window_ends_before_one_mask_too_many_or_two_blocks_later() -> None:
+    """Blocks of 4 of which the first position stays open: four masks, but no more than eight positions."""
+    ends = []
+    for committed in (0, 2, 4, 5, 9):
+        canvas = Canvas((torch.full((24,), MASK),), (0,), mask_id=MASK, pad_id=4, block_length=4, moving=True)
+        which = (canvas.window >= 1) & (canvas.window <= committed)
+        canvas.commit(Update(which, torch.zeros_like(canvas.window), which.float()))
+        stage = DeferredCommitment()
+        ends.append(int(stage.span(canvas, stage.start(canvas)).block_end[0]))
+    assert ends == [4, 6, 8, 8, 8]

@@ -35,6 +35,20 @@ def test_a_block_that_took_as_many_steps_gets_no_more_forwards() -> None:
         assert run(table(distributions), f"contiguous+edit:tau=0,steps={steps}", asked).nfe == (forwards,)
 
 
+def test_a_drawn_token_is_edited_later_than_its_step_and_for_one_surer_than_tau() -> None:
+    """Of two equally likely tokens the lower id is the likeliest, at exactly 0.5."""
+    distributions = torch.zeros(1, 7)
+    distributions[:, :2] = 0.5
+    drawn = {
+        spec: run(table(distributions), spec, request([[6]] * 16, [0] * 16, block_length=1, temperature=1.0)).tokens
+        for spec in ("fixed", "fixed+edit:tau=0.4,post=0", "fixed+edit:tau=0.5,post=1", "fixed+edit:tau=0.4,post=1")
+    }
+    plain, at_once, equal, surer = (tokens[:, 0].tolist() for tokens in drawn.values())
+    assert plain == at_once == equal
+    assert 0 < sum(plain) < 16
+    assert surer == [0] * 16
+
+
 def test_what_is_sure_everywhere_ends_at_once() -> None:
     distributions = torch.zeros(4, 7)
     distributions[:, 0], distributions[:, 1] = 0.95, 0.05

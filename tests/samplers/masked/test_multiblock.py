@@ -7,6 +7,7 @@ import torch
 
 from pardec.samplers.masked.block.multiblock import MultiBlock
 from pardec.samplers.masked.canvas import Canvas
+from pardec.samplers.masked.contracts import Update
 from tests.reference import naive_blocks as naive
 from tests.samplers.block_parity import Make, agree
 from tests.samplers.toys import MASK, fill, prompts, same, toy
@@ -34,6 +35,19 @@ def test_no_more_blocks_than_asked_for_are_active_and_the_first_has_to_progress(
         span = stage.span(canvas, state)
         assert span.progress is not None
         assert (span.block_start[0], span.block_end[0], span.progress[0]) == (0, 4, 2)
+
+
+def test_a_block_that_the_prompt_began_counts_its_own_tokens_alone() -> None:
+    """Blocks of 4 after a prompt of 3, add=0.5: the first one's only token opens the next, of which it takes two."""
+    row = torch.tensor([1, 2, 3, *[MASK] * 13])
+    canvas = Canvas((row,), (3,), mask_id=MASK, pad_id=4, block_length=4, absolute=True, moving=True)
+    stage, ends = MultiBlock(add=0.5, blocks=4), []
+    state = stage.start(canvas)
+    for first in (3, 4, 5, 6):
+        which = canvas.eligible & (canvas.window < first)
+        canvas.commit(Update(which, torch.zeros_like(canvas.window), which.float()))
+        ends.append(int(stage.span(canvas, state).block_end[0]))
+    assert ends == [4, 8, 8, 12]
 
 
 @pytest.mark.parametrize("family", ["llada", "dream", "sdar"])

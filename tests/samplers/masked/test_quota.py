@@ -28,6 +28,7 @@ def test_a_share_is_of_all_positions_of_a_block_given_ones_too() -> None:
     row = [MASK, MASK, MASK, 0, 0, MASK, MASK, MASK]
     assert steps_of("quota:tau=none,steps=2", row=row) == [0, 1, 0, -1, -1, 0, 0, 1]
     assert steps_of("quota:tau=none,steps=2", block_length=4) == [0, 1, 0, 1, 2, 3, 2, 3]
+    assert steps_of("quota:tau=none,steps=3", block_length=4) == [0, 1, 0, 2, 3, 4, 3, 5]  # 2, 1, 1, and again
 
 
 def test_a_score_of_exactly_tau_is_not_sure() -> None:

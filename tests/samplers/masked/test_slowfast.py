@@ -33,6 +33,8 @@ def test_it_is_the_naive_rule_step_by_step(name: str, spec: str) -> None:
     [
         ((7, 3), False, 5),  # the slow phase is over, and its last two ends do not agree: their mean
         ((7, 7), False, 7),
+        ((6, 7), False, 7),  # a standard deviation of a half: they agree
+        ((5, 7), False, 6),  # of 1: they do not
         ((7, 3, 5), False, 4),
         ((7, 3, 3), False, 3),
         ((7, 3), True, 5),
@@ -45,7 +47,7 @@ def test_where_a_stretch_ends_by_hand(ends: tuple[int, ...], whole: bool, end: i
     state, asked = stage.start(canvas), request([[MASK] * 8], [0], block_length=8)
     for number, each in enumerate(ends, 1):
         laws = torch.full((8, 7), 1 / 7)
-        laws[each - 1] = torch.tensor([0.94, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01])
+        laws[[0, each - 1]] = torch.tensor([0.94, 0.01, 0.01, 0.01, 0.01, 0.01, 0.01])
         stage.narrow(
             Evidence(DenseDistribution(laws.log()[None]), canvas.window, canvas.eligible, asked), canvas, state
         )

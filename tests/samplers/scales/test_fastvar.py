@@ -66,6 +66,7 @@ def test_tokens_far_from_the_mean_stay_and_others_take_the_coarser_map_s_part() 
     assert pruning.select(0, coarse) is None
     pruning.observe(0, before)
     assert pruning.select(1, coarse) is None
+    pruning.observe(1, coarse)  # of an earlier complete map: the last one counts
     pruning.observe(1, before)
     assert list(pruning.added) == [1]
     pruning.keep_all, pruning.count = False, 3

@@ -42,6 +42,14 @@ def test_it_is_the_search_written_out(beams: int, count: int, least: float) -> N
     assert all(len(call[0]) <= beams for call in draft_model.calls)
 
 
+def test_nodes_that_cannot_be_kept_are_not_expanded() -> None:
+    """Of a nearly flat distribution the two likeliest nodes are both of the first level."""
+    draft_model = Told(written([[1]]), sharp=0.1)
+    draft = grown(Beam(4, 2), draft_model, [5])
+    assert [len(path) for path in nodes(draft, 0)] == [1, 1]
+    assert [sum(node >= 0 for node in call[0]) for call in draft_model.calls] == [1, 2]
+
+
 def test_a_temperature_draws_nothing() -> None:
     cold = grown(Beam(3, 8), Told(written([[1], [2]])), [3, 3])
     warm = grown(Beam(3, 8), Told(written([[1], [2]])), [3, 3], temperature=1.0)

@@ -13,6 +13,7 @@ from pardec.models.decoder import DecoderLayer
 from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
+from pardec.samplers.speculative.draft.earlyexit import EarlyExit
 from tests.grids import chequered
 from tests.samplers.ar_toys import rows, run
 from tests.samplers.fake_draft_model import NEW, RAGGED, Pausing, distribution, greedy, heard, target
@@ -76,3 +77,7 @@ def test_an_exit_behind_the_last_layer_is_refused() -> None:
     with pytest.raises(SpecError, match="earlyexit: layers must be fewer than the 4 of toy, got 4") as error:
         run(target(), "earlyexit:layers=4", [[1]], 3)
     assert error.value.hint == "earlyexit:layers=2"
+
+
+def test_a_draft_costs_the_share_of_the_layers_that_it_runs() -> None:
+    assert [EarlyExit(layers=layers).cost_ratio(target(), None) for layers in (1, 2, 3)] == [1 / 4, 1 / 2, 3 / 4]

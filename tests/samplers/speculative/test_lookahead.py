@@ -13,7 +13,7 @@ from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import RoundUniforms as Round
 from pardec.samplers.speculative.draft import lookahead
-from pardec.samplers.speculative.draft.lookahead import Lookahead, Pool, trie
+from pardec.samplers.speculative.draft.lookahead import Lookahead, LookaheadState, Pool, trie
 from pardec.samplers.speculative.loop import VerifyLoop
 from tests.reference import naive_jacobi
 from tests.samplers.ar_toys import picks, plain_greedy, prompts, request, rows, run, speculation, toy_ar
@@ -104,6 +104,18 @@ def test_a_prompt_that_repeats_itself_is_drafted_from_at_once() -> None:
 def test_the_default_decodes_what_is_shipped_in_less_than_six_tenths_of_a_forward_a_token() -> None:
     """Without n-grams of the prompt in the pool it took 1.14 forwards per token on lists to copy."""
     assert forwards_a_token("lookahead") < 0.6 < 1 < forwards_a_token("lookahead:pool_from_prompt=false")
+
+
+def test_every_run_of_the_text_enters_the_pool_also_across_rounds() -> None:
+    loop = VerifyLoop(toy_ar(2, 6, 2.0), registry.resolve("lookahead:guesses=50", "ar"), request([[1, 2, 3]], 20))
+    for _ in range(6):
+        loop.round()
+    text = loop.text.row(0).tolist()
+    (state,) = (each for each in loop.memory.values() if isinstance(each, LookaheadState))
+    pool = state.pools.rows[0]
+    assert len(text) > 9
+    for at in range(len(text) - 4):
+        assert tuple(text[at + 1 : at + 5]) in pool.continuations(text[at])
 
 
 def test_a_pool_forgets_what_was_added_longest_ago() -> None:

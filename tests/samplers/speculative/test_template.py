@@ -55,6 +55,17 @@ def test_siblings_are_drawn_one_after_the_other_without_replacement() -> None:
             left[int(draft.tokens[row, node])] = 0
 
 
+def test_nodes_are_drawn_independently_of_those_of_other_levels_and_parents() -> None:
+    """Of a flat distribution of 4 tokens: a node and its child, and children of two siblings."""
+    rows = 3000
+    flat = np.full(16, 1 / 16)
+    draft = grown(Template("2-1"), Told(written([[1, 2]] * rows), vocab=4, sharp=0.0), [2] * rows, temperature=1.0)
+    assert draft.parent[0].tolist() == [-1, 0, 0, 1, 2]
+    for one, other in ((1, 3), (2, 4), (3, 4)):
+        seen = np.bincount(draft.tokens[:, one] * 4 + draft.tokens[:, other], minlength=16)
+        assert g_test(seen, flat) < 4
+
+
 def test_an_acceptance_may_ask_for_independent_siblings() -> None:
     rows = 3000
     draft_model = Told(written([[1, 2]] * rows), vocab=4, sharp=1.0)

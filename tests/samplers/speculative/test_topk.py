@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log
 
 import numpy as np
 import pytest
@@ -29,6 +30,15 @@ def test_a_chain_by_hand(k: int, tolerance: float, count: int) -> None:
     assert int(verdict.next) == 0
     if verdict.deviation is not None:
         assert float(verdict.deviation) == count - 1
+
+
+def test_a_gap_of_exactly_the_tolerance_passes() -> None:
+    """log .5 - log .25 is log 2 in float32 as well."""
+    p = torch.tensor([0.5, 0.25, 0.25]).expand(1, 2, 3)
+    for tolerance, count in ((log(2), 1), (0.693, 0)):
+        draft = tree(torch.tensor([[0, 2]]), None)
+        verdict = TopK(2, tolerance).accept(draft, distributions(p, greedy=True), Given(torch.zeros(1, 2)), None)
+        assert int(verdict.count) == count
 
 
 def naive(nodes: Sequence[Node], law: np.ndarray, k: int, tolerance: float) -> list[int]:
