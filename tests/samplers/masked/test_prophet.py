@@ -98,6 +98,11 @@ def a_hand_worked_gap() -> None:
         got = run(table(distributions), f"fixed+prophet:region=all,early={gap},mid=9,late=9", canvas)
         assert got.nfe == (nfe,)
         assert got.tokens[0].tolist() == [0, 0, 1, 1, 1, 1]
+    # A progress of exactly 0.33 and 0.67, after 33 and 67 of 100 steps, belongs to the next third.
+    hundred = request([[7] * 100], [0], block_length=100)
+    for gaps, nfe in (("early=9,mid=1,late=9", 33), ("early=9,mid=9,late=1", 67)):
+        got = run(table(distributions[:1].repeat(100, 1)), f"fixed+prophet:region=all,{gaps}", hundred)
+        assert got.nfe == (nfe,)
 
 
 def eight_gaps_by_hand() -> None:

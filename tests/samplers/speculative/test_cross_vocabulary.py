@@ -75,6 +75,9 @@ def the_longest_run_wins_and_what_may_still_grow_waits() -> None:
     assert tokens.first([0, 2, 0, 0]) == (4, 3)
     assert tokens.first([1]) == (-1, 0)  # no token of the target
     assert tokens.first([]) is None
+    nested = tokens.copy()
+    nested.grams[2, 0, 2] = 3
+    assert nested.first([2, 0, 2]) == (3, 3)  # and not the run of two that it begins with
     ending = (
         replace(model, decoding_config=replace(model.decoding_config, eos_ids=ends))
         for model, ends in ((letters(), (1,)), (target(), (3, 4)))

@@ -20,7 +20,7 @@ from pardec.samplers.speculative.draft.idlm import Idlm
 from tests.models import adapters
 from tests.models.families.test_families import published, rewrite
 from tests.reference import naive_idlm as naive
-from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
+from tests.samplers.ar_toys import plain_greedy, request, rows, run, toy_ar
 
 MASK = 4
 SMALL_MASK = 7
@@ -111,6 +111,7 @@ def test_tokens_and_forwards_are_those_of_whole_forwards(adapted: tuple[Path, Pa
     So does that of an adapter, which is on at the masks alone.
     """
     the_spec_s_mask_wins_over_the_checkpoint_s()
+    assert Idlm(k=k).most_queries(1 + k, request([[1]], 1)) == k, "room for a mask per drafted token"
     taken, begun = 0, 0
     for seed in range(4):
         model, prompt = toy_ar(seed, sharp=0.3), [1, 2, 3]

@@ -24,6 +24,7 @@ test_every_drafter_gives_what_sequential_gives_through_the_same_window = same_wi
 def test_at_capped_distances_a_long_text_is_read_as_a_short_one(tmp_path: Any) -> None:
     """The position of the sinks has no effect, while with uncapped distances it has."""
     windows.test_a_prompt_and_what_follows_are_those_of_the_plain_version("offsets")
+    windows.test_a_prompt_and_what_follows_are_those_of_the_plain_version("zero")  # reference=true
     model = toy_ar(6, VOCAB, layers=2, dtype=torch.float64)
     beginning, ending = prompts((4, 13), vocab=VOCAB, seed=1)
     texts = [[*beginning, *middle, *ending] for middle in prompts((9, 40, 400), vocab=VOCAB, seed=2)]

@@ -81,7 +81,7 @@ PROMPTS = [
 @pytest.mark.seeds("arXiv:2412.19437")
 def test_a_trained_mtp_layer_is_right_more_often_than_the_first_head_of_medusa(tmp_path: Path) -> None:
     """One layer, used again for every further token, also drafts those: more than one token a round, greedy text."""
-    for style, shape in zip(STYLES, ("chain", "template:widths=3-2-1"), strict=True):
+    for style, shape in zip(STYLES, ("pausing", "template:widths=3-2-1"), strict=True):
         test_mtp_states_are_the_verified_ones_after_any_history(style, shape, tmp_path / style)
     model = pardec.load("tiny-llama", device="cpu")
     plain = model.generate(PROMPTS, sampler="sequential")

@@ -123,6 +123,7 @@ def test_trained_prompts_keep_greedy_text_and_gain_and_trees_are_expected_to_gai
     steps_of_several_vectors_are_those_of_whole_forwards(tmp_path)
     the_steady_state_is_that_of_the_equations()
     the_prompt_token_that_is_missed_least_is_dropped()
+    test_it_gains_nearly_what_the_best_of_all_choices_does(2)
     test_more_inputs_never_gain_less_and_measured_times_choose_them()
     assert best_paths([[0.6, 0.2], [0.5, 0.1]], 5) == ((0,), (0, 0), (1,), (1, 0), (0, 1))  # .6 .3 .2 .1 .06
     a_draft_carries_the_prompt_tokens_of_each_node()

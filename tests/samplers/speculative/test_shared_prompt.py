@@ -14,6 +14,7 @@ from pardec.samplers.request import Request
 from pardec.samplers.speculative import forward_features as shared_prompt
 from pardec.samplers.speculative.draft.draft_heads import HeadsState
 from pardec.samplers.speculative.loop import VerifyLoop
+from tests.models.kernels import test_attention_parts
 from tests.models.traced import captured
 from tests.samplers.ar_toys import joint, plain_greedy, prompts, request, rows, run, toy_ar
 from tests.samplers.module_files import random_modules
@@ -69,6 +70,7 @@ def exact_in_float64() -> None:
 def test_samples_of_a_shared_prompt_are_the_same_in_a_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hydragen: attention in two parts is exact, the prompt is fed once, and K/V take P + n s slots, not n (P + s)."""
     exact_in_float64()
+    test_attention_parts.test_two_parts_are_one_attention("ragged", 6, 2, torch.float64, True)
     all_rows_say_how_much_is_shared()
     drafters_read_the_shared_states_before_each_row_s_own()
     test_greedy_rows_behind_a_common_beginning_are_those_of_a_whole_forward_each("sequential")

@@ -17,6 +17,7 @@ from tests.samplers.fake_draft_model import Told, best_fixed, context, grown, no
 
 def test_it_stops_below_tau_only() -> None:
     stage = context(written([[1], [2], [3]]))
+    assert Unsure() == Unsure(0.4)
     assert Unsure(0.5).budget(7, stage, None).tolist() == [7, 7, 7]
     assert Unsure(0.5).stop(torch.tensor([0.49, 0.5, 0.9]), 0, stage, None).tolist() == [True, False, False]
 
