@@ -4,8 +4,9 @@ A mutant is one line of tests/mutants/*.jsonl: in `file`, `old` (which stands th
 rule of `paper` in the way that `kind` says. The mutant is applied in a copy of the checkout, build/mutants/tree. There
 the test named for the paper runs (`@pytest.mark.seeds`), then, if that passes, the method's own test files, up to the
 first failure. These are `tests` of the line, or else test_NAME*.py of the mutated file NAME.py and the file of the
-named test. Failures and errors of a test count. Running out of time does not, nor a file that cannot be collected, nor
-a test that fails without the mutant: the tests that noticed a mutant run once more without any.
+named test; some papers have no named test. Failures and errors of a test count. Running out of time does not, nor a
+file that cannot be collected, nor a test that fails without the mutant: the tests that noticed a mutant run once more
+without any.
 
 Results are kept in build/mutants/results.json, each until its line, its source file or one of its test files changes.
 """
@@ -298,9 +299,14 @@ def summary(mutants: Sequence[Mutant], results: Mapping[str, Outcome]) -> dict[s
     return dict(sorted(papers.items()))
 
 
+def with_named_test(mutants: Sequence[Mutant], results: Mapping[str, Outcome]) -> Counter[str]:
+    """For each paper, how many mutants met a named test."""
+    return Counter(one.paper for one in mutants if one.name in results and results[one.name].named)
+
+
 def markdown(mutants: Sequence[Mutant], results: Mapping[str, Outcome], titles: Mapping[str, str]) -> str:
     """The page of benchmarks/mutants.md."""
-    rows = summary(mutants, results)
+    rows, asked = summary(mutants, results), with_named_test(mutants, results)
     total = Counter[str]()
     for row in rows.values():
         total.update(row)
@@ -311,24 +317,26 @@ def markdown(mutants: Sequence[Mutant], results: Mapping[str, Outcome], titles: 
         "`scripts/mutate --markdown`",
         "",
         "A mutant breaks one rule of a paper in one place of the code (tests/mutants). A test notices it if it fails.",
-        'The named test is that of the column "shown by" in docs/papers.md; own files are the method\'s test files.',
+        'The named test is that of the column "shown by" in docs/papers.md, "-" for a paper without one; own files are',
+        "the method's test files.",
         "Timeouts do not count.",
         "",
         f"{total['mutants']} of {len(mutants)} mutants have run, of {len(rows)} papers. The named test notices",
-        f"{total['named']}, and the method's own files {total['own']}. Kinds:",
+        f"{total['named']} of {asked.total()}, and the method's own files {total['own']} of {total['mutants']}. Kinds:",
         ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS) + ".",
         "",
         "| paper | mutants | named test | own files |",
         "|---|---|---|---|",
     ]
     lines += [
-        f"| [{titles.get(paper, paper)}](https://arxiv.org/abs/{paper}) | " + " | ".join(map(str, row.values())) + " |"
+        f"| [{titles.get(paper, paper)}](https://arxiv.org/abs/{paper}) | {row['mutants']} | "
+        f"{row['named'] if asked[paper] else '-'} | {row['own']} |"
         for paper, row in rows.items()
     ]
     lines += ["", *fresh_batches(json.loads(BATCHES.read_text(encoding="utf-8"))), "## Every mutant", ""]
     lines += ["| mutant | paper | kind | file | named test | own files |", "|---|---|---|---|---|---|"]
     lines += [
-        f"| {one.name} | {one.paper} | {one.kind} | `{one.file}` | {outcome.named} | {outcome.own} |"
+        f"| {one.name} | {one.paper} | {one.kind} | `{one.file}` | {outcome.named or '-'} | {outcome.own} |"
         for one in mutants
         if (outcome := results.get(one.name))
     ]
@@ -358,10 +366,11 @@ def fresh_batches(batches: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def missed(mutants: Sequence[Mutant], results: Mapping[str, Outcome]) -> list[str]:
     """One line for each bar that does not hold."""
+    asked = with_named_test(mutants, results)
     lines = [
         f"{paper}: the named test notices {row['named']} of {row['mutants']} mutants"
         for paper, row in summary(mutants, results).items()
-        if row["named"] < NAMED_SHARE * row["mutants"]
+        if row["named"] < NAMED_SHARE * asked[paper]
     ]
     return lines + [
         f"{mutant.name}: {results[mutant.name].own} by the method's own files"

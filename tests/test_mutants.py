@@ -22,13 +22,15 @@ del sys.path[:2]  # their other modules have everyday names
 ALL = mutants.read(sorted(mutants.LISTS.glob("*.jsonl")))
 named = cache(lambda: seeds(ROOT / "tests"))
 
+PAPERS = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+
 
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
 def test_the_text_of_every_mutant_stands_once_in_its_file_and_its_tests_exist(mutant: mutants.Mutant) -> None:
     changed = mutant.applied(ROOT)
     compile(changed, mutant.file, "exec")  # a file that cannot be read is no mutant
-    assert mutant.paper in named()
-    files = mutants.own_tests(mutant, named()[mutant.paper])
+    assert mutant.paper in named() or f"[arXiv:{mutant.paper}]" in PAPERS
+    files = mutants.own_tests(mutant, named().get(mutant.paper, ""))
     assert files
     assert all((ROOT / file).is_file() for file in files)
 
@@ -71,6 +73,10 @@ def test_the_bars_are_four_fifths_by_the_named_test_and_all_by_the_own_files() -
     results["2"].own = "timeout"
     assert mutants.missed(made, results)[1:] == ["2: timeout by the method's own files"]
     assert mutants.summary(made, results) == {"7": {"mutants": 5, "named": 3, "own": 4}}
+    for each in results.values():  # a paper without a named test
+        each.named = ""
+    assert mutants.missed(made, results) == ["2: timeout by the method's own files"]
+    assert "| 5 | - | 4 |" in mutants.markdown(made, results, {})
 
 
 FAILING = {

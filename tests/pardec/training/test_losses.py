@@ -68,6 +68,9 @@ def test_tvd_plus_rewards_tokens_that_the_target_finds_likelier() -> None:
     assert loss("tvd++")(few, P.log().expand(50, 3), LABEL.expand(50), torch.tensor([0, 2])).abs().max() == 0
     even = torch.full((4000, 3), 1 / 3).log()  # every token has the same log q, and rewards less their mean add up to 0
     assert abs(loss("tvd++")(even, P.log().expand(4000, 3), LABEL.expand(4000)).mean().item()) < 1e-3
+    # A token as likely for both has no reward: less than the mean of positions where one of two tokens has.
+    half, target = torch.zeros(40, 2), torch.cat((torch.zeros(20, 2), torch.tensor([[0.8, 0.2]]).log().expand(20, 2)))
+    assert (loss("tvd++")(half, target, LABEL.expand(40))[:20] < 0).all()
 
 
 @pytest.mark.parametrize("name", ["ce", "fkl"])

@@ -23,8 +23,9 @@ test_eight_tokens_by_hand = commits_at(STEPS)
 
 
 def test_given_tokens_do_not_end_a_run_and_a_block_does() -> None:
-    row = [0, MASK, 1, MASK, MASK, 2, 0, MASK]  # .60 | .30 | .99 | .45
-    assert steps_of("contiguous:tau=0.5", row=row) == [-1, 0, -1, 1, 2, -1, -1, 3]
+    row = [0, MASK, 1, MASK, MASK, 2, 0, MASK]
+    assert steps_of("contiguous:tau=0.5", row=row) == [-1, 0, -1, 1, 2, -1, -1, 3]  # .60 | .30 | .99 | .45
+    assert steps_of("contiguous:tau=0.4", row=row) == [-1, 0, -1, 1, 2, -1, -1, 2]  # .60 | .30 | .99 .45
     assert steps_of("contiguous:tau=0.2", block_length=4) == [0] * 4 + [1] * 4
 
 

@@ -46,9 +46,9 @@ def test_where_predictions_are_shifted_a_blocks_first_token_comes_from_the_forwa
     assert queried(got)[4:6] == [tuple(range(4, 8)), tuple(range(8, 12))]
     got = fill(toy("shifted-sdar"), "leftmost+sequential@subblock:size=4,first_before=false", prompts((4,)), 8)
     assert queried(got)[4] == tuple(range(4, 12))
-    # Before the first block of a row without a prompt nothing is finished: its forwards compute the block itself.
-    got = fill(toy("shifted-sdar"), "leftmost+sequential@subblock:size=4", prompts((0,)), 8)
-    assert queried(got) == [tuple(range(4))] * 5 + [tuple(range(4, 8))] * 3
+    # Nothing is finished before the first block of a row without a prompt: its first forward decides about all of it.
+    got = fill(toy("shifted-sdar"), "threshold:tau=0@subblock:size=4", prompts((0,)), 8)
+    assert got.trace.commit_step[0].tolist() == [0, 0, 0, 0, 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize("select", ["threshold:tau=0.4", "sequential"])
