@@ -136,6 +136,7 @@ def test_keys_have_outliers_in_channels_so_a_channel_is_their_group() -> None:
     """
     every_codec_is_its_formula()
     assert Kivi(2).store == Store(PerChannel(2), PerToken(2, 32), 32, 128)
+    assert [group_size(count, 32) for count in (31, 32, 33, 40, 64)] == [31, 32, 11, 20, 32]
     kivi.test_each_token_is_that_of_a_loop_that_encodes_its_past_from_scratch()
     x, plain = keys(), torch.randn(4, 32, 4, 64, generator=torch.Generator().manual_seed(1))
     assert error(PerChannel(2), x) < 0.25 * error(PerToken(2, 32), x)

@@ -35,17 +35,18 @@ def test_answers_end_with_the_end_token_and_prompts_are_the_task_s(model: pardec
 
 
 def test_a_share_of_the_chunks_is_sampled(model: pardec.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, generate = list[float](), pardec.Model.generate
+    asked, generate = list[tuple[float, int]](), pardec.Model.generate
 
     def watched(self: pardec.Model, *given: Any, **how: Any) -> pardec.Result:
-        asked.append(how["temperature"])
+        asked.append((how["temperature"], how["seed"]))
         return generate(self, *given, **how)
 
     monkeypatch.setattr(pardec.Model, "generate", watched)
     for warm in (0.0, 1.0):
         out = tmp_path / f"{warm}.jsonl"
         write(model, Writing(out, rows=2, batch=1, answer_tokens=1, tasks=("lists",), warm=warm, temperature=0.7))
-    assert asked == [0, 0, 0.7, 0.7]
+    assert [temperature for temperature, _ in asked] == [0, 0, 0.7, 0.7]
+    assert asked[2] != asked[3], "each chunk has its own seed"
 
 
 def test_long_prompts_ask_about_several_passages(
