@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from gpu_runs import difference  # noqa: E402
-from gpu_runs.export import JUDGED, judged  # noqa: E402
+from gpu_runs.export import JUDGED, encoding, judged  # noqa: E402
 from gpu_runs.parcels import STATE  # noqa: E402
 
 
@@ -34,6 +34,16 @@ def test_the_card_has_the_figures_of_the_state_that_was_judged() -> None:
     ])  # fmt: skip
     assert judged(page, 8) == judged(page, 77) == {}
     assert list(judged(page, 7).values())[:3] == ["-0.875", "1.2%", "23"]
+
+
+def test_the_card_says_what_encoding_cost() -> None:
+    assert encoding({"step": 7}) == {}
+    assert encoding({"encoded": [1.6111, 1.6199]}) == {
+        "validation loss": "1.620; 1.611 before the difference was encoded"
+    }
+    found = difference.load(STATE)
+    assert found is not None
+    assert encoding(found[1])
 
 
 def test_the_committed_page_judges_the_committed_state() -> None:

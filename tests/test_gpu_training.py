@@ -12,7 +12,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 
-from gpu_runs import difference, smollm2
+from gpu_runs import difference, entropy, feedback, smollm2
 from gpu_runs.export import write as write_folder
 from gpu_runs.llama import Weights, states
 from gpu_runs.texts import Texts, _Decoder, packed, views, write
@@ -169,9 +169,132 @@ def test_difference_keeps_normal_values(step: float, most_bits: float, energy: f
     steps = {"matrix": step, "embedding": step}
     content = difference.encode(shape, changes, steps)
     assert 8 * len(content) / sum(values.numel() for values in changes.values()) < most_bits
-    for name, values in difference.decode(shape, content, steps).items():
+    for name, values in difference.decode(shape, content).items():
         lost = (values - changes[name]).square().sum() / changes[name].square().sum()
         assert lost < (energy if values.dim() > 1 else 1e-5)
+
+
+def test_integers_take_the_bits_of_their_distributions() -> None:
+    """Four classes, of which one has a single symbol and one occurs nowhere."""
+    rng = np.random.default_rng(0)
+    classes = rng.integers(0, 3, 300_001).astype(np.uint8)
+    symbols = np.where(classes == 2, 5, rng.binomial(8, 0.1 + 0.2 * classes)).astype(np.uint8)
+    counts = np.zeros((4, 9), np.int64)
+    np.add.at(counts, (classes, symbols), 1)
+    table = entropy.frequencies(counts)
+    assert table.sum(1).tolist() == [2**14] * 4
+    content = entropy.encode(symbols, classes, table)
+    assert np.array_equal(entropy.decode(content, classes, table), symbols)
+    shares = counts[:3] / counts[:3].sum(1, keepdims=True)
+    bits = -(counts[:3] * np.log2(np.where(shares > 0, shares, 1))).sum()
+    assert 0 < len(content) - bits / 8 < 0.01 * len(content) + 4 * entropy.LANES
+
+
+def test_coded_matrices_come_back_exactly() -> None:
+    shape, _, base = tiny()
+    generator = torch.Generator().manual_seed(0)
+    tensors: dict[str, Tensor | difference.Coded] = {}
+    for name, size in shape.names().items():
+        tensors[name] = base[name].half().float()
+        if len(size) > 1:
+            drawn = torch.randint(-31, 32, size, generator=generator) * torch.randint(0, 2, size, generator=generator)
+            rows = torch.randint(0, 256, size[:1], generator=generator)
+            columns = torch.randint(-128, 128, size[1:], generator=generator)
+            tensors[name] = difference.Coded(drawn.to(torch.int8), rows.short(), columns.short())
+    found = difference.decode(shape, difference.pack(shape, tensors))
+    for name, tensor in tensors.items():
+        assert torch.equal(found[name], tensor if isinstance(tensor, Tensor) else tensor.values())
+
+
+def test_errors_are_made_up_for_in_later_columns() -> None:
+    """With inputs that go together, what errors cost is far less than that of the same steps without feedback."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(500, 12, generator=generator) @ torch.randn(12, 48, generator=generator)
+    inputs += 0.1 * torch.randn(inputs.shape, generator=generator)
+    values = 1e-3 * torch.randn(30, 48, generator=generator)
+    cost = feedback.Cost(inputs.T @ inputs, torch.logspace(0, 3, 30))
+    coded = feedback.rounded(values, cost, 0.004)
+    steps = difference.power(-coded.rows)[:, None] * difference.power(coded.columns)
+    plain = (values / steps).round().clamp(-difference.MOST, difference.MOST) * steps
+
+    def lost(found: Tensor) -> float:
+        errors = found - values
+        return float(((errors @ cost.columns * errors).sum(1) * cost.rows / cost.rows.sum()).sum())
+
+    assert int(coded.integers.abs().max()) > 2
+    assert lost(coded.values()) < 0.3 * lost(plain)
+    assert coded.rows[-1] - coded.rows[0] == pytest.approx(40, abs=1)  # 1000 times the cost: 2**5 times finer
+
+
+def test_costs_foretell_how_far_predictions_move(texts: Texts) -> None:
+    """Small random errors of a matrix move the predictions by about what its cost says: half of the sum, in nats."""
+    shape, template, base = tiny()
+    base = {name: values * 3 if values.dim() > 1 else values for name, values in base.items()}
+    found = feedback.costs(shape, base, texts, template, 1)
+    [inputs] = feedback.inputs_of(texts, template, 1)
+
+    @torch.no_grad()
+    def likely(tensors: dict[str, Tensor]) -> Tensor:
+        weights = Weights(shape, tensors, CPU, torch.float32)
+        wanted = block_states(weights, inputs, template["mask"], Recipe.block)[inputs["answer"]]
+        return (wanted @ tensors["model.embed_tokens.weight"].T).log_softmax(-1)
+
+    before, generator = likely(base), torch.Generator().manual_seed(0)
+    assert {name for name, size in shape.names().items() if len(size) > 1} == set(found)
+    for name, cost in found.items():
+        moved = []
+        for _ in range(8):
+            errors = 1e-3 * torch.randn(base[name].shape, generator=generator)
+            after = likely(base | {name: base[name] + errors})
+            moved.append(float((before.exp() * (before - after)).sum()))
+        foretold = 0.5 * 1e-6 * float(cost.columns.trace())
+        assert 0.4 < np.mean(moved) / foretold < 2.5, name
+
+
+def test_a_finished_state_takes_fewer_bytes(texts: Texts) -> None:
+    """A larger step is fewer bytes and a larger loss; vectors stay as they are."""
+    shape, template, base = tiny()
+    run = training(texts)
+    for _ in range(60):
+        run.take()
+    changes = {name: values - base[name] for name, values in run.weights.views(run.weights.master).items()}
+
+    def loss(tensors: dict[str, Tensor]) -> float:
+        whole = {name: base[name] + tensors[name] for name in base}
+        return Training(shape, whole, texts, template, RECIPE, CPU, torch.float32).validation()
+
+    sizes, losses = [], [loss(changes)]
+    for step in (0.01, 1.0):
+        content = feedback.encoded(shape, template, base, changes, texts, {"matrix": step, "embedding": step}, 1)
+        again = difference.decode(shape, content)
+        assert torch.equal(again["model.norm.weight"], changes["model.norm.weight"].half().float())
+        sizes.append(len(content))
+        losses.append(loss(again))
+    assert sizes[1] < 0.8 * sizes[0]
+    assert losses[1] < losses[0] + 0.03
+    assert losses[2] > losses[0] + 0.5
+
+
+def test_only_a_finished_state_is_encoded_and_once(
+    texts: Texts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gguf = tmp_path / "model.gguf"
+    assert feedback.encode(gguf, tmp_path) == 2
+    assert f"error: {gguf} does not exist" in capsys.readouterr().err
+    gguf.touch()
+    assert feedback.encode(gguf, tmp_path) == 2
+    assert f"error: {tmp_path / 'state-1.bin'} does not exist" in capsys.readouterr().err
+    training(texts).checkpoint(tmp_path)
+    assert feedback.encode(gguf, tmp_path) == 2
+    assert f"error: {tmp_path / 'texts-1.bin'} does not exist" in capsys.readouterr().err
+    texts.save(tmp_path)
+    assert feedback.encode(gguf, tmp_path) == 2
+    assert "that of a training that goes on" in capsys.readouterr().err
+    found = difference.load(tmp_path)
+    assert found is not None
+    difference.save(tmp_path, found[0], {**found[1], "finished": True, "encoded": [1.0, 1.1]})
+    assert feedback.encode(gguf, tmp_path) == 2
+    assert "has been encoded" in capsys.readouterr().err
 
 
 def test_unchanged_weights_have_no_difference(texts: Texts, tmp_path: Path) -> None:

@@ -61,18 +61,18 @@ def export(gguf: Path, folder: Path, state: Path) -> int:
     parent = pardec.load(gguf, device="cpu", dtype="float32")
     shape, template, base = read(carried(gguf, parent))
     content, about = found
-    changes = difference.decode(shape, content, about["steps"])  # type: ignore[arg-type]
+    changes = difference.decode(shape, content)
     tensors = {name: (base[name] + changes[name]).to(torch.bfloat16) for name in base}
     write(folder, shape, tensors, template, Recipe.block)
     parent.tokenizer.save_pretrained(folder)
-    trained, steps = float(about["tokens"]), int(about["step"])  # type: ignore[arg-type]
+    trained, steps = float(about["tokens"]), int(about["step"])
     finished = bool(about.get("finished", trained >= Recipe.total))
     tokens = f"{trained / 1e6:.1f} million" if finished else f"{trained / 1e6:.1f} of {Recipe.total / 1e6:.0f} million"
     unfinished = "" if finished else ", with the training not finished"
-    card = {
+    card: dict[str, Any] = {
         "name": folder.name,
         "summary": f"SmolLM2-135M-Instruct adapted to a masked model{unfinished}.",
-        "recipe": {"script": "scripts/gpu_queue, entry e", "steps": steps, "tokens": tokens},
+        "recipe": {"script": "scripts/gpu_queue, entry e", "steps": steps, "tokens": tokens, **encoding(about)},
         "judged": judged(JUDGED.read_text(encoding="utf-8"), steps) if JUDGED.is_file() else {},
     }
     (folder / "card.json").write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
@@ -80,6 +80,14 @@ def export(gguf: Path, folder: Path, state: Path) -> int:
     for what, figure in card["judged"].items():
         print(f"  {what}: {figure}")
     return 0
+
+
+def encoding(about: dict[str, Any]) -> dict[str, str]:
+    """What encoding the difference cost, as `--encode` measured it; nothing for a state between two stretches."""
+    if "encoded" not in about:
+        return {}
+    before, after = about["encoded"]
+    return {"validation loss": f"{after:.3f}; {before:.3f} before the difference was encoded"}
 
 
 def judged(page: str, steps: int) -> dict[str, str]:

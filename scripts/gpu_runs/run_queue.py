@@ -90,6 +90,11 @@ def main(argv: list[str] | None = None, entries: Sequence[Entry] = ENTRIES) -> i
         from gpu_runs.parcels import STATE
 
         return export(*given.export, state=STATE)
+    if given.encode:
+        from gpu_runs.feedback import encode
+        from gpu_runs.parcels import STATE
+
+        return encode(given.encode, STATE)
     if given.page:
         from gpu_runs.page import write
 
@@ -257,6 +262,12 @@ def _parser() -> argparse.ArgumentParser:
         nargs=2,
         metavar=("FILE", "FOLDER"),
         help="write the trained model, from SmolLM2's GGUF and the training's state, as a checkpoint folder",
+    )
+    parser.add_argument(
+        "--encode",
+        type=Path,
+        metavar="FILE",
+        help="encode the state of a finished training in fewer bytes; FILE: SmolLM2's GGUF",
     )
     parser.add_argument("--page", action="store_true", help="write benchmarks/gpu.md from the committed results")
     return parser

@@ -181,10 +181,9 @@ class Training:
         """Writes the state and continues from the written one, like a run that loads it."""
         now = self.weights.views(self.weights.master)
         changes = {name: now[name].cpu() - self.base[name] for name in self.base}
-        content = difference.encode(self.shape, changes, steps)
         finished = self.left is not None or self.tokens >= self.recipe.total
-        about = {"step": self.step, "tokens": self.tokens, "steps": steps, "finished": finished}
-        files = difference.save(folder, content, about)
+        about = {"step": self.step, "tokens": self.tokens, "finished": finished}
+        files = difference.save(folder, difference.encode(self.shape, changes, steps), about)
         self.restore(folder)
         return files
 
@@ -194,14 +193,14 @@ class Training:
         if found is None:
             return False
         content, about = found
-        changes = difference.decode(self.shape, content, about["steps"])  # type: ignore[arg-type]
+        changes = difference.decode(self.shape, content)
         flat = torch.cat([(self.base[name] + changes[name]).flatten() for name in self.shape.names()])
         with torch.no_grad():
             self.weights.master.copy_(flat)
             self.weights.refresh()
             for moment in (self.first, self.second):
                 moment.zero_()
-        self.step, self.tokens, self.local = int(about["step"]), float(about["tokens"]), 0  # type: ignore[call-overload, arg-type]
+        self.step, self.tokens, self.local = int(about["step"]), float(about["tokens"]), 0
         return True
 
 
