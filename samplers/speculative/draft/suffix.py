@@ -9,13 +9,15 @@ SuffixDecoding: Extreme Speculative Decoding for Emerging AI Applications, https
 The score is the number of tokens expected to be accepted. Matches are searched in the row's text and, with `keep`, in
 the texts that the sampler object has written before: the two suffix trees of the paper. A node of a tree is a sequence
 of tokens, and the places where it occurs are counted when a walk needs them, from one list of places per token, so that
-a store takes as many numbers as it has tokens. A text enters it when it is complete, and the oldest ones leave it.
+a store takes as many numbers as it has tokens. A text enters it when it is complete, with as many of the prompt's last
+tokens as a match may have, and the oldest ones leave it.
 
 With a store, the number of forwards tells something of what others wrote: give each tenant a sampler object, one that
 `resolve` returns. `auto:copy=suffix` takes turns with a drafting model, by what each has gained.
 
-Deviates from the authors' code: the end of the row's text, which is an occurrence of itself without a successor, is not
-counted; of equally frequent tokens the last one is taken; nothing is copied into trees.
+Deviates from the authors' code: a text is kept with the prompt's last tokens, so that the beginning of an answer is
+found, and not in its middle only; the end of the row's text, which is an occurrence of itself without a successor, is
+not counted; of equally frequent tokens the last one is taken; nothing is copied into trees.
 Exact: greedy and distribution, with an exact acceptance: every drafted token is a point mass.
 """
 
@@ -207,4 +209,5 @@ class Suffix(Drafter):
         if store is None:
             return
         for at in rows.tolist():
-            store.add(text.host[at, text.prompt[at] : text.length[at]].tolist())
+            start = max(int(text.prompt[at]) - self.depth, 0)
+            store.add(text.host[at, start : text.length[at]].tolist())

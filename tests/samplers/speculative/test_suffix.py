@@ -92,12 +92,12 @@ def test_greedy_decoding_is_unchanged(options: str) -> None:
         assert rows(run(model, sampler, given, 20)) == [plain_greedy(model, prompt, 20) for prompt in given]
 
 
-def test_a_text_enters_the_store_when_it_is_complete_without_its_prompt() -> None:
+def test_a_text_enters_the_store_when_it_is_complete_after_the_prompt_s_last_tokens() -> None:
     model = toy_ar(3, vocab=11, sharp=2.0)
-    sampler = registry.resolve("suffix:keep=true", "ar", sampling=False)
+    sampler = registry.resolve("suffix:keep=true,depth=2", "ar", sampling=False)
     first = run(model, sampler, [[5, 6, 7], [9]], [12, 7])
     store = vars(sampler.draft)["_stores"][model.decoder]
-    written = [text[size:] for text, size in zip(rows(first), (3, 1), strict=True)]
+    written = [text[at:] for text, at in zip(rows(first), (1, 0), strict=True)]  # a prompt of three and one of one
     assert store.ids[: store.length].tolist() == [*written[1], -1, *written[0], -1]  # the shorter one ends first
     second = run(model, sampler, [[5, 6, 7], [9]], [12, 7])
     assert rows(second) == rows(first)
@@ -161,6 +161,7 @@ def test_fewer_forwards_than_lookup_where_edited_texts_are_repeated_and_on_a_sec
     drafts_are_those_of_a_naive_search()
     drafts_alone_what_it_drafts_in_a_batch("suffix")
     test_the_oldest_texts_leave_a_full_store()
+    test_a_text_enters_the_store_when_it_is_complete_after_the_prompt_s_last_tokens()
     test_texts_do_not_run_into_each_other()
     model, given = induction(), [edited(seed, seed) for seed in range(6)]
     lookup, same = forwards(model, "lookup", given, 140)
