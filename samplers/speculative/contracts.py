@@ -62,7 +62,7 @@ class Draft:
     depths: Tensor | None = None  # [T] or [B, T] int64, given with `parents`
     levels: int | None = None  # the greatest depth, if the drafter knows it; acceptances then skip empty levels
     verify: Tensor | None = None  # [T] or [B, T] bool; False: the node is fed but never tested. None: all are tested
-    preaccepted: Tensor | None = None  # [B, T] bool; True: accepted untested, by `follow` and `judge_siblings`
+    preaccepted: Tensor | None = None  # [B, T] bool; True: accepted untested, by `follow` and `judge`
     q: Tensor | None = None  # [B, T, V] float32; None: every node is a point mass
     is_point_mass: Tensor | None = None  # [B, T] bool, given with `q`; True: the node is a point mass
     early: LowerLayerStates | None = None  # the outputs of the first layers, if the drafter has run them

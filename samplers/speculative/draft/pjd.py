@@ -12,6 +12,11 @@ The loop commits text without gaps, so that accepted tokens of later rows are fe
 complete, and then pass without a test, also where the filters of a distribution that sees the whole row above leave
 them out. The first incomplete row has no last draft while another one waits: the token after the path completes it.
 
+With `joint`, which is not published, a draft attends to all drafts before it, those of the rows above included, as in
+the window of `sjd`. What a row accepts then counts in the same round: the row below may go on to where the drafts that
+it attended to were accepted, and not redrawn, so that several rows can end in one forward. Pays with a window of many
+rows. Tokens above and to the right, which a draft of `pjd` does not see before they are accepted, are guesses there.
+
 Not in the paper's summary, and decided here: before its left neighbour exists, the first token of a row follows the
 newest token of the row above, in the neighbour's place; a fresh draft copies the token to its left; drafts after a
 rejection are coupled with the old ones, as by `sjd`. Waiting costs each row a round at its start, and on images of 12
@@ -19,7 +24,9 @@ rows more forwards than `sjd` takes. Images whose rows end with a token of their
 
 A row ends a round after the one above at the earliest, since c_r cannot pass what c_(r-1) was a round before. So R rows
 take at least R - 1 forwards more than the first row does, however good the drafts are, and `sjd` some three per row.
-Exact: no: a token is sampled without those above it to the right. With a lag of a whole row it is `sjd`.
+With `joint` there is no such bound.
+Exact: no: a token is sampled without those above it to the right. With a lag of a whole row it is `sjd`; with `joint`
+it is then exact too, and `sjd` but for the first guess of a row, which is the one above it.
 """
 
 from __future__ import annotations
@@ -65,11 +72,17 @@ class Pjd(Drafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"lag": (None, 4, 8)}
 
     lag: Annotated[int | None, "accepted tokens of a row when the next row begins; none: a quarter of a row"] = None
-    window: Annotated[int, "tokens fed of a row in a forward, the last accepted one included"] = 32
+    window: Annotated[
+        int, "tokens fed of a row in a forward, the last accepted one included; with joint: of the image"
+    ] = 32
     wait: Annotated[bool, "as published: a later row gains no token in place of a rejected one"] = False
+
+    joint: Annotated[bool, "drafts attend to those of the rows above, and several rows may end in one forward"] = False
 
     def __post_init__(self) -> None:
         self.require("lag", least=1)
+        if self.joint and self.wait:
+            raise SpecError("pjd: joint=true redraws what it rejects", hint="leave wait out")
         refuse_narrow("pjd", self.window)
 
     def width(self, model: LanguageModel) -> int:
@@ -106,6 +119,8 @@ class Pjd(Drafter):
 
     def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: Grid) -> Draft:
         text, device = context.text, context.text.device
+        if self.joint:
+            return self._propose_joint(context, remaining, uniforms, state)
         rows, wide = self._sides(context.model)
         rejected = self._accept(context, uniforms, state)
         cells = np.arange(rows * wide)
@@ -161,12 +176,7 @@ class Pjd(Drafter):
         if not state.waiting.any():
             return state.waiting
         cells, wide = np.arange(state.accepted.shape[1]), self._sides(context.model)[1]
-        device = state.tokens.device
-        positions = upload(context.text.prompt[:, None] + cells, device)
-        u = uniforms.noise(positions, "waiting", 1)[..., 0]
-        at = state.tokens[..., None]
-        bar = torch.where(state.point, 1, state.q.gather(-1, at)[..., 0])
-        passed = download(u * bar < state.p.gather(-1, at)[..., 0])
+        passed = self._passed(context, uniforms, state)
         run = (state.accepted | (passed & state.waiting)).reshape(len(passed), -1, wide)
         run = np.logical_and.accumulate(run, 2).reshape(passed.shape)
         state.accepted = state.accepted | (run & state.waiting)
@@ -180,6 +190,76 @@ class Pjd(Drafter):
         self._redraw(context, uniforms, state, gains := own & (cells % wide < above), rejected, after_test=True)
         state.accepted = state.accepted | gains
         return rejected
+
+    def _passed(self, context: DecodeContext, uniforms: Uniforms, state: Grid) -> np.ndarray:
+        """[B, N] bool: cells whose drafts pass the test against the newest distributions."""
+        positions = context.text.prompt[:, None] + np.arange(state.accepted.shape[1])
+        u = uniforms.noise(upload(positions, state.tokens.device), "waiting", 1)[..., 0]
+        at = state.tokens[..., None]
+        bar = torch.where(state.point, 1, state.q.gather(-1, at)[..., 0])
+        passed: np.ndarray = download(u * bar < state.p.gather(-1, at)[..., 0])
+        return passed
+
+    # --- a round with joint=true ---
+
+    def _propose_joint(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: Grid) -> Draft:
+        """One chain in raster order of accepted tokens and drafts."""
+        text, device = context.text, context.text.device
+        self._accept_joint(context, uniforms, state)
+        counts = np.minimum(remaining, self.window - 1)
+        last = (text.length - text.prompt - 1)[:, None]  # the cell of node 0
+        cells = np.arange(state.accepted.shape[1])
+        inside = (cells > last) & (cells <= last + counts[:, None])
+        fixed, draft = inside & state.accepted, inside & ~state.accepted
+        redrawn, missing = draft & state.known, draft & ~state.known
+        self._redraw(context, uniforms, state, redrawn, redrawn & state.drafted)
+        given = (cells <= last) | fixed | redrawn
+        state.tokens = state.tokens.gather(1, upload(_newest(given, self._sides(context.model)[1]), device))
+        state.point = torch.where(upload(missing, device), True, state.point)
+        state.drafted = draft
+        nodes = np.arange(int(counts.max(initial=0)) + 1)
+        real = nodes <= counts[:, None]
+        state.fed = np.where(real, last + nodes, -1)
+        at = np.maximum(state.fed, 0)
+        cell = upload(at, device)
+        own, preaccepted = (upload(np.take_along_axis(each, at, 1) & real, device) for each in (draft, fixed))
+        tokens = torch.cat((text.last[:, None], state.tokens.gather(1, cell[:, 1:])), 1)
+        q = state.q.gather(1, cell[..., None].expand(-1, -1, state.q.shape[-1])) * own[..., None]
+        return Draft(
+            tokens,
+            counts + 1,
+            text.length - 1,
+            preaccepted=preaccepted if fixed.any() else None,
+            q=q,
+            is_point_mass=state.point.gather(1, cell) & own,
+        )
+
+    def _accept_joint(self, context: DecodeContext, uniforms: Uniforms, state: Grid) -> None:
+        """Accepts drafts below the row in which the last path ended, and redraws the first rejected one of each row.
+
+        A row gets as far as the row above by tokens that the forward was fed: a redrawn one was seen by nobody yet.
+        """
+        if not state.drafted.any():
+            return
+        (rows, wide), lag = self._sides(context.model), self._lag(context.model)
+        tested = state.drafted & state.known
+        passed = tested & self._passed(context, uniforms, state)
+        top, seen = np.divmod(context.text.length - context.text.prompt - 1, wide)  # the last token was drawn after it
+        accepted, gains = (each.reshape(len(top), rows, wide) for each in (state.accepted, np.zeros_like(passed)))
+        accepted, column = accepted.copy(), np.arange(wide)
+        for row in range(int(top.min()) + 1, rows):
+            below = row > top
+            begun = accepted[:, row, 0] | (seen >= lag)
+            stop = np.where(below & begun, seen, 0)[:, None]
+            run = accepted[:, row] | (passed.reshape(accepted.shape)[:, row] & (column < stop))
+            accepted[:, row] = np.where(below[:, None], np.logical_and.accumulate(run, 1), accepted[:, row])
+            seen = np.where(below, accepted[:, row].sum(1), seen)
+            gains[:, row] = below[:, None] & (column == seen[:, None]) & (column < stop)
+        state.accepted, redrawn = accepted.reshape(passed.shape), gains.reshape(passed.shape) & tested
+        self._redraw(context, uniforms, state, redrawn, redrawn, after_test=True)
+        state.accepted = state.accepted | redrawn
+
+    # --- its parts ---
 
     def _layout(
         self, accepted: np.ndarray, last: np.ndarray, remaining: np.ndarray, rows: int, wide: int, lag: int
@@ -306,3 +386,15 @@ def _counts(accepted: np.ndarray, wide: int) -> np.ndarray:
     run = np.logical_and.accumulate(accepted.reshape(len(accepted), -1, wide), 2)
     counts: np.ndarray = run.sum(2)
     return counts
+
+
+def _newest(given: np.ndarray, wide: int) -> np.ndarray:
+    """[B, N]: the newest `given` [B, N] cell of each cell's row up to it, or if there is none, that of the cell above.
+
+    Above is the first cell of the row above, so that a row without any copies what that one begins with.
+    """
+    source = np.where(given, np.arange(given.shape[1]), -1).reshape(len(given), -1, wide)
+    source = np.maximum.accumulate(source, 2)
+    for row in range(1, source.shape[1]):
+        source[:, row] = np.where(source[:, row] < 0, source[:, row - 1, :1], source[:, row])
+    return np.maximum(source, 0).reshape(given.shape)

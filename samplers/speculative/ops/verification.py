@@ -27,7 +27,8 @@ def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Verdict:
     this is speculative sampling for chains, and recursive rejection sampling for siblings with and without
     replacement (arXiv:2211.17192, 2302.01318, 2305.09781).
     """
-    if draft.parents is None and isinstance(uniforms, InverseCDFUniforms) and backend(p.device) == "triton":
+    plain = draft.parents is None and draft.preaccepted is None
+    if plain and isinstance(uniforms, InverseCDFUniforms) and backend(p.device) == "triton":
         from .verification_triton import judge_chains
 
         u, next_u = uniforms.accepts(draft.width), uniforms.draw_uniform("next")
@@ -46,7 +47,9 @@ def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Verdict:
     bar = drafted_probs(draft)
     if draft.parents is not None:
         bar = (bar - _before(draft, wide(target))).clamp(min=0)
-    path, count = descend(draft, draft.tested & (uniforms.accepts(draft.width) * bar < target))
+    passed = uniforms.accepts(draft.width) * bar < target
+    passed = passed if draft.preaccepted is None else passed | draft.preaccepted
+    path, count = descend(draft, draft.tested & passed)
     tested = reached(draft, path, count)
     if draft.parents is not None:  # siblings after the accepted one are not tested
         chosen = path.gather(1, draft.depth.clamp(max=path.shape[1] - 1))

@@ -15,10 +15,10 @@ import torch
 import pardec
 from pardec.samplers import registry
 from pardec.samplers.request import Allowed
-from pardec.samplers.speculative.contracts import Verdict
+from pardec.samplers.speculative.contracts import Draft, Verdict
 from pardec.samplers.speculative.features import without_excluded
 from pardec.samplers.speculative.loop import VerifyLoop
-from pardec.samplers.speculative.ops.verification import Exact, judge_siblings
+from pardec.samplers.speculative.ops.verification import Exact, judge, judge_siblings
 
 from ..ar_toys import prompts, request, toy_ar
 from ..handmade_drafts import Given, distributions, tree
@@ -132,7 +132,7 @@ def test_preaccepted_tokens_stay_outside_of_later_filters_unless_constraints_rea
 
 
 def test_the_exact_rule_tests_no_preaccepted_token() -> None:
-    """A token of probability 0 in a tree with distributions, whose uniforms are all 1."""
+    """A token of probability 0 in a tree and in a chain with distributions, whose uniforms are all 1."""
     p = torch.full((1, 3, 2), 0.5)
     p[0, 0] = torch.tensor([1.0, 0.0])
     q = torch.full((1, 3, 2), 0.5)
@@ -140,4 +140,6 @@ def test_the_exact_rule_tests_no_preaccepted_token() -> None:
     for given in (None, marks):
         draft = tree(torch.tensor([[0, 1, 1]]), [-1, 0, 1], q, **({} if given is None else {"preaccepted": given}))
         made = judge_siblings(draft, p, Given(torch.ones(1, 3)), Exact())  # type: ignore[arg-type]
-        assert made.count.tolist() == [0 if given is None else 1]
+        chain = Draft(draft.tokens, draft.sizes, draft.base, q=q, preaccepted=given)
+        for verdict in (made, judge(chain, p, Given(torch.ones(1, 3)))):  # type: ignore[arg-type]
+            assert verdict.count.tolist() == [0 if given is None else 1]
