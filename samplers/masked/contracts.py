@@ -197,10 +197,10 @@ class Evidence:
             known=self.known[rows] if self.known is not None and isinstance(rows, np.ndarray) else None,
         )
 
-    def slid(self, positions: Tensor, by: np.ndarray) -> tuple[Evidence, Tensor]:
-        """The evidence of a window `by` [B] columns further, at `positions` [B, W]; and which columns it has, [B, W].
+    def slid(self, positions: Tensor, by: np.ndarray) -> Evidence:
+        """The evidence of a window `by` [B] columns further, at `positions` [B, W].
 
-        Eligible are those. The forward's distribution must be unchanged.
+        Eligible are those of its columns that were. The forward's distribution must be unchanged.
         """
         distribution, width = self.distribution, positions.shape[1]
         assert isinstance(distribution, DenseDistribution | ChunkedDistribution), "no stage has changed it"
@@ -209,7 +209,7 @@ class Evidence:
             index = torch.arange(positions.numel(), device=positions.device).view(positions.shape)
         column = torch.arange(width, device=positions.device) + upload(by, positions.device)[:, None]
         inside, column = column < width, column.clamp(max=width - 1)
-        moved = replace(
+        return replace(
             self,
             distribution=distribution.reindexed(index.gather(1, column)),
             positions=positions,
@@ -217,7 +217,6 @@ class Evidence:
             attention=None,
             known=None,
         )
-        return moved, inside
 
     def propose(self, tokens: Tensor, score: Tensor) -> Proposal:
         """A proposal of `tokens` with their scores where eligible, -inf elsewhere."""

@@ -132,10 +132,9 @@ class Branching:
         evidence, first = past.evidence.take(self.row), past.first[self.row]
         self.loop.keep(self.row)
         depth, valid = self.depths[self.number], np.ones(len(self.row), dtype=bool)
-        predicted: Tensor | bool = True
         if self.slides:  # the window is further on than that of the last forward, which predicted a part of it
             now = canvas.window_host[:, 0]
-            evidence, predicted = evidence.slid(canvas.window, now - first)
+            evidence = evidence.slid(canvas.window, now - first)
             first = now
         with canvas.held() if self.slides else nullcontext():
             for step in range(1, int(depth.max()) + 1):
@@ -143,7 +142,7 @@ class Branching:
                 due = valid & (depth >= step) & (first == canvas.window_host[:, 0])
                 moved = np.zeros_like(due)
                 if (canvas.eligible_host & due[:, None]).any():
-                    which = upload(due, evidence.positions.device)[:, None] & predicted
+                    which = upload(due, evidence.positions.device)[:, None]
                     moved = canvas.draft(self._draft(self.loop, step, self.number, which, evidence))
                 valid &= moved | (depth < step)
         valid &= (self.number == 0) | (canvas.first_open < canvas.total)  # a complete row needs no forward
@@ -152,9 +151,10 @@ class Branching:
             self.row, self.number = self.row[valid], self.number[valid]
 
     def _draft(self, loop: Loop, step: int, number: np.ndarray, rows: Tensor, past: Evidence) -> Update:
-        """The tokens that the hypotheses `rows` [N, 1 or W] bool of the loop's canvas add at `step`."""
+        """The tokens that the hypotheses `rows` [N, 1] bool of the loop's canvas add at `step`."""
         canvas, branch = loop.canvas, self.branch
-        evidence = replace(past, eligible=canvas.eligible & rows)
+        # The last forward may have left out open positions, and said nothing of their tokens.
+        evidence = replace(past, eligible=canvas.eligible & past.eligible & rows)
         choice, proposal, _ = loop.choose(evidence)
         choice = branch.draft(step, number, choice, proposal)
         chosen = choice.which & evidence.eligible

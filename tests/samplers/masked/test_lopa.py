@@ -10,6 +10,7 @@ import torch
 
 import pardec
 from pardec import Model
+from pardec.samplers.masked import query_plan
 from tests.samplers.parity import recorded
 from tests.samplers.spec_checks import defaults_are, refused_specs
 from tests.samplers.toys import MASK, fill, prompts, toy
@@ -105,6 +106,22 @@ def test_hypotheses_keep_to_what_the_tokens_of_a_schema_allow_beside_each_other(
         asked: dict[str, Any] = {"response_format": schema, "max_new_tokens": 16, "temperature": temperature, "seed": 3}
         got = model.generate(["Tom has 8 cups.", "a"], sampler="lopa+sequential", **asked)
         assert got.parsed is not None
+
+
+@pytest.mark.parametrize(
+    ("family", "rest"),
+    [("sdar", "threshold:tau=0.3@subblock:size=2"), ("llada", "random+fixed:steps=6@dkv_greedy")],
+)
+def test_it_drafts_no_positions_that_the_last_forward_left_out(
+    monkeypatch: pytest.MonkeyPatch, family: str, rest: str
+) -> None:
+    """Whether logits are computed there nonetheless depends on the number of rows."""
+    model, found = Model(toy(family, sharp=1.2)), []
+    asked: dict[str, Any] = {"input_ids": prompts((4, 5, 2, 9)), "temperature": 1.0, "stop_ids": []}
+    for gain in (0, 10**9):  # all but the wanted positions are left out, or none
+        monkeypatch.setattr(query_plan, "_COMPACT_GAIN", gain)
+        found.append(model.generate(**asked, sampler=f"lopa:branches=4+{rest}", max_new_tokens=8).tokens)
+    assert found[0] == found[1]
 
 
 test_defaults_are_the_published_ones = defaults_are("lopa", "lopa:branches=2")
