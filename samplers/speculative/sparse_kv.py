@@ -37,6 +37,9 @@ COPIES_KV = Why(
     "{me} copies keys and values of the text, which {other!r} stores encoded",
     "leave the cache out, or draft with model, eagle or lookup",
 )
+KEEPS_PART = Why(
+    "{me} copies keys and values of the text, of which the target reads a part with {other!r}", "leave one of them out"
+)
 _NO_QUERIES = Why(
     "{me} chooses by the target's attention queries, which {other} does not return",
     "draft with model, eagle, medusa or lookup, or use the cache streaming",
