@@ -20,7 +20,11 @@ from ..requests.settings import OTHER_NAMES
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs one command and exits with its exit code."""
-    sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
+    try:
+        code = run(sys.argv[1:] if arguments is None else list(arguments))
+    except KeyboardInterrupt:  # while modules are imported
+        code = report("interrupted", None, 130)
+    sys.exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -72,6 +72,10 @@ def generate(
         )
     if in_order and (not to_rows or executor != "local"):
         raise SpecError("--in-order is for -o FILE.jsonl and --executor local", hint="leave --in-order out")
+    if overwrite and not to_rows:
+        raise SpecError("--overwrite is for -o FILE.jsonl; any other result is replaced", hint="leave --overwrite out")
+    if logprobs is not None and output is None and not json_:
+        raise SpecError("--logprobs is for -o and --json; printed text shows none", hint="add --json, or -o FILE.jsonl")
     if to_rows:
         output_paths.check_file(output, append=True)
     else:

@@ -40,7 +40,8 @@ EARLY = lines(
         ASK: f"""-n 0 | -n -5 | -n 1.5 | -n many | -n 512 | -n 99999999999 | -n 99999999999999999999999999
             | --block-length 0 | --block-length 65 | -n 8 --block-length 9 | --min-new-tokens 9 -n 8
             | --temperature -1 | --temperature hot | --temperature nan | --top-k 0 | --top-p 0 | --top-p 1.5
-            | --cfg -1 | --seed x | --batch-size 0 | --workers 0 | --executor rya | --tp | --tp --executor ray
+            | --cfg -1 | --overwrite | --in-order
+            | --logprobs 2 | --seed x | --batch-size 0 | --workers 0 | --executor rya | --tp | --tp --executor ray
             | --device gpu | --device "cuda:-1" | --device meta | --device-map atuo | --dtype int3 | --dtype float64
             | --quantize int2 | --quantize int8 --device-map auto | --mask-id 99999 | --mask-id 361 | --mask-id -1
             | --allowed nowhere.json | --allowed notes.md | --allowed letters.json | --bogus | extra

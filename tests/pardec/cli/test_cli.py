@@ -10,11 +10,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import pardec
+from pardec.cli import main
 from pardec.cli.listing import table
 from pardec.samplers import registry
 from pardec.samplers.traits import Trait
@@ -197,6 +199,22 @@ def test_a_foreign_file_is_left_alone(cli: Cli, folder: Path, tmp_path: Path) ->
     assert code == 2
     assert "line 1 is not a row of a run" in err
     assert output.read_text() == '{"mine": 1}\n{"mine": 2}\n'
+
+
+def test_an_interrupt_before_a_command_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pardec.cli.app", Interrupting("pardec.cli.app"))
+    with pytest.raises(SystemExit) as ended:
+        main(["list", "tasks"])
+    assert (ended.value.code, capsys.readouterr().err) == (130, "error: interrupted\n")
+
+
+class Interrupting(ModuleType):
+    """A module whose import is interrupted."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise KeyboardInterrupt
 
 
 def test_an_interrupt_keeps_finished_rows_and_says_how_to_go_on(
