@@ -447,8 +447,8 @@ class Settings:
         for name in arguments:
             if name not in ARGUMENTS:
                 raise _unknown(name)
-        if hasattr(arguments.get("seed"), "tolist"):  # an array or a tensor
-            arguments = {**arguments, "seed": arguments["seed"].tolist()}
+        arrays = [name for name in ("seed", "label") if hasattr(arguments.get(name), "tolist")]  # and tensors
+        arguments = {**arguments, **{name: arguments[name].tolist() for name in arrays}}
         settings = cls(**{**(defaults or {}), **arguments})
         if isinstance(settings.sampler, str) and settings.sampler.startswith("preset:"):
             from pardec.samplers.presets import preset

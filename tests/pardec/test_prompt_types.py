@@ -124,6 +124,8 @@ def test_a_reward_that_cannot_be_called_is_refused_before_a_forward(
     assert str(caught.value) == "reward cannot be called, got int"
 
 
-def test_a_class_may_be_a_number_of_numpy() -> None:
+def test_classes_may_be_numbers_and_arrays_of_numpy() -> None:
     mar, few = pardec.load("tiny-mar", device="cpu"), "mar:steps=2,head=5"
     assert mar.generate(label=np.int64(1), sampler=few).images == mar.generate(label=1, sampler=few).images
+    one, two = (mar.generate(label=labels, sampler=few).images for labels in (np.array([1, 2]), [1, 2]))
+    assert one == two
