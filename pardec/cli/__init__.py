@@ -46,10 +46,6 @@ def run(arguments: Sequence[str]) -> int:
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return report("interrupted", None, 130)
-    except BrokenPipeError:
-        # The reader of stdout has closed it; the interpreter's last flush must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         if "--debug" in arguments:
             if isinstance(error, PardecError) and error.hint:

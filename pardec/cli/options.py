@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial, wraps
@@ -387,7 +389,13 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     @wraps(function)
     def expanded(*, debug: bool = False, **values: Any) -> None:
         filled = {name: group(values) for name, group in groups.items()}
-        function(**filled, **values)
+        try:
+            function(**filled, **values)
+            sys.stdout.flush()
+        except KeyboardInterrupt:  # which typer answers with an exit code and no word
+            raise typer.Abort from None
+        except BrokenPipeError:  # the reader has what it wants: typer would call that a failure
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the interpreter's last flush
 
     expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
+import typer
+
 from pardec.models.errors import PardecError, install
 
 from ..requests import preflight
@@ -86,4 +88,7 @@ def serve(
         shown = f"[{address[0]}]" if ":" in address[0] else address[0]
         page = "" if loaded.imaging is not None else ", a page at /"
         say(f"{loaded.network.describe()}\nhttp://{shown}:{address[1]}/v1{page}, stop with Ctrl-C", quiet=quiet)
-        run(app, listening)
+        try:
+            run(app, listening)
+        except KeyboardInterrupt:  # the way to stop it
+            raise typer.Exit(130) from None

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -208,6 +209,26 @@ def test_an_interrupt_before_a_command_is_one_line(
     with pytest.raises(SystemExit) as ended:
         main(["list", "tasks"])
     assert (ended.value.code, capsys.readouterr().err) == (130, "error: interrupted\n")
+
+
+def test_an_interrupt_of_a_command_that_saves_nothing_is_one_line(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pardec.api.load", interrupted)
+    assert cli("check", folder, "-s", "sequential", "-p", TEXT) == (130, "", "error: interrupted\n")
+
+
+def test_a_reader_that_has_enough_ends_a_command_without_an_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run(
+        [sys.executable, "-m", "pardec", "list", "tasks"], stdout=write, stderr=subprocess.PIPE, text=True
+    )
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 class Interrupting(ModuleType):
