@@ -89,6 +89,7 @@ class Trait(StrEnum):
     INDEPENDENT_SIBLINGS = "needs independent samples", "accept"
     CHANGES_TARGET = "changes what the target's attention reads", "cache"
     ENCODES_KV = "stores older keys and values encoded", "cache"
+    MOVES_KV = "stores keys and values at other places than those of the text", "cache"
     SHARES_PROMPTS = "lets rows share the K/V of a prompt", "cache"
     LONGER_TEXTS = "takes texts longer than the model was trained for", "cache"
     # --- models ---

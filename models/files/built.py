@@ -41,7 +41,7 @@ BUILT: dict[str, Built] = {
     "smollm2-masked": Built(
         "smollm2-masked",
         "fast_dllm_qwen",
-        "SmolLM2-135M-Instruct as a masked model whose training is not finished, from scripts/get_smollm2 --masked",
+        "SmolLM2-135M-Instruct as a masked model, from scripts/get_smollm2 --masked",
         134515008,
         "scripts/get_smollm2 --masked",
     )

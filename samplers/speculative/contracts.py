@@ -569,7 +569,8 @@ class Cache(Stage):
         """Traits of the cache, always with `CHANGES_TARGET`.
 
         `SHARES_PROMPTS`: it may hold K/V of a prompt that rows share, or of earlier requests; `LONGER_TEXTS`: texts may
-        be longer than the checkpoint was made for; `ENCODES_KV`: what it stores cannot be copied.
+        be longer than the checkpoint was made for; `ENCODES_KV`: what it stores cannot be copied; `MOVES_KV`: it
+        is not found by its place in the text.
         """
         return frozenset({Trait.CHANGES_TARGET})
 

@@ -37,8 +37,9 @@ COPIES_KV = Why(
     "{me} copies keys and values of the text, which {other!r} stores encoded",
     "leave the cache out, or draft with model, eagle or lookup",
 )
-KEEPS_PART = Why(
-    "{me} copies keys and values of the text, of which the target reads a part with {other!r}", "leave one of them out"
+FINDS_KV = Why(
+    "{me} copies keys and values by their place in the text, and {other!r} stores them elsewhere",
+    "leave one of them out",
 )
 _NO_QUERIES = Why(
     "{me} chooses by the target's attention queries, which {other} does not return",
@@ -88,6 +89,10 @@ class SparseAttention(Cache):
         raise NotImplementedError
 
     # --- as a cache ---
+
+    @property
+    def provides(self) -> frozenset[Trait]:
+        return super().provides | {Trait.MOVES_KV}
 
     @property
     def requires(self) -> Reasons:

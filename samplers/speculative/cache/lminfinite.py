@@ -33,7 +33,7 @@ from .streaming import window_cache
 )
 @dataclass(frozen=True)
 class LMInfinite(Cache):
-    provides = frozenset({Trait.CHANGES_TARGET, Trait.LONGER_TEXTS})
+    provides = frozenset({Trait.CHANGES_TARGET, Trait.MOVES_KV, Trait.LONGER_TEXTS})
     requires: ClassVar[Reasons] = {Trait.PLAIN_DECODER: READS_PART}
     conflicts: ClassVar[Reasons] = {Trait.FEEDS_TEXT_AGAIN: LETS_GO}
 

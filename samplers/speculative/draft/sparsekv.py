@@ -29,7 +29,7 @@ from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from ..sparse_kv import (
     COPIES_KV,
-    KEEPS_PART,
+    FINDS_KV,
     READS_PART,
     PerQueryAttention,
     PerQueryDraftState,
@@ -73,7 +73,7 @@ class SparseKV(Drafter):
     @property
     def conflicts(self) -> Reasons:
         if not isinstance(self._attention, PerQueryAttention):
-            return {Trait.ENCODES_KV: COPIES_KV, Trait.CHANGES_TARGET: KEEPS_PART}
+            return {Trait.ENCODES_KV: COPIES_KV, Trait.MOVES_KV: FINDS_KV}
         read = repr(self.read).replace("{", "{{").replace("}", "}}")
         own = f"{{me}}: {read} reads the target's own cache, which {{other!r}} replaces"
         return {

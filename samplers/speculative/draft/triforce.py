@@ -50,7 +50,7 @@ from ..draft_model import DraftModelState, check_pair, demand_name
 from ..ops.verification import judge
 from ..sequences import Sequences
 from ..shape.chain import Chain
-from ..sparse_kv import COPIES_KV, KEEPS_PART, READS_PART, SparseDraftState, sparse_attention_of
+from ..sparse_kv import COPIES_KV, FINDS_KV, READS_PART, SparseDraftState, sparse_attention_of
 
 
 class DraftedText:
@@ -191,7 +191,7 @@ class Hierarchy:
 class TriForce(Drafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (6, 4, 8), "k": (2, 3)}
     requires: ClassVar[Reasons] = {Trait.PLAIN_DECODER: READS_PART}
-    conflicts: ClassVar[Reasons] = {Trait.ENCODES_KV: COPIES_KV, Trait.CHANGES_TARGET: KEEPS_PART}
+    conflicts: ClassVar[Reasons] = {Trait.ENCODES_KV: COPIES_KV, Trait.MOVES_KV: FINDS_KV}
     _attention: ClassVar[Any]
 
     name: Annotated[ModelName | None, "the small draft model: embedded name, folder or hub id"] = None

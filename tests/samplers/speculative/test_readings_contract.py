@@ -129,8 +129,8 @@ def test_prefixes_and_shared_prompts_are_no_affair_of_lossy_caches() -> None:
 def test_what_cannot_be_is_refused_before_the_first_forward() -> None:
     for spec, reason in (
         ("earlyexit@retrieval", "which earlyexit does not return"),
-        ("sparsekv@lminfinite", "reads a part with .lminfinite."),
-        ("triforce:name=toy@retrieval", "reads a part with .retrieval."),
+        ("sparsekv@lminfinite", ".lminfinite. stores them elsewhere"),
+        ("triforce:name=toy@retrieval", ".retrieval. stores them elsewhere"),
         ("layerskip:skip=search@streaming", "feeds tokens again"),
         ("layerskip:skip=search@lminfinite", "feeds tokens again"),
         ("sequential+streaming", "must follow '@'"),
