@@ -39,7 +39,7 @@ def test_the_kernels_agree_with_their_definition_under_the_interpreter():
     # Triton decides on its interpreter when it is imported, so it needs a process of its own.
     here = Path(__file__)
     ops = here.parents[2] / "samplers" / "ops"
-    again = [here, *(here.with_name(f"test_{name}_triton.py") for name in ("kernels", "matmul"))]
+    again = [here, *(here.with_name(f"test_{name}_triton.py") for name in ("kernels", "layers"))]
     again += [ops / f"test_{name}_triton.py" for name in ("confidence", "verdict", "neighbourhood")]
     environment = os.environ | {"TRITON_INTERPRET": "1", "PARDEC_KERNELS": "triton", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, again)]
