@@ -135,11 +135,6 @@ class Decoder(nn.Module):
         elif plan.parallel > 1:
             through = LayerGroups(count, plan.parallel).through
         narrowed = plan.narrow and through is None and self._narrows(plan)
-        overwrites = through is None and bool(chosen) and steps[chosen.start].ops.fused is not None
-        if overwrites:
-            for step in steps.values():
-                step.overwrites = True
-            h = h.clone() if taps or chosen.start else h  # others hold these states as well
 
         layers: list[DecoderLayer] = list(self.layers)  # type: ignore[arg-type]
         fused = None  # runs successive layers at once
@@ -156,7 +151,7 @@ class Decoder(nn.Module):
             elif last or index + 1 == chosen.stop or index in plan.hidden or (narrowed and index + 2 == count):
                 h, done = fused(h, range(done, index + 1), picked), index + 1
             if index in plan.hidden:
-                taps[index] = (h.clone() if overwrites else h).view(*plan.tokens.shape, -1)
+                taps[index] = h.view(*plan.tokens.shape, -1)
 
         states = h.view(*(plan.want if narrowed else plan.tokens).shape, -1)
         hidden = Hidden(plan, states, self.project, taps, narrowed, self.norm.forward)

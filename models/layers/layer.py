@@ -32,7 +32,6 @@ class LayerPass:
     cos: Tensor
     sin: Tensor
     hooks: LayerHooks | None = None  # deviations from the plain stack; None: there are none
-    overwrites: bool = False  # a layer's states may be written over those that it reads
 
 
 class DecoderLayer(nn.Module):
@@ -198,7 +197,7 @@ class DecoderLayer(nn.Module):
         """`forward` where the residual sum and the norm after it are one operation."""
         weights: dict[str, Any] = self._parameters
         eps, ops = self.config.norm_eps, step.ops
-        qkv = matmul(ops.norm(h, weights["attn_norm"], eps), weights["qkv_weight"], weights["qkv_bias"])
+        qkv = matmul(self.inputs(h, ops), weights["qkv_weight"], weights["qkv_bias"])
         h, out = self._attended(h, qkv, step, index, picked)
         h, inputs = fused.add_norm(h, matmul(out, weights["out_weight"], weights["out_bias"]), weights["mlp_norm"], eps)
         inner = ops.glu(matmul(inputs, weights["gate_up_weight"], weights["gate_up_bias"]), "silu")

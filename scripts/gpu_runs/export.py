@@ -66,9 +66,10 @@ def export(gguf: Path, folder: Path, state: Path) -> int:
     write(folder, shape, tensors, template, Recipe.block)
     parent.tokenizer.save_pretrained(folder)
     trained, steps = float(about["tokens"]), int(about["step"])
-    finished = bool(about.get("finished", trained >= Recipe.total))
-    tokens = f"{trained / 1e6:.1f} million" if finished else f"{trained / 1e6:.1f} of {Recipe.total / 1e6:.0f} million"
-    unfinished = "" if finished else ", with the training not finished"
+    tokens, unfinished = f"{trained / 1e6:.1f} million", ""
+    if not about["finished"]:
+        tokens = f"{trained / 1e6:.1f} of {Recipe.total / 1e6:.0f} million"
+        unfinished = ", with the training not finished"
     card: dict[str, Any] = {
         "name": folder.name,
         "summary": f"SmolLM2-135M-Instruct adapted to a masked model{unfinished}.",

@@ -149,6 +149,11 @@ class Training:
         share = max(0.05, share)
         return self.recipe.rate * share * min(1.0, (self.local + 1) / self.recipe.warmup)
 
+    @property
+    def finished(self) -> bool:
+        """Whether a state that is written now is the training's last."""
+        return self.left is not None or self.tokens >= self.recipe.total
+
     def take(self) -> None:
         """One step."""
         self._fill(self.step)
@@ -181,8 +186,7 @@ class Training:
         """Writes the state and continues from the written one, like a run that loads it."""
         now = self.weights.views(self.weights.master)
         changes = {name: now[name].cpu() - self.base[name] for name in self.base}
-        finished = self.left is not None or self.tokens >= self.recipe.total
-        about = {"step": self.step, "tokens": self.tokens, "finished": finished}
+        about = {"step": self.step, "tokens": self.tokens, "finished": self.finished}
         files = difference.save(folder, difference.encode(self.shape, changes, steps), about)
         self.restore(folder)
         return files
@@ -261,7 +265,7 @@ def run(report: Report) -> None:
     """
     folder = report.file.parent
     carried = folder / "none" if report.dry else report.inputs
-    if not report.finish and (state := difference.load(carried)) is not None and state[1].get("finished"):
+    if not report.finish and (state := difference.load(carried)) is not None and state[1]["finished"]:
         report.line(f"the training ended at {state[1]['tokens'] / 1e6:.1f} million tokens; --finish adds a stretch")  # type: ignore[operator]
         return
     if report.dry:
@@ -316,7 +320,7 @@ def run(report: Report) -> None:
     kept = training.validation()
     size = sum(file.stat().st_size for file in files)
     report.row(part="state", step=training.step, validation=trained, as_written=kept, bytes=size, files=len(files))
-    report.set(recipe=asdict(recipe), finished=report.finish or training.tokens >= recipe.total)
+    report.set(recipe=asdict(recipe), finished=training.finished)
     report.line(
         f"{training.tokens / 1e6:.1f} of {recipe.total / 1e6:.0f} million tokens; validation loss {before:.3f} before, "
         f"{trained:.3f} after, {kept:.3f} as written in {size / 1e6:.1f} MB"

@@ -76,7 +76,6 @@ class Pjd(Drafter):
         int, "tokens fed of a row in a forward, the last accepted one included; with joint: of the image"
     ] = 32
     wait: Annotated[bool, "as published: a later row gains no token in place of a rejected one"] = False
-
     joint: Annotated[bool, "drafts attend to those of the rows above, and several rows may end in one forward"] = False
 
     def __post_init__(self) -> None:
