@@ -2,7 +2,7 @@
 
     python benchmarks/text_claims.py --model FOLDER --parent FILE.gguf --prompts spec_bench.jsonl --run runs/text-claims
         [--count 24 --every 3] [--max-new-tokens 32] [--quantize int8 --activations int8] [--minutes 60]
-        [--only answers ...] [--out benchmarks/claims.md]
+        [--timed 12] [--only answers ...] [--out benchmarks/claims.md]
 
 Prompts are lines of JSON with `turns`, as for masked_answers.py. Each method is swept, and judged against `threshold`
 swept over tau, on the same prompts: intervals are those of a paired bootstrap over prompts.
@@ -13,10 +13,13 @@ answers: every method on the prompts. An answer is decoded once and judged three
     *Variety* is the share of different pairs of neighbouring tokens: text that repeats itself has little.
 template: Prophet where the answer's place is known: a sentence to repeat with one word changed, after fixed words.
 filler: Prophet on the same sentences in a canvas twice as long as asked for, most of it after the answer.
+seconds: the settings of `answers` take turns on `--timed` of the prompts, short and long ones. Seconds are the
+    process's own, which other programs change less than those on the clock.
 
-Settings are decoded in the order of the lists below, each in a folder of `--run`, the shortest prompts first. After
-`--minutes` the page is written from what is done: a setting is compared on the prompts that it and all settings of the
-reference have done. The same command goes on. Sections are written to the page of claims.py, which keeps its others.
+Other settings are decoded in the order of the lists below, each in a folder of `--run`, the shortest prompts first.
+After `--minutes` the page is written from what is done: a setting is compared on the prompts that it and all settings
+of the reference have done. The same command goes on. Sections are written to the page of claims.py, which keeps its
+others.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ import re
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -37,6 +41,7 @@ from typing import Any
 import claims
 import curves
 import masked_answers
+import numpy as np
 import torch
 
 import pardec
@@ -245,11 +250,15 @@ def table(found: Mapping[str, Judged]) -> str:
     return curves.table(lines).strip()
 
 
+def setup(given: argparse.Namespace) -> str:
+    """The processor and the types of numbers."""
+    packed = f", the model in {given.quantize} with activations in {given.activations or 'float32'}"
+    return f"{processor()}, one thread{packed if given.quantize else ''}"
+
+
 def section(given: argparse.Namespace, found: Mapping[str, Judged], specs: Sequence[str], about: str) -> str:
     """A part of the page: its conditions, its table, and what is not done."""
-    packed = f", the model in {given.quantize} with activations in {given.activations or 'float32'}"
-    parts = [masked_answers.about(given.model).strip(), about, f"`{given.command}`"]
-    parts.append(f"{processor()}, one thread{packed if given.quantize else ''}.")
+    parts = [masked_answers.about(given.model).strip(), about, f"`{given.command}`", f"{setup(given)}."]
     if found:
         meanings = "; ".join(f"*{quality}*: {MEANINGS[quality]}" for quality in next(iter(found.values())).figures)
         above = "points above the curve of `threshold` at equal forwards, by a paired bootstrap over prompts"
@@ -313,7 +322,50 @@ def run_filler(given: argparse.Namespace, model: pardec.Model) -> dict[str, str]
     return copies(given, model, "filler", lambda answer: {"answer": answer}, specs, max_new_tokens=new)
 
 
-PARTS: Mapping[str, Part] = {"answers": run_answers, "template": run_template, "filler": run_filler}
+def run_seconds(given: argparse.Namespace, model: pardec.Model) -> dict[str, str]:
+    asked = sorted(masked_answers.first_turns(given), key=len)
+    specs = [with_eos(spec) for spec in ("sequential", *answer_settings(given.max_new_tokens))]
+    given.run.mkdir(parents=True, exist_ok=True)
+    file = given.run / "seconds.jsonl"
+    known = {}
+    if file.is_file():
+        known = {(spec, text): cost for spec, text, *cost in map(json.loads, file.read_text("utf-8").splitlines())}
+    prompts = [asked[at] for at in sorted({round(at) for at in np.linspace(0, len(asked) - 1, given.timed)})]
+    left = [(spec, text) for at, text in enumerate(prompts) for spec in specs[at:] + specs[:at]]
+    left = [turn for turn in left if turn not in known]
+    with limited(given.minutes):
+        for spec in specs if left else ():  # what is made once for a sampler is made before
+            masked_answers.decoded(model, spec, [chat_ids(model, "Hello")], 4)
+        for spec, text in left:
+            began = time.process_time()
+            ((_, forwards),) = masked_answers.decoded(model, spec, [chat_ids(model, text)], given.max_new_tokens)
+            known[spec, text] = [time.process_time() - began, forwards]
+            with file.open("a", encoding="utf-8") as opened:
+                opened.write(json.dumps([spec, text, *known[spec, text]]) + "\n")
+    lines = [["sampler", "prompts", "seconds", "of sequential's", "milliseconds per forward"]]
+    for spec in specs:
+        both = [text for text in prompts if (spec, text) in known and (specs[0], text) in known]
+        if len(both) < LEAST:
+            continue
+        costs = np.array([[*known[spec, text], known[specs[0], text][0]] for text in both])
+        drawn = np.random.default_rng(0).integers(len(both), size=(metrics.DRAWS, len(both)))
+        sums = costs[drawn].sum(1)
+        low, high = np.percentile(sums[:, 0] / sums[:, 2], (2.5, 97.5))
+        seconds, forwards, plain = costs.sum(0)
+        of = f"{seconds / plain:.2f} ({low:.2f}..{high:.2f})"
+        pace = f"{1000 * seconds / forwards:.1f}"
+        lines.append([f"`{curves.bare(spec)}`", str(len(both)), f"{seconds / len(both):.2f}", of, pace])
+    about = f"Seconds of the process per answer of at most {given.max_new_tokens} tokens, and over those of sequential"
+    parts = [f"{about} decoding of the same prompts, with 95% intervals.", f"`{given.command}`", f"{setup(given)}."]
+    return {"text-seconds": "\n\n".join([*parts, curves.table(lines).strip()])}
+
+
+PARTS: Mapping[str, Part] = {
+    "answers": run_answers,
+    "template": run_template,
+    "filler": run_filler,
+    "seconds": run_seconds,
+}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -328,6 +380,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=1, help="rows decoded together")
     parser.add_argument("--quantize", help="quantization of the masked model")
     parser.add_argument("--activations", help="activations of the quantized model")
+    parser.add_argument("--timed", type=int, default=12, help="prompts of `seconds`")
     parser.add_argument("--minutes", type=float, help="of decoding in each part; the same command goes on")
     parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--out", type=Path, default=claims.FOLDER / "claims.md", help="the page")

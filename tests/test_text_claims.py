@@ -109,7 +109,7 @@ def test_a_run_writes_a_section_for_each_part_and_goes_on(tmp_path: Path, monkey
     arguments += ["--count", "2", "--every", "2", "--max-new-tokens", "16", "--out", str(out)]
     text_claims.main(arguments)
     found = claims.sections(out.read_text())
-    assert list(found) == ["text-answers", "text-template", "text-filler", "Columns"]
+    assert list(found) == ["text-answers", "text-template", "text-filler", "text-seconds", "Columns"]
     answers = found["text-answers"]
     assert "| `sequential` | 2 | 16.0 |" in answers
     assert "100.0 (100..100)" in answers
@@ -118,11 +118,17 @@ def test_a_run_writes_a_section_for_each_part_and_goes_on(tmp_path: Path, monkey
     assert "--every 2" in answers
     assert "Not done" not in answers
     assert "prophet:start=" in found["text-template"]
+    assert "| `sequential` | 2 |" in found["text-seconds"]
+    assert "| 1.00 (1.00..1.00) |" in found["text-seconds"]
+    timed = (tmp_path / "seconds.jsonl").read_text()
+    assert [json.loads(line)[0] for line in timed.splitlines()].count("fixed:steps=4+eos@dual") == 2
+    assert len(timed.splitlines()) == 4 * 2
     rows = sorted(tmp_path.glob("*/*/rows.jsonl"))
     before = [file.read_text() for file in rows]
     assert json.loads(before[0].splitlines()[0])["problem"] in {"0", "1"}
     monkeypatch.setattr(text_claims, "LEAST", 3)
-    text_claims.main([*arguments, "--only", "answers"])
+    text_claims.main([*arguments, "--only", "answers", "seconds"])
+    assert (tmp_path / "seconds.jsonl").read_text() == timed
     assert len(rows) == 4 + 5 + 6
     assert [file.read_text() for file in rows] == before
     assert "Not done on 3 prompts: `sequential`, " in claims.sections(out.read_text())["text-answers"]
