@@ -74,7 +74,7 @@ ENVIRONMENTS = {
     "build": ("cmake==3.31.6", "ninja==1.11.1.4"),
 }
 # Of the peers' requirements, what text does not need, and what does not load beside a torch without CUDA.
-UNNEEDED = {"vllm": ("torchvision", "torchaudio", "torchcodec")}
+UNNEEDED = {"vllm": ("torchvision", "torchaudio", "torchcodec"), "openvino-export": ("torchvision",)}
 WITHOUT_AMX = ("NATIVE=OFF", *(f"{name}=ON" for name in (
     "SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16"
 )))  # fmt: skip
