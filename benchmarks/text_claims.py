@@ -342,19 +342,20 @@ def run_seconds(given: argparse.Namespace, model: pardec.Model) -> dict[str, str
             known[spec, text] = [time.process_time() - began, forwards]
             with file.open("a", encoding="utf-8") as opened:
                 opened.write(json.dumps([spec, text, *known[spec, text]]) + "\n")
-    lines = [["sampler", "prompts", "seconds", "of sequential's", "milliseconds per forward"]]
+    lines = [
+        ["sampler", "prompts", "seconds", "of sequential's", "forwards of sequential's", "milliseconds per forward"]
+    ]
     for spec in specs:
         both = [text for text in prompts if (spec, text) in known and (specs[0], text) in known]
         if len(both) < LEAST:
             continue
-        costs = np.array([[*known[spec, text], known[specs[0], text][0]] for text in both])
+        costs = np.array([[*known[spec, text], *known[specs[0], text]] for text in both])  # of both: seconds, forwards
         drawn = np.random.default_rng(0).integers(len(both), size=(metrics.DRAWS, len(both)))
         sums = costs[drawn].sum(1)
         low, high = np.percentile(sums[:, 0] / sums[:, 2], (2.5, 97.5))
-        seconds, forwards, plain = costs.sum(0)
-        of = f"{seconds / plain:.2f} ({low:.2f}..{high:.2f})"
-        pace = f"{1000 * seconds / forwards:.1f}"
-        lines.append([f"`{curves.bare(spec)}`", str(len(both)), f"{seconds / len(both):.2f}", of, pace])
+        seconds, forwards, plain, steps = costs.sum(0)
+        cells = [str(len(both)), f"{seconds / len(both):.2f}", f"{seconds / plain:.2f} ({low:.2f}..{high:.2f})"]
+        lines.append([f"`{curves.bare(spec)}`", *cells, f"{forwards / steps:.2f}", f"{1000 * seconds / forwards:.1f}"])
     about = f"Seconds of the process per answer of at most {given.max_new_tokens} tokens, and over those of sequential"
     parts = [f"{about} decoding of the same prompts, with 95% intervals.", f"`{given.command}`", f"{setup(given)}."]
     return {"text-seconds": "\n\n".join([*parts, curves.table(lines).strip()])}
