@@ -12,10 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ..errors import ModelError, UnknownModelError, did_you_mean, listed, one_line
+from ..errors import AGAIN, ModelError, UnknownModelError, did_you_mean, listed, one_line, there, unreadable
 from ..files.catalog import EMBEDDED
 from ..files.sources import locate
-from ..files.weights import AGAIN, unpickled
+from ..files.weights import unpickled
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
@@ -25,7 +25,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
     Raises ModelError if the file is missing, damaged, of another kind, or no plain dictionary of tensors.
     """
-    if not file.is_file():
+    if not there(file):
         raise ModelError(f"there is no file {file}")
     if file.suffix not in SUFFIXES:
         raise ModelError(f"{file} is not a weight file", f"weight files end in {', '.join(SUFFIXES)}")
@@ -33,7 +33,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         try:
             return dict(load_file(file))
         except (SafetensorError, OSError, ValueError) as error:
-            raise ModelError(f"{file} is damaged or cut short: {one_line(error)}", AGAIN) from error
+            raise unreadable(file, f"is damaged or cut short: {one_line(error)}") from error
     tensors = unpickled(file, mmap=False)
     if not tensors:
         raise ModelError(f"{file} does not hold a plain dictionary of tensors")
