@@ -45,8 +45,7 @@ def _load(folder: Path) -> Any | None:
                 tokenizer = AutoTokenizer.from_pretrained(
                     folder, trust_remote_code=False, local_files_only=True, config=_named(folder, settings)
                 )
-            _require_vocabulary(folder, tokenizer)
-            _require_pieces(folder, tokenizer)
+            require_vocabulary(folder, tokenizer)
             return tokenizer
         except Exception as error:  # any of the tokenizer classes may fail in its own way
             reasons.append(f"AutoTokenizer: {one_line(error)}")
@@ -66,15 +65,17 @@ def _load(folder: Path) -> Any | None:
     raise ModelError(f"the tokenizer in {folder} cannot be used: {'; '.join(reasons)}", hint)
 
 
-def _require_vocabulary(folder: Path, tokenizer: Any) -> None:
-    """Raises ValueError for a tokenizer that found no file with its vocabulary: its class then makes up a few tokens.
+def require_vocabulary(folder: Path, tokenizer: Any) -> None:
+    """Raises ValueError for a tokenizer of transformers that has not the vocabulary of the folder that it is from.
 
-    See `findings/transformers_makes_up_the_vocabulary_of_a_missing_file.sh`.
+    Where there is no file with one, its class makes up a few tokens. See
+    `findings/transformers_makes_up_the_vocabulary_of_a_missing_file.sh`.
     """
     files = [name for name in getattr(tokenizer, "vocab_files_names", {}).values() if name]
     known = re.compile("|".join([*map(re.escape, files), _VOCABULARIES]))
     if files and not any(known.fullmatch(entry.name) for entry in folder.iterdir()):
         raise ValueError(f"there is no {' or '.join(files)}, which the class {type(tokenizer).__name__} reads")
+    _require_pieces(folder, tokenizer)
 
 
 def _pieces(folder: Path) -> Path | None:
