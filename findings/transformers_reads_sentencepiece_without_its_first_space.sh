@@ -7,8 +7,8 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install -q --disable-pip-version-check transformers==5.23.0 tokenizers==0.23.3 \
-    sentencepiece==0.2.1 protobuf==7.36.2
+"$folder/venv/bin/pip" install -q --disable-pip-version-check transformers==5.23.0 tokenizers==0.23.3
+"$folder/venv/bin/pip" install -q --disable-pip-version-check sentencepiece==0.2.1 protobuf==7.36.2
 HF_HUB_OFFLINE=1 "$folder/venv/bin/python" - "$folder" <<'PY'
 import json
 import sys
