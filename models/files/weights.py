@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import ModelError, listed, one_line, there, unreadable
+from ..errors import AGAIN, ModelError, listed, one_line, there, unreadable
 from .gguf import is_gguf
 from .gguf.listing import source_of
 from .gguf.tensors import FileTensor, file_tensors
@@ -23,6 +23,7 @@ from .json_text import parse
 CONTAINERS = ("model_ema", "model", "module", "state_dict", "vae")
 # Prefixes that DistributedDataParallel, torch.compile and PEFT add to every name of a state dict.
 _WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
+_PLAIN = "save the state dict of the model in it, which names each tensor"
 _REOPEN_BYTES = 64 << 20  # mapped pages stay resident until the file is closed
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -79,7 +80,7 @@ def indexed(index: Path) -> list[str]:
         raise unreadable(index, f"cannot be read as a weight index: {error!r}") from error
     outside = [name for name in shards if Path(str(name)).name != name or name in ("", "..") or len(name) > 255]
     if outside:
-        raise ModelError(f"{index} names files outside its folder: {listed(map(str, outside))}")
+        raise ModelError(f"{index} names files outside its folder: {listed(map(str, outside))}", AGAIN)
     return [str(name) for name in shards]
 
 
@@ -89,7 +90,10 @@ def inspect(files: Iterable[Path]) -> dict[str, Published]:
     for file in files:
         for name, entry in _inspect(file):
             if name in published:
-                raise ModelError(f"tensor {name} is in {published[name].file.name} and again in {file.name}")
+                raise ModelError(
+                    f"tensor {name} is in {published[name].file.name} and again in {file.name}",
+                    "one of them is a copy, or of another version: download or copy both again",
+                )
             published[name] = entry
     return published
 
@@ -225,7 +229,7 @@ def unpickled(file: Path, *, mmap: bool = True) -> dict[str, Tensor]:
     if isinstance(state, dict):
         state = next((state[name] for name in CONTAINERS if isinstance(state.get(name), dict)), state)
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ModelError(f"{file} does not hold a plain dictionary of tensors")
+        raise ModelError(f"{file} does not hold a plain dictionary of tensors", _PLAIN)
     return state
 
 

@@ -17,6 +17,7 @@ from ..files.catalog import EMBEDDED
 from ..files.sources import locate
 from ..files.weights import unpickled
 
+_FIT = f"check that the settings and the weights belong together, or {AGAIN}"
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 
@@ -36,7 +37,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
             raise unreadable(file, f"is damaged or cut short: {one_line(error)}") from error
     tensors = unpickled(file, mmap=False)
     if not tensors:
-        raise ModelError(f"{file} does not hold a plain dictionary of tensors")
+        raise ModelError(f"{file} does not hold a plain dictionary of tensors", AGAIN)
     return tensors
 
 
@@ -70,13 +71,13 @@ def check_names(file: Path | str, tensors: Mapping[str, Shaped], expected: dict[
     """Raise ModelError unless the tensors are exactly the wanted ones, by name and shape, and hold weights."""
     missing = [name for name in expected if name not in tensors]
     if missing:
-        raise ModelError(f"{file}: {len(missing)} of {len(expected)} tensors are missing: {listed(missing, 3)}")
+        raise ModelError(f"{file}: {len(missing)} of {len(expected)} tensors are missing: {listed(missing, 3)}", _FIT)
     unknown = [name for name in tensors if name not in expected]
     if unknown:
-        raise ModelError(f"{file}: {len(unknown)} tensors belong to no part of the model: {listed(unknown, 3)}")
+        raise ModelError(f"{file}: {len(unknown)} tensors belong to no part of the model: {listed(unknown, 3)}", _FIT)
     for name, shape in expected.items():
         if tuple(tensors[name].shape) != shape:
-            raise ModelError(f"{file}: {name} has shape {list(tensors[name].shape)}, expected {list(shape)}")
+            raise ModelError(f"{file}: {name} has shape {list(tensors[name].shape)}, expected {list(shape)}", _FIT)
     foreign = [name for name in expected if (kind := tensors[name].dtype) is None or not kind.is_floating_point]
     if foreign:
         raise ModelError(f"{file}: {len(foreign)} tensors are not floating-point: {listed(foreign, 3)}", AGAIN)

@@ -242,6 +242,7 @@ def test_a_broken_checkpoint_is_one_clear_line(damage, message, tmp_path):
     with pytest.raises(ModelError, match=message) as error:
         load(folder, device="cpu")
     assert "\n" not in str(error.value)
+    assert error.value.hint
     if "JSON" in message:
         assert error.value.hint == "correct it, or download or copy the file again"
 
