@@ -159,13 +159,16 @@ def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> Any | None:
 def _read(kind: Any, folder: Path, settings: dict[str, Any]) -> Any:
     """The folder's tokenizer as this class of transformers reads it, whatever class the folder names.
 
-    Special tokens may be published as objects without a type, which the class does not take.
+    Special tokens may be published as objects without a type, which the class does not take. Raises ValueError for a
+    class that has not the folder's vocabulary.
     """
     bare = {key: value for key in _SPECIAL if isinstance(value := settings.get(key), dict) and "__type" not in value}
     with silence():
-        return kind.from_pretrained(
+        tokenizer = kind.from_pretrained(
             folder,
             trust_remote_code=False,
             local_files_only=True,
             **{key: value["content"] for key, value in bare.items()},
         )
+    require_vocabulary(folder, tokenizer)
+    return tokenizer

@@ -146,6 +146,7 @@ def test_a_tokenizer_that_cannot_be_used_says_why(tmp_path):
         *({"tokenizer_class": f"{name}Tokenizer"} for name in ("Llama", "Qwen2", "Gemma", "GPT2", "T5")),
         {"tokenizer_class": "LlamaTokenizerFast", "vocab.json": '{"a": 0}'},
         {"tokenizer_class": "GemmaTokenizer", "tokenizer_config.json.bak": "{}"},
+        {"tokenizer_class": "LlamaTokenizer", "vocab.json": '{"a": 0}', "merges.txt": "#version: 0.2\n"},
     ],
 )
 def test_a_tokenizer_whose_vocabulary_is_missing_is_refused(tmp_path, settings):
