@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from difflib import get_close_matches
+from pathlib import Path
 
 from .printable import line
+
+AGAIN = "download or copy the file again"
+_POINTER = b"version https://git-lfs"
 
 
 class PardecError(Exception):
@@ -64,6 +69,31 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def install(extra: str) -> str:
     """How to install an extra: from the clone, since another package has the name pardec on the index."""
     return f'in the clone of pardec: pip install -e ".[{extra}]"'
+
+
+def damage(file: Path) -> ModelError | None:
+    """The error of what stands in a file's place: a link to a file that is not there, or a pointer of Git LFS."""
+    if file.is_symlink() and not file.exists():
+        return ModelError(
+            f"{file} is a link to a file that is not there",
+            "copy the files that the links of its folder name (cp -rL), or download them again",
+        )
+    with suppress(OSError), file.open("rb") as start:
+        if start.read(len(_POINTER)) == _POINTER:
+            return ModelError(f"{file} is a pointer of Git LFS, not the file itself", "git lfs pull")
+    return None
+
+
+def unreadable(file: Path, problem: str, hint: str = AGAIN) -> ModelError:
+    """The error of a file that cannot be read; `problem` is what follows its name, unless `damage` says why."""
+    return damage(file) or ModelError(f"{file} {problem}", hint)
+
+
+def there(file: Path) -> bool:
+    """Whether there is such a file. Raises ModelError for a link to one that is not there."""
+    if not file.is_file() and (error := damage(file)) is not None:
+        raise error
+    return file.is_file()
 
 
 def one_line(error: BaseException, limit: int = 300) -> str:

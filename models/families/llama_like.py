@@ -127,7 +127,9 @@ def complete(config: Config, kind: str) -> Any:
         with silence():
             full = CONFIG_MAPPING[kind].from_dict(settings)
     except Exception as error:  # the classes validate with several kinds of exception
-        raise ModelError(f"config.json does not describe a {kind} model: {one_line(error)}") from error
+        raise ModelError(
+            f"config.json does not describe a {kind} model: {one_line(error)}", "compare it with the published file"
+        ) from error
     _check_base(config, full)
     return full
 

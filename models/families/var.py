@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import finite
-from ..errors import ModelError
+from ..errors import AGAIN, ModelError
 from ..files.sources import Source
 from ..files.weights import Published, count_parts, tensors_of
 from ..images.contracts import OneSize
@@ -63,7 +63,7 @@ def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -
     needed = (MARK, "class_emb.weight", "word_embed.weight", "head.weight", "lvl_embed.weight")
     absent = [name for name in needed if name not in published]
     if absent:
-        raise ModelError(f"{folder} does not hold a VAR model: there is no {absent[0]}")
+        raise ModelError(f"{folder} does not hold a VAR model: there is no {absent[0]}", AGAIN)
     config = stated(folder, stem, KEYS)
     classes, width = published["class_emb.weight"].shape
     sharp = published.get("blocks.0.attn.scale_mul_1H11")

@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError, ModelError, UnknownModelError, did_you_mean, listed, one_line
+from ..errors import (
+    AGAIN,
+    ArgumentError,
+    ModelError,
+    UnknownModelError,
+    did_you_mean,
+    listed,
+    one_line,
+    there,
+    unreadable,
+)
 from ..printable import plain
 from .built import BUILT
 from .catalog import DRAFTERS, EMBEDDED, TOKENIZER, embedded_drafters, embedded_names
@@ -24,6 +34,7 @@ _ADAPTER = "a folder that PEFT saved, with adapter_config.json and adapter_model
 _SMALL = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja"]  # everything but weights
 DRAFT_ADAPTER = "linear_spec_lora"  # the folder of a LoRA with which a checkpoint drafts for itself
 _PARTS = ["vqvae/*.safetensors", f"{DRAFT_ADAPTER}/*.safetensors"]  # parts of models in subfolders
+_CORRECT = f"correct it, or {AGAIN}"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w.-]+)/([\w./-]+\.(?:pt|pth|safetensors|gguf))")
 
@@ -148,7 +159,7 @@ def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
 
     Raises ArgumentError for one that is required and absent, ModelError for one that cannot be read.
     """
-    if not file.is_file():
+    if not there(file):
         if required:
             raise ArgumentError(
                 f"{file.parent} has no {file.name}",
@@ -159,11 +170,11 @@ def read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
     try:
         value = parse(file.read_bytes())
     except ValueError as error:
-        raise ModelError(f"{file} is not valid JSON: {error}") from error
+        raise unreadable(file, f"is not valid JSON: {error}", _CORRECT) from error
     except OSError as error:
-        raise ModelError(f"{file} cannot be read: {error.strerror or error}") from error
+        raise unreadable(file, f"cannot be read: {error.strerror or error}") from error
     if not isinstance(value, dict):
-        raise ModelError(f"{file} does not hold a JSON object")
+        raise ModelError(f"{file} does not hold a JSON object", _CORRECT)
     return value
 
 

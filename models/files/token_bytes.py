@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
+
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a token that is one byte of a character
 
 
 class TokenBytes:
@@ -80,7 +83,8 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
         byte_of = _bytes_of_characters()
         return [bytes(byte_of[char] for char in name) if set(name) <= set(byte_of) else name.encode() for name in names]
     if kinds & {"Metaspace", "Replace"}:
-        return [_byte(name) or name.replace("\u2581", " ").encode() for name in names]
+        known = _byte if "ByteFallback" in kinds else lambda name: None
+        return [known(name) or name.replace("\u2581", " ").encode() for name in names]
     return _by_decoding(tokenizer, ids)
 
 
@@ -94,8 +98,8 @@ def _decoders(tokenizer: Any) -> set[str]:
 
 
 def _byte(name: str) -> bytes | None:
-    """The byte of a token such as <0x0A>."""
-    return bytes([int(name[3:5], 16)]) if len(name) == 6 and name.startswith("<0x") and name.endswith(">") else None
+    """The byte of a token such as <0x0A>; None for other tokens."""
+    return bytes([int(name[3:5], 16)]) if BYTE_TOKEN.fullmatch(name) else None
 
 
 def _by_decoding(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelError, one_line
+from ..errors import ModelError, damage, one_line
 from ..hf.hf_logging import silence
-from .json_text import parse
+from .sources import read_json
 
 _FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_VOCABULARIES = r"tokenizer(\.[\d.]+)?\.json|tekken\.json|(tokenizer|tiktoken)\.model.*"  # read for any class
+# Further files that a tokenizer reads, of which none is needed.
+_BESIDE = ("merges.txt", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+_WORDS = ("Hello world 2024", "def f(x): return x", "Größe")
+_UNSPLIT = ("PythonBackend", "TokenizersBackend")  # classes that read from tokenizer.json how text is split
 _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token", "mask_token", "sep_token", "cls_token")
 
 
@@ -23,18 +30,23 @@ def load_tokenizer(folder: Path) -> Any | None:
 
 
 def _load(folder: Path) -> Any | None:
+    for name in (*_FILES, *_BESIDE):
+        if (error := damage(folder / name)) is not None:
+            raise error
     if not any((folder / name).is_file() for name in _FILES):
         return None
     from transformers import AutoTokenizer
 
     reasons = []
-    settings = _settings(folder)
+    settings = read_json(folder / "tokenizer_config.json")
     if "auto_map" not in settings:
         try:
             with silence():
-                return AutoTokenizer.from_pretrained(
+                tokenizer = AutoTokenizer.from_pretrained(
                     folder, trust_remote_code=False, local_files_only=True, config=_named(folder, settings)
                 )
+            require_vocabulary(folder, tokenizer)
+            return tokenizer
         except Exception as error:  # any of the tokenizer classes may fail in its own way
             reasons.append(f"AutoTokenizer: {one_line(error)}")
     else:
@@ -47,10 +59,47 @@ def _load(folder: Path) -> Any | None:
         else:
             if tokenizer is not None:
                 return tokenizer
-    raise ModelError(
-        f"the tokenizer in {folder} cannot be used: {'; '.join(reasons)}",
-        "add a tokenizer.json (fast tokenizer), or vocab.json with merges.txt, to the folder",
-    )
+    hint = "add a tokenizer.json (fast tokenizer), or vocab.json with merges.txt, to the folder"
+    if _pieces(folder) is not None and find_spec("sentencepiece") is None:
+        hint = "to read its .model file, pip install sentencepiece protobuf; or add a tokenizer.json to the folder"
+    raise ModelError(f"the tokenizer in {folder} cannot be used: {'; '.join(reasons)}", hint)
+
+
+def require_vocabulary(folder: Path, tokenizer: Any) -> None:
+    """Raises ValueError for a tokenizer of transformers that has not the vocabulary of the folder that it is from.
+
+    Where there is no file with one, its class makes up a few tokens. See
+    `findings/transformers_makes_up_the_vocabulary_of_a_missing_file.sh`.
+    """
+    files = [name for name in getattr(tokenizer, "vocab_files_names", {}).values() if name]
+    known = re.compile("|".join([*map(re.escape, files), _VOCABULARIES]))
+    if files and not any(known.fullmatch(entry.name) for entry in folder.iterdir()):
+        raise ValueError(f"there is no {' or '.join(files)}, which the class {type(tokenizer).__name__} reads")
+    _require_pieces(folder, tokenizer)
+
+
+def _pieces(folder: Path) -> Path | None:
+    """The file of sentencepiece or tiktoken that a tokenizer is converted from, where there is no tokenizer.json."""
+    return None if (folder / "tokenizer.json").is_file() else min(folder.glob("*.model"), default=None)
+
+
+def _require_pieces(folder: Path, tokenizer: Any) -> None:
+    """Raises ValueError for a tokenizer that splits words in another way than the sentencepiece model that it is from.
+
+    See `findings/transformers_reads_sentencepiece_without_its_first_space.sh`.
+    """
+    if (file := _pieces(folder)) is None or find_spec("sentencepiece") is None:
+        return
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        model = SentencePieceProcessor(model_file=str(file))
+    except RuntimeError:  # it is one of tiktoken
+        return
+    for text in _WORDS:
+        ids, right = tokenizer(text, add_special_tokens=False)["input_ids"], model.encode(text)
+        if ids != right:
+            raise ValueError(f"{text!r} has the ids {ids}, and by {file.name} {right}")
 
 
 def _named(folder: Path, settings: dict[str, Any]) -> Any | None:
@@ -59,13 +108,12 @@ def _named(folder: Path, settings: dict[str, Any]) -> Any | None:
     None, so that it reads the file itself, in other cases. Left to itself it makes the config of the model, whose class
     imports far more than a tokenizer needs (`findings/transformers_config_imports_the_compiler.sh`).
     """
-    file = folder / "config.json"
-    if not settings.get("tokenizer_class") or not file.is_file():
+    if not settings.get("tokenizer_class"):
         return None
     from transformers import PreTrainedConfig
 
-    config = parse(file.read_bytes())
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+    config = read_json(folder / "config.json")
+    if not isinstance(config.get("model_type"), str):
         return None
     named = PreTrainedConfig(name_or_path=str(folder))
     named.model_type = config["model_type"]
@@ -84,12 +132,19 @@ def _from_json(folder: Path, settings: dict[str, Any]) -> Any | None:
 
 
 def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> Any | None:
-    """The tokenizer of vocab.json and merges.txt."""
+    """The tokenizer of vocab.json and merges.txt, which do not say how text is split: the class that is named does.
+
+    Remote code is taken for Qwen2's, as Dream's is. Raises ValueError for a class that reads it from tokenizer.json.
+    """
     if not ((folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()):
         return None
-    from transformers import Qwen2Tokenizer
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
-    tokenizer = _read(Qwen2Tokenizer, folder, settings)
+    named = "Qwen2Tokenizer" if "auto_map" in settings else str(settings.get("tokenizer_class"))
+    known = tokenizer_class_from_name(named)
+    if known is None or known.__name__ in _UNSPLIT:
+        raise ValueError(f"they do not say how text is split, and tokenizer_class={named} does not either")
+    tokenizer = _read(known, folder, settings)
     added = settings.get("added_tokens_decoder") or {}
     wrong = [
         entry["content"]
@@ -104,24 +159,16 @@ def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> Any | None:
 def _read(kind: Any, folder: Path, settings: dict[str, Any]) -> Any:
     """The folder's tokenizer as this class of transformers reads it, whatever class the folder names.
 
-    Special tokens may be published as objects without a type, which the class does not take.
+    Special tokens may be published as objects without a type, which the class does not take. Raises ValueError for a
+    class that has not the folder's vocabulary.
     """
     bare = {key: value for key in _SPECIAL if isinstance(value := settings.get(key), dict) and "__type" not in value}
     with silence():
-        return kind.from_pretrained(
+        tokenizer = kind.from_pretrained(
             folder,
             trust_remote_code=False,
             local_files_only=True,
             **{key: value["content"] for key, value in bare.items()},
         )
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    file = folder / "tokenizer_config.json"
-    if not file.is_file():
-        return {}
-    try:
-        settings = parse(file.read_bytes())
-    except ValueError as error:
-        raise ModelError(f"{file} is not valid JSON: {error}") from error
-    return settings if isinstance(settings, dict) else {}
+    require_vocabulary(folder, tokenizer)
+    return tokenizer

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..errors import ModelError, listed, one_line
+from ..errors import AGAIN, ModelError, listed, one_line, there, unreadable
 from .gguf import is_gguf
 from .gguf.listing import source_of
 from .gguf.tensors import FileTensor, file_tensors
@@ -23,8 +23,7 @@ from .json_text import parse
 CONTAINERS = ("model_ema", "model", "module", "state_dict", "vae")
 # Prefixes that DistributedDataParallel, torch.compile and PEFT add to every name of a state dict.
 _WRAPPERS = ("module.", "_orig_mod.", "base_model.model.")
-AGAIN = "download or copy the file again"
-_POINTER = b"version https://git-lfs"
+_PLAIN = "save the state dict of the model in it, which names each tensor"
 _REOPEN_BYTES = 64 << 20  # mapped pages stay resident until the file is closed
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -54,11 +53,11 @@ def weight_files(folder: Path) -> list[Path]:
         ("pytorch_model.bin", "pytorch_model.bin.index.json"),
         ("checkpoint-last.pth", ""),
     ):
-        if (folder / single).is_file():
+        if there(folder / single):
             return [folder / single]
-        if index and (folder / index).is_file():
+        if index and there(folder / index):
             names = indexed(folder / index)
-            missing = [name for name in names if not (folder / name).is_file()]
+            missing = [name for name in names if not there(folder / name)]
             if missing:
                 raise ModelError(
                     f"{folder}: {len(missing)} of {len(names)} weight files are missing: {listed(missing)}",
@@ -78,10 +77,10 @@ def indexed(index: Path) -> list[str]:
     try:
         shards = sorted(set(parse(index.read_bytes())["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelError(f"{index} cannot be read as a weight index: {error!r}", AGAIN) from error
+        raise unreadable(index, f"cannot be read as a weight index: {error!r}") from error
     outside = [name for name in shards if Path(str(name)).name != name or name in ("", "..") or len(name) > 255]
     if outside:
-        raise ModelError(f"{index} names files outside its folder: {listed(map(str, outside))}")
+        raise ModelError(f"{index} names files outside its folder: {listed(map(str, outside))}", AGAIN)
     return [str(name) for name in shards]
 
 
@@ -91,7 +90,10 @@ def inspect(files: Iterable[Path]) -> dict[str, Published]:
     for file in files:
         for name, entry in _inspect(file):
             if name in published:
-                raise ModelError(f"tensor {name} is in {published[name].file.name} and again in {file.name}")
+                raise ModelError(
+                    f"tensor {name} is in {published[name].file.name} and again in {file.name}",
+                    "one of them is a copy, or of another version: download or copy both again",
+                )
             published[name] = entry
     return published
 
@@ -183,10 +185,7 @@ def _opened(file: Path) -> safe_open:
     try:
         return safe_open(file, framework="pt", device="cpu")
     except (SafetensorError, OSError, ValueError) as error:
-        with suppress(OSError), open(file, "rb") as start:
-            if start.read(len(_POINTER)) == _POINTER:
-                raise ModelError(f"{file} is a pointer of Git LFS, not the weights", "git lfs pull") from error
-        raise ModelError(f"{file} is damaged or cut short: {error}", AGAIN) from error
+        raise unreadable(file, f"is damaged or cut short: {error}") from error
 
 
 def _inspect(file: Path) -> Iterator[tuple[str, Published]]:
@@ -223,14 +222,14 @@ def unpickled(file: Path, *, mmap: bool = True) -> dict[str, Tensor]:
             except RuntimeError:  # files older than torch 1.6 cannot be mapped
                 state = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch each raise their own
-        raise ModelError(f"{file} cannot be read as a dictionary of tensors: {one_line(error)}", AGAIN) from error
+        raise unreadable(file, f"cannot be read as a dictionary of tensors: {one_line(error)}") from error
     trainer = state.get("trainer") if isinstance(state, dict) else None
     if isinstance(trainer, dict):  # from VAR's or Infinity's training
         state = next((trainer[name] for name in ("var_wo_ddp", "gpt_fsdp") if name in trainer), state)
     if isinstance(state, dict):
         state = next((state[name] for name in CONTAINERS if isinstance(state.get(name), dict)), state)
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ModelError(f"{file} does not hold a plain dictionary of tensors")
+        raise ModelError(f"{file} does not hold a plain dictionary of tensors", _PLAIN)
     return state
 
 

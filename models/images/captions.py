@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, ModelError, install, one_line
 from ..files.catalog import EMBEDDED, embedded_names
+from ..files.tokenizers import require_vocabulary
 from ..hf.hf_logging import silence
 from .words import unknown
 
@@ -55,6 +56,8 @@ class TextEncoder:
         try:
             with silence():
                 tokenizer = AutoTokenizer.from_pretrained(self.name, local_files_only=self.offline)
+                if Path(self.name).is_dir():
+                    require_vocabulary(Path(self.name), tokenizer)
                 model = AutoModelForTextEncoding.from_pretrained(
                     self.name, local_files_only=self.offline, dtype=self.dtype
                 )

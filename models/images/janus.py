@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from .. import finite
 from ..errors import ModelError, one_line
 from ..files.sources import Source
+from ..files.tokenizers import require_vocabulary
 from ..hf.causal_lm import Parts
 from ..hf.hf_logging import silence
 from ..loading.decoding_config import first
@@ -152,6 +153,7 @@ def _processor(folder: Path, name: str) -> Any:
     try:
         with silence():
             processor = JanusProcessor.from_pretrained(folder, local_files_only=True)
+        require_vocabulary(folder, processor.tokenizer)
     except Exception as error:  # tokenizers and configs each fail in their own way
         raise ModelError(
             f"{name} has no usable processor: {one_line(error)}",

@@ -12,11 +12,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ..errors import ModelError, UnknownModelError, did_you_mean, listed, one_line
+from ..errors import AGAIN, ModelError, UnknownModelError, did_you_mean, listed, one_line, there, unreadable
 from ..files.catalog import EMBEDDED
 from ..files.sources import locate
-from ..files.weights import AGAIN, unpickled
+from ..files.weights import unpickled
 
+_FIT = f"check that the settings and the weights belong together, or {AGAIN}"
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
 
 
@@ -25,7 +26,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
 
     Raises ModelError if the file is missing, damaged, of another kind, or no plain dictionary of tensors.
     """
-    if not file.is_file():
+    if not there(file):
         raise ModelError(f"there is no file {file}")
     if file.suffix not in SUFFIXES:
         raise ModelError(f"{file} is not a weight file", f"weight files end in {', '.join(SUFFIXES)}")
@@ -33,10 +34,10 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
         try:
             return dict(load_file(file))
         except (SafetensorError, OSError, ValueError) as error:
-            raise ModelError(f"{file} is damaged or cut short: {one_line(error)}", AGAIN) from error
+            raise unreadable(file, f"is damaged or cut short: {one_line(error)}") from error
     tensors = unpickled(file, mmap=False)
     if not tensors:
-        raise ModelError(f"{file} does not hold a plain dictionary of tensors")
+        raise ModelError(f"{file} does not hold a plain dictionary of tensors", AGAIN)
     return tensors
 
 
@@ -70,13 +71,13 @@ def check_names(file: Path | str, tensors: Mapping[str, Shaped], expected: dict[
     """Raise ModelError unless the tensors are exactly the wanted ones, by name and shape, and hold weights."""
     missing = [name for name in expected if name not in tensors]
     if missing:
-        raise ModelError(f"{file}: {len(missing)} of {len(expected)} tensors are missing: {listed(missing, 3)}")
+        raise ModelError(f"{file}: {len(missing)} of {len(expected)} tensors are missing: {listed(missing, 3)}", _FIT)
     unknown = [name for name in tensors if name not in expected]
     if unknown:
-        raise ModelError(f"{file}: {len(unknown)} tensors belong to no part of the model: {listed(unknown, 3)}")
+        raise ModelError(f"{file}: {len(unknown)} tensors belong to no part of the model: {listed(unknown, 3)}", _FIT)
     for name, shape in expected.items():
         if tuple(tensors[name].shape) != shape:
-            raise ModelError(f"{file}: {name} has shape {list(tensors[name].shape)}, expected {list(shape)}")
+            raise ModelError(f"{file}: {name} has shape {list(tensors[name].shape)}, expected {list(shape)}", _FIT)
     foreign = [name for name in expected if (kind := tensors[name].dtype) is None or not kind.is_floating_point]
     if foreign:
         raise ModelError(f"{file}: {len(foreign)} tensors are not floating-point: {listed(foreign, 3)}", AGAIN)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from ..decoder_config import DecoderConfig
-from ..errors import ModelError, listed
+from ..errors import AGAIN, ModelError, listed
 from ..families import FamilySpec
-from ..files.weights import AGAIN, Published, tensors_of
+from ..files.weights import Published, tensors_of
 
 _FREQUENCIES = re.compile(r"(?:.*\.)?(?:layers|blocks)\.(\d+)\..*rotary_emb\.inv_freq|.*rotary_emb\.inv_freq")
 _ROUNDING = 5e-3  # relative error of frequencies that were once stored in 16 bits

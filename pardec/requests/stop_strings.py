@@ -8,16 +8,14 @@ does not depend on how many tokens per step commits.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from pardec.models.errors import SpecError
-from pardec.models.files.token_bytes import special_ids
+from pardec.models.files.token_bytes import BYTE_TOKEN, special_ids
 
-BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a token that is one byte of a character
 _BYTES = 4  # the most tokens of one character
 _MARGIN = 8  # further tokens decoded before the string: a tokenizer may decode the first ones of a text differently
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pardec.models.files.token_bytes import BYTE_TOKEN
 from pardec.samplers.events import Event, RowFinished, Started, Step
-
-from ..requests.stop_strings import BYTE_TOKEN
 
 if TYPE_CHECKING:
     from ..requests.call import Call

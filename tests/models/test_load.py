@@ -187,6 +187,17 @@ def _config(text="", **changes):
     return lambda folder: (folder / "config.json").write_text(text or json.dumps(llama_config(**changes)))
 
 
+def _linked(file):
+    """A link to nothing in a file's place, as in a snapshot of the hub that was copied without its blobs."""
+
+    def damage(folder):
+        (folder / file).unlink(missing_ok=True)
+        (folder / file).symlink_to("../../blobs/0")
+
+    return damage
+
+
+_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 _ANOTHER_TYPE = _config(model_type="llama9", architectures=["Llama9"])
 _SHARDS = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
 
@@ -208,9 +219,14 @@ _SHARDS = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
         (lambda folder: os.truncate(folder / "model.safetensors", 9000), "model.safetensors is damaged or cut short"),
         (_weights(b"not a weight file"), "model.safetensors is damaged or cut short"),
         (
-            _weights(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+            _weights(_POINTER),
             "model.safetensors is a pointer of Git LFS",
         ),
+        (_weights(_POINTER, "pytorch_model.bin"), "pytorch_model.bin is a pointer of Git LFS"),
+        (_linked("model.safetensors"), "model.safetensors is a link to a file that is not there"),
+        (_linked("generation_config.json"), "generation_config.json is a link to a file that is not there"),
+        (_linked("config.json"), "config.json is a link to a file that is not there"),
+        (lambda folder: (folder / "config.json").write_bytes(_POINTER), "config.json is a pointer of Git LFS"),
         (_weights(b"no pickle", "pytorch_model.bin"), "pytorch_model.bin cannot be read"),
         (_pickled({"a": subprocess.Popen}), "pytorch_model.bin cannot be read"),
         (_pickled({"state": {"a": torch.ones(1)}}), "does not hold a plain dictionary of tensors"),
@@ -226,6 +242,9 @@ def test_a_broken_checkpoint_is_one_clear_line(damage, message, tmp_path):
     with pytest.raises(ModelError, match=message) as error:
         load(folder, device="cpu")
     assert "\n" not in str(error.value)
+    assert error.value.hint
+    if "JSON" in message:
+        assert error.value.hint == "correct it, or download or copy the file again"
 
 
 def test_no_family_lists_the_families_and_the_adapter(tmp_path):

@@ -17,13 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import ModelError, install
+from ...errors import AGAIN, ModelError, install, unreadable
 from . import MAGIC
 
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _AXES = 4
-_AGAIN = "download or copy the file again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +70,11 @@ def read_header(file: Path) -> Header:
         with file.open("rb") as handle:
             content = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError as error:  # an empty file cannot be mapped
-        raise ModelError(f"{file} is empty", _AGAIN) from error
+        raise ModelError(f"{file} is empty", AGAIN) from error
     except OSError as error:
         raise ModelError(f"{file} cannot be read: {error.strerror or error}") from error
     if content[:4] != MAGIC:
-        raise ModelError(f"{file} is not a GGUF file: it begins with {bytes(content[:4])!r}", _AGAIN)
+        raise unreadable(file, f"is not a GGUF file: it begins with {bytes(content[:4])!r}")
     reader = _Reader(file, content)
     version = reader.scalar("I")
     if version & 0xFFFF == 0:
@@ -94,13 +93,13 @@ class _Reader:
         self.file, self.content, self.at = file, content, len(MAGIC)
 
     def fail(self, problem: str) -> ModelError:
-        return ModelError(f"{self.file} is damaged: {problem}", _AGAIN)
+        return ModelError(f"{self.file} is damaged: {problem}", AGAIN)
 
     def advance(self, size: int) -> int:
         """Consumes the next `size` bytes, and returns where they begin."""
         start, self.at = self.at, self.at + size
         if self.at > len(self.content):
-            raise ModelError(f"{self.file} is damaged or cut short: it ends within its header", _AGAIN)
+            raise ModelError(f"{self.file} is damaged or cut short: it ends within its header", AGAIN)
         return start
 
     def scalar(self, code: str) -> Any:
@@ -156,7 +155,7 @@ class _Reader:
             kind, size = self._size(name, shape, number)
             if begin + offset + size > len(self.content):
                 missing = begin + offset + size - len(self.content)
-                raise ModelError(f"{self.file} is cut short: tensor {name!r} misses {missing} bytes", _AGAIN)
+                raise ModelError(f"{self.file} is cut short: tensor {name!r} misses {missing} bytes", AGAIN)
             tensors[name] = StoredTensor(name, shape, kind, begin + offset, size)
         return tensors
 

@@ -9,6 +9,7 @@ from pardec.models.errors import SpecError
 from pardec.models.files.token_bytes import TokenBytes
 
 _PRINTED = [bytes([byte]) for byte in range(0x20, 0x7F)]
+_SPACED = "a . b , c ! d ? e 's f n't"  # spaces that clean_up_tokenization_spaces takes out
 _CACHE: WeakKeyDictionary[Any, dict[int, Vocabulary]] = WeakKeyDictionary()
 
 
@@ -26,6 +27,12 @@ class Vocabulary(TokenBytes):
             raise SpecError(
                 f"response_format needs a token for every printed character; the tokenizer has none for {missing[0]!r}",
                 hint="ask for JSON in the prompt instead",
+            )
+        words = sizes[size].greedy(_SPACED.encode()) or []
+        if _SPACED not in (text := str(tokenizer.decode(words))):
+            raise SpecError(
+                f"response_format needs the text of its tokens, and the tokenizer changes spaces in it: {text!r}",
+                hint="set clean_up_tokenization_spaces to false in its tokenizer_config.json",
             )
         return sizes[size]
 

@@ -133,6 +133,15 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         reader(tmp_path / "nothing-here")(["a red circle"])
 
 
+def test_an_encoder_whose_vocabulary_is_missing_is_refused(tmp_path: Path) -> None:
+    """T5's class in transformers makes up one of 105 tokens."""
+    written("t5", tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer"}')
+    with pytest.raises(ModelError, match="cannot be loaded: there is no spiece.model or tokenizer.json"):
+        reader(tmp_path)(["a red circle"])
+
+
 @pytest.fixture
 def cleaning() -> Any:
     cleaner.cache_clear()

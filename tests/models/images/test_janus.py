@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,10 @@ def test_folders_and_arguments_that_cannot_work_are_refused(folder: Path, tmp_pa
         load(copy("processor_config.json"), device="cpu")
     with pytest.raises(ModelError, match="has no chat template"):
         load(copy("chat_template.jinja"), device="cpu")
+    file = copy("tokenizer.json") / "tokenizer_config.json"  # without which this class makes up a vocabulary
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"tokenizer_class": "LlamaTokenizer"}))
+    with pytest.raises(ModelError, match="no usable processor: there is no tokenizer.model or tokenizer.json"):
+        load(file.parent, device="cpu")
 
 
 def test_a_grid_that_its_tokenizer_does_not_decode_is_refused(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -349,7 +349,8 @@ HUGE = 2**63
 DAMAGED = {
     "empty": (b"", "is empty"),
     "another": (b"\x1b[31m..", r"is not a GGUF file: it begins with b'\\x1b\[31'"),
-    "page": (b"version https://git-lfs", "is not a GGUF file: it begins with b'vers'"),
+    "page": (b"<!DOCTYPE html>", "is not a GGUF file: it begins with b'<!DO'"),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1", "is a pointer of Git LFS"),
     "magic alone": (b"GGUF", "cut short"),
     "version": (head(version=9), "GGUF version 9"),
     "other bytes": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),

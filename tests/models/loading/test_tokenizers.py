@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 import json
+import sys
+import types
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -133,6 +137,92 @@ def test_a_tokenizer_that_cannot_be_used_says_why(tmp_path):
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(ModelError, match="not valid JSON"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"tokenizer_class": f"{name}Tokenizer"} for name in ("Llama", "Qwen2", "Gemma", "GPT2", "T5")),
+        {"tokenizer_class": "LlamaTokenizerFast", "vocab.json": '{"a": 0}'},
+        {"tokenizer_class": "GemmaTokenizer", "tokenizer_config.json.bak": "{}"},
+        {"tokenizer_class": "LlamaTokenizer", "vocab.json": '{"a": 0}', "merges.txt": "#version: 0.2\n"},
+    ],
+)
+def test_a_tokenizer_whose_vocabulary_is_missing_is_refused(tmp_path, settings):
+    """transformers makes one up, of three tokens: no text has ids of the model."""
+    files = {name: settings[name] for name in settings if "." in name}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    settings = {key: value for key, value in settings.items() if key not in files}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert len(AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)) < 200
+    with pytest.raises(ModelError, match="there is no .*, which the class"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "TokenizersBackend", "Unknown", None])
+def test_a_vocabulary_without_the_class_that_splits_text_is_refused(tmp_path, name):
+    byte_level(tmp_path, **({"tokenizer_class": name} if name else {}))
+    with pytest.raises(ModelError, match=f"do not say how text is split, and tokenizer_class={name}"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_vocabulary_is_split_by_the_class_that_is_named(tmp_path):
+    """An end token without a type, which AutoTokenizer does not take: the files are read without it."""
+    byte_level(tmp_path, tokenizer_class="GPT2TokenizerFast", eos_token={"content": "<|endoftext|>"})
+    names = load_tokenizer(tmp_path)("it 12").tokens()
+    vocabulary = {**json.loads((tmp_path / "vocab.json").read_text()), "Ġ1": 300, "Ġ12": 301}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\nĠ 1\nĠ1 2\n")
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text()) | {"added_tokens_decoder": {}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert names == ["i", "t", "Ġ", "1", "2"]
+    assert load_tokenizer(tmp_path)("it 12").tokens() == ["i", "t", "Ġ12"]  # Qwen2 splits digits one by one
+
+
+def test_a_tokenizer_that_differs_from_its_sentencepiece_model_is_refused(tmp_path, monkeypatch):
+    class Model:
+        def __init__(self, model_file):
+            assert model_file == str(tmp_path / "tokenizer.model")
+
+        def encode(self, text):
+            return [7, *found(text)["input_ids"]] if prefix else found(text)["input_ids"]
+
+    found = load_tokenizer(fast(tmp_path / "json", tokenizer_class="PreTrainedTokenizerFast"))
+    module = types.ModuleType("sentencepiece", "")
+    module.SentencePieceProcessor, module.__spec__ = Model, importlib.machinery.ModuleSpec("sentencepiece", None)
+    monkeypatch.setitem(sys.modules, "sentencepiece", module)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: found)
+    (tmp_path / "tokenizer.model").write_bytes(b"")
+    prefix = False
+    assert load_tokenizer(tmp_path) is found
+    prefix = True
+    with pytest.raises(ModelError, match=r"'Hello world 2024' has the ids \[.*\], and by tokenizer.model \[7, "):
+        load_tokenizer(tmp_path)
+
+
+def test_a_model_file_without_sentencepiece_names_the_package(tmp_path):
+    if importlib.util.find_spec("sentencepiece") is not None:
+        pytest.skip("sentencepiece is installed")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer"}))
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15")
+    with pytest.raises(ModelError) as error:
+        load_tokenizer(tmp_path)
+    assert "pip install sentencepiece" in str(error.value.hint)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "merges.txt", "chat_template.jinja"])
+@pytest.mark.parametrize("kind", ["pointer", "link"])
+def test_a_pointer_or_a_link_to_nothing_is_no_tokenizer_file(tmp_path, name, kind):
+    """A link to nothing: a snapshot of the hub that was copied without its blobs."""
+    file = fast(tmp_path, tokenizer_class="PreTrainedTokenizerFast") / name
+    file.unlink(missing_ok=True)
+    if kind == "link":
+        file.symlink_to("../../blobs/0")
+    else:
+        file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(ModelError, match=f"{name} is a {kind} (of Git LFS|to a file)"):
         load_tokenizer(tmp_path)
 
 

@@ -232,8 +232,9 @@ def test_what_cannot_be_loaded_is_refused_by_name(tmp_path: Path) -> None:
         r"head.bias has shape \[3\]": damaged(tmp_path / "d", head__bias=torch.zeros(3)),
     }
     for match, target in cases.items():
-        with pytest.raises(ModelError, match=match):
+        with pytest.raises(ModelError, match=match) as error:
             load_any(target, device="cpu")
+        assert error.value.hint
     target = files(tmp_path / "e")
     (tmp_path / "e" / "var_d2.args.json").write_text(json.dumps({"patch_nums": [1, 2, 3, 4], "depth": 3}))
     with pytest.raises(ModelError, match="depth is 3 in the config, and 2 in the tensors"):

@@ -11,8 +11,11 @@ from decimal import Decimal
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 import pardec
+from pardec.models.errors import SpecError
 from pardec.requests.structured.json_grammar import JsonGrammar, compiled
 from pardec.requests.structured.numeric import integers, reals
 from pardec.requests.structured.patterns import FORMATS, pattern, strings
@@ -232,3 +235,41 @@ def test_a_string_has_as_many_characters_as_it_may(vocabulary: Vocabulary, least
         fits = least <= length <= (most or 99) and plain
         if min(tokens) >= 0 and all(vocabulary.tokens[t] != b"\n" for t in tokens):
             assert automaton.allows(np.array(tokens)) == fits, tokens
+
+
+def metaspace(kind: str, *, cleans: bool, fallback: bool = True) -> PreTrainedTokenizerFast:
+    """A tokenizer with every printed character, alone and after a space, and with tokens called like bytes."""
+    printed = [chr(byte) for byte in range(0x21, 0x7F)]
+    words = ["\u2581", *printed, *(f"\u2581{char}" for char in printed), "<0x0A>", "<0xZZ>"]
+    if kind == "unigram":
+        made = Tokenizer(models.Unigram([("<unk>", 0.0), *((word, -1.0) for word in words)], unk_id=0))
+    else:
+        made = Tokenizer(models.BPE({word: at for at, word in enumerate(["<unk>", *words])}, [], unk_token="<unk>"))
+    made.pre_tokenizer, parts = pre_tokenizers.Metaspace(), [decoders.Metaspace()]
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), *parts] if fallback else parts)
+    return PreTrainedTokenizerFast(tokenizer_object=made, clean_up_tokenization_spaces=cleans)
+
+
+@pytest.mark.parametrize(("kind", "cleans"), [("unigram", True), ("unigram", False), ("bpe", True)])
+def test_a_tokenizer_that_changes_spaces_of_a_text_writes_no_json(kind: str, cleans: bool) -> None:
+    """transformers takes out spaces before marks where a config says so, but for BPE."""
+    tokenizer = metaspace(kind, cleans=cleans)
+    text = tokenizer.decode(tokenizer("a , b")["input_ids"])
+    if (kind, cleans) == ("unigram", True):
+        assert text == "a, b"
+        with pytest.raises(SpecError, match="changes spaces in it: \"a. b, c! d[?] e's fn't\"") as refusal:
+            Vocabulary.of(tokenizer, len(tokenizer))
+        assert "clean_up_tokenization_spaces" in str(refusal.value.hint)
+    else:
+        assert text == "a , b"
+        Vocabulary.of(tokenizer, len(tokenizer))
+
+
+@pytest.mark.parametrize("fallback", [True, False])
+def test_a_token_called_like_a_byte_is_one_where_the_tokenizer_has_byte_fallback(fallback: bool) -> None:
+    tokenizer = metaspace("bpe", cleans=False, fallback=fallback)
+    tokens = Vocabulary.of(tokenizer, len(tokenizer)).tokens
+    for name in ("<0x0A>", "<0xZZ>"):
+        number = tokenizer.convert_tokens_to_ids(name)
+        start = tokenizer.convert_tokens_to_ids("a")
+        assert tokens[number] == tokenizer.decode([start, number]).removeprefix("a").encode()
