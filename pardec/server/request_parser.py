@@ -132,13 +132,15 @@ class RequestParser:
                 raise RequestError(HTTPStatus.BAD_REQUEST, message, param=name)
         if body.echo:
             self._check_echo(body)
-        Settings.of({**self.defaults, **self._sampling(body)})
         samples, logprobs = body.n or 1, _logprobs(body)
         check_rows(rows_of(body) * samples, self.limits.rows)
         given = self._prompt(parsed)
         rows = encode(self.model.language_model, given.get("prompt"), given.get("input_ids"), None, 0)
         prompts = [row.prompt.tolist() for row in rows]
         self._check_lengths(body, [len(prompt) for prompt in prompts])
+        block: int = getattr(body, "block_length", None) or self.defaults.get("block_length") or 1
+        short = {"prompt": prompts[0][:1], "max_tokens": block, "n": None}
+        self.text(ParsedBody(body.model_copy(update=short)))  # checks the other fields
         return TextRequest([], samples, prompts, logprobs, self.token_names if logprobs is not None else None)
 
     @cached_property
