@@ -108,6 +108,9 @@ def test_messages_are_chat_completions_in_another_form(llama: Running) -> None:
     stopped = llama.post("/v1/messages", {**body, "stop_sequences": ["zzz", stop]}, headers=key).json()
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", stop)
     assert stopped["content"][0]["text"] == alone.text[0].split(stop)[0]
+    for stops, found in ((["answer", "ans"], "ans"), (["zzz", "<eos>"], "<eos>")):  # the first that is complete
+        stopped = llama.post("/v1/messages", {**body, "stop_sequences": stops}, headers=key).json()
+        assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", found)
 
 
 def test_a_stream_of_messages_has_the_whole_text(llama: Running) -> None:
