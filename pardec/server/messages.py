@@ -257,12 +257,13 @@ class MessagesAnswer(DeltaAnswer):
         if result.finish[0] == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
         tokens, text = result.tokens[0], text_of(result)
-        given = [self.body.stop] if isinstance(self.body.stop, str) else self.body.stop or []
+        stops = [self.body.stop] if isinstance(self.body.stop, str) else self.body.stop or []
+        given = [stop for stop in stops if stop]
         if tokens and tokens[-1] in result.stop_ids:  # a special token, where a stop sequence names it
             found = [stop for stop in given if stop == self.tokenizer.convert_ids_to_tokens(tokens[-1])]
         else:
             rest = str(self.tokenizer.decode(tokens, skip_special_tokens=True))[len(text) :]
-            found = sorted((stop for stop in given if stop and rest.startswith(stop)), key=len)
+            found = sorted((stop for stop in given if rest.startswith(stop)), key=len)
         return {"stop_reason": "stop_sequence", "stop_sequence": found[0]} if found else _END_OF_TURN
 
 
