@@ -9,11 +9,12 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pardec.models.files.catalog import embedded_names
 from pardec.samplers.events import Event, Finished, RowFinished, Step
 
 from ..api import Model
@@ -29,6 +30,15 @@ from .common import say
 from .common import show as show_text
 
 EVERY_S = 10.0  # seconds between two lines of progress
+_LATER = ("folder", "adapter_folder")  # settings that rows of earlier versions lack
+_OVERRIDES = ("revision", "mask_id", "block", "shift", "attention")  # arguments of `load` that change the output
+
+
+def checkpoint_of(model: str, load_arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model's name leaves open: the folder (or file) of its weights and adapter, and arguments of `load`."""
+    paths = {"folder": None if model in embedded_names() else model, "adapter_folder": load_arguments.get("adapter")}
+    folders = {name: str(Path(path).resolve()) for name, path in paths.items() if path and Path(path).exists()}
+    return {**folders, **{name: load_arguments[name] for name in _OVERRIDES if name in load_arguments}}
 
 
 class Batches:
@@ -56,8 +66,11 @@ class Batches:
         self.seconds = 0.0
         self.tokens = self.forwards = 0  # totals of the rows that this run decoded
 
-    def open_rows(self, output: Path, *, overwrite: bool) -> None:
-        """Reads the rows that `output` already has, and appends each finished row to it."""
+    def open_rows(self, output: Path, *, overwrite: bool, checkpoint: Mapping[str, Any] | None = None) -> None:
+        """Reads the rows that `output` already has, and appends each finished row to it.
+
+        `checkpoint`: what `checkpoint_of` returns; a file with rows of another one is refused.
+        """
         settings = {
             "model": self.model.name,
             "spec": str(self.call.sampler.spec),
@@ -65,7 +78,8 @@ class Batches:
             "dtype": str(self.model.network.dtype).removeprefix("torch."),
         }
         settings |= self.model.weight_settings
-        self.file = RowsFile(output, settings, overwrite=overwrite, warn=say)
+        run = {**settings, **(checkpoint or {})}
+        self.file = RowsFile(output, run, later=_LATER, overwrite=overwrite, warn=say)
         self.file.check_writable()
         each = zip(self.items, self.call.seeds, self.call.constraints, strict=True)
         self.keys = [

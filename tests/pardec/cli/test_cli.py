@@ -193,6 +193,21 @@ def test_other_settings_are_refused_with_the_difference_unless_overwritten(
     assert [len(row["tokens"]) <= 4 for row in rows_of(output)] == [True] * 3
 
 
+def test_rows_of_another_checkpoint_of_the_same_name_are_refused(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / folder.name)
+    output = tmp_path / "rows.jsonl"
+    more = ("-p", TEXT, *SHORT, "-o", output)
+    assert cli("generate", folder, *more)[0] == 0
+    for command, said in (((tmp_path / folder.name, *more), "folder "), ((folder, *more, "--shift", 0), "shift None")):
+        code, _, err = cli("generate", *command)
+        assert code == 2
+        assert f"has rows of other settings: {said}" in err
+    (row,) = rows_of(output)
+    assert row["run"].pop("folder") == str(folder.resolve())
+    output.write_text(json.dumps(row) + "\n")  # a file of an earlier version
+    assert "has 1 of 1 rows already" in cli("generate", folder, *more)[2]
+
+
 def test_a_foreign_file_is_left_alone(cli: Cli, folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "data.jsonl"
     output.write_text('{"mine": 1}\n{"mine": 2}\n')
