@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,11 +19,29 @@ _PYTHON_PLURALS = ("samplers", "caches", "block_lengths")  # names in Python of 
 def _yaml(text: str) -> Any:
     import yaml  # comes with transformers
 
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    if isinstance(node, yaml.MappingNode):
+        _check_once(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
     return yaml.safe_load(text)
 
 
+def _json(text: str) -> Any:
+    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        _check_once(key for key, _ in pairs)
+        return dict(pairs)
+
+    return json.loads(text, object_pairs_hook=members)
+
+
+def _check_once(keys: Iterable[str]) -> None:
+    """Raises ValueError for a key that stands twice, of which parsers take the last; tomllib does it by itself."""
+    twice = next((key for key, count in Counter(keys).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice!r} is set twice: write several values as a list")
+
+
 _READERS: dict[str, Callable[[str], Any]]
-_READERS = {".yaml": _yaml, ".yml": _yaml, ".toml": tomllib.loads, ".json": json.loads}
+_READERS = {".yaml": _yaml, ".yml": _yaml, ".toml": tomllib.loads, ".json": _json}
 
 
 def read(path: Path) -> dict[str, Any]:
