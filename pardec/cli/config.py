@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from pardec.models.errors import SpecError, did_you_mean, one_line
+from pardec.models.files.json_text import check_unique, parse
 
 _PYTHON_PLURALS = ("samplers", "caches", "block_lengths")  # names in Python of repeated options
 
@@ -21,27 +21,12 @@ def _yaml(text: str) -> Any:
 
     node = yaml.compose(text, Loader=yaml.SafeLoader)
     if isinstance(node, yaml.MappingNode):
-        _check_once(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        check_unique(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
     return yaml.safe_load(text)
 
 
-def _json(text: str) -> Any:
-    def members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        _check_once(key for key, _ in pairs)
-        return dict(pairs)
-
-    return json.loads(text, object_pairs_hook=members)
-
-
-def _check_once(keys: Iterable[str]) -> None:
-    """Raises ValueError for a key that stands twice, of which parsers take the last; tomllib does it by itself."""
-    twice = next((key for key, count in Counter(keys).items() if count > 1), None)
-    if twice is not None:
-        raise ValueError(f"{twice!r} is set twice: write several values as a list")
-
-
 _READERS: dict[str, Callable[[str], Any]]
-_READERS = {".yaml": _yaml, ".yml": _yaml, ".toml": tomllib.loads, ".json": _json}
+_READERS = {".yaml": _yaml, ".yml": _yaml, ".toml": tomllib.loads, ".json": partial(parse, unique=True)}
 
 
 def read(path: Path) -> dict[str, Any]:
