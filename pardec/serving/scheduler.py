@@ -71,7 +71,7 @@ class Job:
         """Whether it may begin again: a sampler that reads the clock would draw other tokens than its listener saw."""
         if not self.followed or Trait.TIMES_ROUNDS not in self.row.call.sampler.traits:
             return True
-        return self.row.request.temperature == 0
+        return bool(self.row.request.temperature == 0)
 
     def separate(self) -> None:
         """From now on the row is decoded alone."""
