@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pardec.models.files.catalog import embedded_names
+from pardec.models.files.sources import digest
 from pardec.samplers.events import Event, Finished, RowFinished, Step
 
 from ..api import Model
@@ -30,15 +31,15 @@ from .common import say
 from .common import show as show_text
 
 EVERY_S = 10.0  # seconds between two lines of progress
-_LATER = ("folder", "adapter_folder")  # settings that rows of earlier versions lack
+_LATER = ("checkpoint", "adapter")  # settings that rows of earlier versions lack
 _OVERRIDES = ("revision", "mask_id", "block", "shift", "attention")  # arguments of `load` that change the output
 
 
 def checkpoint_of(model: str, load_arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model's name leaves open: the folder (or file) of its weights and adapter, and arguments of `load`."""
-    paths = {"folder": None if model in embedded_names() else model, "adapter_folder": load_arguments.get("adapter")}
-    folders = {name: str(Path(path).resolve()) for name, path in paths.items() if path and Path(path).exists()}
-    return {**folders, **{name: load_arguments[name] for name in _OVERRIDES if name in load_arguments}}
+    """What a model's name leaves open: `digest` of its files and its adapter's, and arguments of `load`."""
+    paths = {"checkpoint": None if model in embedded_names() else model, "adapter": load_arguments.get("adapter")}
+    digests = {name: digest(Path(path)) for name, path in paths.items() if path and Path(path).exists()}
+    return {**digests, **{name: load_arguments[name] for name in _OVERRIDES if name in load_arguments}}
 
 
 class Batches:
