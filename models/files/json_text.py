@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 DEPTH = 64  # maximum nesting of objects and lists; callers may recurse over the value
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def parse(text: str | bytes) -> Any:
+def parse(text: str | bytes, *, unique: bool = False) -> Any:
     """The value that `text` holds.
+
+    Args:
+        unique: refuse an object that has a key twice, of which Python takes the last; for files that users write.
 
     Raises:
         ValueError: it is no JSON or no UTF-8, nests deeper than `DEPTH`, or names a surrogate without its other half,
@@ -20,7 +25,7 @@ def parse(text: str | bytes) -> Any:
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_unique if unique else None)
     except RecursionError:
         raise ValueError(f"it nests deeper than {DEPTH} levels") from None
     level = [value]
@@ -41,3 +46,15 @@ def parse(text: str | bytes) -> Any:
 def _entries(value: dict[str, Any] | list[Any]) -> list[Any]:
     """The objects and lists directly inside one."""
     return [entry for entry in (value.values() if isinstance(value, dict) else value) if isinstance(entry, dict | list)]
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    check_unique(key for key, _ in pairs)
+    return dict(pairs)
+
+
+def check_unique(keys: Iterable[str]) -> None:
+    """Raises ValueError if a key is among them twice."""
+    twice = next((key for key, count in Counter(keys).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"it has {twice!r} twice; several values are written as a list")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,7 @@ _SMALL = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja"]  # everything b
 DRAFT_ADAPTER = "linear_spec_lora"  # the folder of a LoRA with which a checkpoint drafts for itself
 _PARTS = ["vqvae/*.safetensors", f"{DRAFT_ADAPTER}/*.safetensors"]  # parts of models in subfolders
 _CORRECT = f"correct it, or {AGAIN}"
+_SAMPLES, _SAMPLE = 16, 4096  # parts of a file that `digest` reads, and their bytes
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _HUB_FILE = re.compile(r"([\w-][\w.-]*/[\w.-]+)/([\w./-]+\.(?:pt|pth|safetensors|gguf))")
 
@@ -143,6 +145,26 @@ def local_drafter(name_or_path: str | os.PathLike[str]) -> Source | None:
         near, names = did_you_mean(name, embedded_drafters()), ", ".join(embedded_drafters())
         hint = f"give an embedded one ({names}), a folder in a published layout, or a hub id"
         raise UnknownModelError(f"there is no draft module {name!r}{near}", hint) from error
+
+
+def digest(path: Path) -> str:
+    """Hexadecimal digits that differ for another checkpoint: of the names, sizes and some bytes of its files.
+
+    path: a file, or a folder, of which weights and configs count. The digits stay where the files move. The bytes are
+        evenly spread, so that large files are read in no time.
+    """
+    files = [path] if path.is_file() else sorted(path.iterdir())
+    found = hashlib.blake2b(digest_size=8)
+    for file in files:
+        if not (file == path or file.name.endswith((*_FILES, "config.json"))) or not file.is_file():
+            continue
+        size = file.stat().st_size
+        found.update(f"{file.name if path.is_dir() else ''} {size};".encode())
+        with file.open("rb") as opened:
+            for part in range(_SAMPLES):
+                opened.seek(part * max(0, size - _SAMPLE) // (_SAMPLES - 1))
+                found.update(opened.read(_SAMPLE))
+    return found.hexdigest()
 
 
 def generation_of(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:

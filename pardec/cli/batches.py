@@ -9,11 +9,13 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pardec.models.files.catalog import embedded_names
+from pardec.models.files.sources import digest
 from pardec.samplers.events import Event, Finished, RowFinished, Step
 
 from ..api import Model
@@ -29,6 +31,15 @@ from .common import say
 from .common import show as show_text
 
 EVERY_S = 10.0  # seconds between two lines of progress
+_LATER = ("checkpoint", "adapter")  # settings that rows of earlier versions lack
+_OVERRIDES = ("revision", "mask_id", "block", "shift", "attention")  # arguments of `load` that change the output
+
+
+def checkpoint_of(model: str, load_arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model's name leaves open: `digest` of its files and its adapter's, and arguments of `load`."""
+    paths = {"checkpoint": None if model in embedded_names() else model, "adapter": load_arguments.get("adapter")}
+    digests = {name: digest(Path(path)) for name, path in paths.items() if path and Path(path).exists()}
+    return {**digests, **{name: load_arguments[name] for name in _OVERRIDES if name in load_arguments}}
 
 
 class Batches:
@@ -56,8 +67,11 @@ class Batches:
         self.seconds = 0.0
         self.tokens = self.forwards = 0  # totals of the rows that this run decoded
 
-    def open_rows(self, output: Path, *, overwrite: bool) -> None:
-        """Reads the rows that `output` already has, and appends each finished row to it."""
+    def open_rows(self, output: Path, *, overwrite: bool, checkpoint: Mapping[str, Any] | None = None) -> None:
+        """Reads the rows that `output` already has, and appends each finished row to it.
+
+        `checkpoint`: what `checkpoint_of` returns; a file with rows of another one is refused.
+        """
         settings = {
             "model": self.model.name,
             "spec": str(self.call.sampler.spec),
@@ -65,7 +79,8 @@ class Batches:
             "dtype": str(self.model.network.dtype).removeprefix("torch."),
         }
         settings |= self.model.weight_settings
-        self.file = RowsFile(output, settings, overwrite=overwrite, warn=say)
+        run = {**settings, **(checkpoint or {})}
+        self.file = RowsFile(output, run, later=_LATER, overwrite=overwrite, warn=say)
         self.file.check_writable()
         each = zip(self.items, self.call.seeds, self.call.constraints, strict=True)
         self.keys = [

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from pardec.models.errors import PardecError, SpecError
@@ -54,6 +55,8 @@ def chat(
 
     loaded = load(model, **load_arguments)
     check(loaded, model)
+    if system is not None:
+        check_system(loaded, system)
     conversation = Conversation(loaded, system, arguments, seed, quiet=quiet)
     say(f"{loaded.network.describe()}\n{HELP}", quiet=quiet)
     for line in lines():
@@ -76,6 +79,21 @@ def check(model: Model, name: str) -> None:
         raise SpecError(
             f"{model.name} has no {what}, so it cannot chat",
             hint=f'"pardec generate {name} -p ..." continues plain text; instruct models have a chat template',
+        )
+
+
+def check_system(model: Model, system: str) -> None:
+    """Refuses a system message that the chat template leaves out. Raises SpecError."""
+    question = [{"role": "user", "content": "Q"}]
+    render = partial(model.tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=True)
+    try:
+        shown = render([{"role": "system", "content": system}, *question]) != render(question)
+    except Exception:  # a template raises errors of any class; the first turn reports it
+        return
+    if not shown:
+        raise SpecError(
+            f"--system has no effect: the chat template of {model.name} leaves system messages out",
+            hint="write it into your first message, and leave --system out",
         )
 
 

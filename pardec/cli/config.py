@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from pardec.models.errors import SpecError, did_you_mean, one_line
+from pardec.models.files.json_text import check_unique, parse
 
 _PYTHON_PLURALS = ("samplers", "caches", "block_lengths")  # names in Python of repeated options
 
@@ -18,11 +19,14 @@ _PYTHON_PLURALS = ("samplers", "caches", "block_lengths")  # names in Python of 
 def _yaml(text: str) -> Any:
     import yaml  # comes with transformers
 
+    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    if isinstance(node, yaml.MappingNode):
+        check_unique(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
     return yaml.safe_load(text)
 
 
 _READERS: dict[str, Callable[[str], Any]]
-_READERS = {".yaml": _yaml, ".yml": _yaml, ".toml": tomllib.loads, ".json": json.loads}
+_READERS = {".yaml": _yaml, ".yml": _yaml, ".toml": tomllib.loads, ".json": partial(parse, unique=True)}
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,12 +92,14 @@ class Decoding:
                 yield [{"at": stream[served.index], **served.result.rows()[0]}]
 
 
-def open_rows(run: Batches, executor: Executor, output: Path, *, overwrite: bool) -> None:
+def open_rows(
+    run: Batches, executor: Executor, output: Path, *, overwrite: bool, checkpoint: Mapping[str, Any] | None = None
+) -> None:
     """Like `Batches.open_rows`, but only the leading process may delete the file."""
     if overwrite and executor.leads and output.is_file():
         output.unlink()
     executor.wait()
-    run.open_rows(output, overwrite=False)
+    run.open_rows(output, overwrite=False, checkpoint=checkpoint)
 
 
 def decode(run: Batches, executor: Executor, job: Generation) -> None:

@@ -103,7 +103,7 @@ def generate(
     # Imported here since these import torch, which --help and a misspelt name do not need.
     from ..executors import executor as create_executor
     from . import dispatch
-    from .batches import Batches
+    from .batches import Batches, checkpoint_of
 
     runner = TensorParallel() if tp else create_executor(executor, workers=workers)
     if executor != "local":
@@ -120,7 +120,8 @@ def generate(
     repeated = repeat_each(items, settings.num_return_sequences)
     run = Batches(loaded, call, repeated, stream=stream, quiet=quiet, in_order=in_order)
     if to_rows and output is not None:
-        dispatch.open_rows(run, runner, output, overwrite=overwrite)
+        checkpoint = checkpoint_of(model, load_arguments)
+        dispatch.open_rows(run, runner, output, overwrite=overwrite, checkpoint=checkpoint)
     try:
         if executor == "local":
             run.decode(batch_size, show=not to_rows and not json_ and runner.leads)

@@ -97,7 +97,7 @@ def read_response_format(file: Path | None) -> Any:
 
 def _read_json(option: str, file: Path, hint: str) -> Any:
     try:
-        return parse(file.read_bytes())
+        return parse(file.read_bytes(), unique=True)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or f"it is not JSON: {error}"
         raise SpecError(f"cannot read {option} {file}: {reason}", hint=hint) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pardec.models.errors import SpecError
 from pardec.models.files.catalog import embedded_names
-from pardec.models.files.sources import locate, read_json
+from pardec.models.files.sources import digest, locate, read_json
 from pardec.models.loading.kinds import Kind, kind
 from pardec.models.loading.recognition import read_description
 from pardec.samplers.cards import Family
@@ -140,6 +140,7 @@ def plan(
     config = {
         "format": FORMAT,
         **identity,
+        **_checkpoint(model),
         "samplers": [asdict(entry) for entry in all_entries],
         "tasks": [sources.config(tasks[name], problems[name]) for name in tasks],
         **{name: value for name, value in asdict(grid).items() if name not in ("sweep", "points")},
@@ -163,6 +164,13 @@ def _identity(model: Model | str, loading: Loading) -> dict[str, Any]:
     version = model.network.weights_version
     updated = {"weights_version": version} if version else {}
     return {"model": model.name, **settings, **model.weight_settings, **updated}
+
+
+def _checkpoint(model: Model | str) -> dict[str, str]:
+    """`digest` of the model's files, of which another checkpoint may have the name; empty for embedded ones."""
+    name, path = (model, Path(model)) if isinstance(model, str) else (model.name, model.path)
+    known = name not in embedded_names() and path is not None and path.exists()
+    return {"checkpoint": digest(path)} if known and path is not None else {}
 
 
 def _chat(model: Model | str, chat: bool | None) -> dict[str, str]:

@@ -112,6 +112,8 @@ class Folder:
     def _check(self, previous: Mapping[str, Any]) -> None:
         try:
             old, new = _comparable(previous), _comparable(json.loads(json.dumps(self.config)))
+            if "checkpoint" not in old:  # an earlier version wrote it
+                new.pop("checkpoint", None)
             changes = [] if old == new else differences(_flattened(old), _flattened(new))
         except (LookupError, TypeError, AttributeError) as error:
             file = self.home / "config.json"

@@ -17,6 +17,7 @@ from pardec.samplers.rng import Keyed
 from pardec.samplers.traits import Trait
 
 from ..requests import allowed
+from ..requests.argument import is_whole
 from ..requests.call import Call
 from ..requests.generation_config import rules_of
 from ..requests.images import ImageInputs, image_inputs, imaging_for, intersect, size_of
@@ -261,13 +262,14 @@ def _ids(model: LanguageModel, name: str, value: Any, hint: str) -> tuple[int, .
     """A list of token ids from one id or several. Raises SpecError for ids outside the vocabulary."""
     if isinstance(value, Tensor | np.ndarray):
         value = value.tolist()
-    ids = tuple(value) if isinstance(value, Collection) else (value,)
+    several = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+    ids = tuple(value) if several else (value,)
     for i in ids:
-        if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < model.vocab_size:
+        if not is_whole(i) or not 0 <= i < model.vocab_size:
             raise SpecError(
                 f"{name} holds {i!r}, which is not an id in the vocabulary of {model.vocab_size}", hint=hint
             )
-    return ids
+    return tuple(map(int, ids))
 
 
 def _stops(model: LanguageModel, settings: Settings) -> tuple[StopStrings | None, tuple[int, ...]]:

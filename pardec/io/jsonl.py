@@ -50,6 +50,7 @@ class RowsFile:
         path: it need not exist.
         run: settings written with every row; a file with rows of other settings is refused. Empty where the
             settings are stored elsewhere.
+        later: names in `run` that files of earlier versions lack; rows without them pass.
         overwrite: the first append empties the file.
         warn: called with a message, for instance when an incomplete line is dropped.
 
@@ -62,10 +63,11 @@ class RowsFile:
         path: Path,
         run: Mapping[str, Any] | None = None,
         *,
+        later: Collection[str] = (),
         overwrite: bool = False,
         warn: Callable[[str], object] = lambda text: None,
     ) -> None:
-        self.path, self.run, self._warn = path, dict(run or {}), warn
+        self.path, self.run, self._later, self._warn = path, dict(run or {}), later, warn
         self.rows: dict[str, Row] = {}
         self._other_keys = set[str]()  # keys that other processes have written since `read`
         self._overwrite = overwrite
@@ -123,9 +125,10 @@ class RowsFile:
     def _check(self, run: Any, number: int) -> None:
         if not isinstance(run, dict):
             raise self._not_a_row(number, 'it has no "run"')
-        if run != self.run:
+        now = {name: value for name, value in self.run.items() if name in run or name not in self._later}
+        if run != now:
             raise SpecError(
-                f"{self.path} has rows of other settings: {'; '.join(differences(run, self.run))}",
+                f"{self.path} has rows of other settings: {'; '.join(differences(run, now))}",
                 hint="choose another file, or start over with overwrite=True",
             )
 

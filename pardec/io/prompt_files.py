@@ -83,7 +83,7 @@ def read_text(content: str, where: str, *, json_lines: bool, takes: Collection[s
 
 def _parse_line(line: str, index: int, number: int, where: str, takes: Collection[str]) -> Item:
     try:
-        value = parse(line)
+        value = parse(line, unique=True)
     except ValueError as error:
         raise SpecError(f"{where} is not JSON: {error}", hint=FORMAT) from error
     return read_item(value, index, number, where, takes)
@@ -140,7 +140,7 @@ def _value(name: str, cell: str, where: str) -> Any:
     if name not in _JSON_FIELDS:
         return cell
     try:
-        return parse(cell)
+        return parse(cell, unique=True)
     except ValueError as error:
         raise SpecError(
             f"{where}: {name} is not JSON: {error}", hint="numbers and lists are written as in JSON"

@@ -18,6 +18,8 @@ from weakref import WeakKeyDictionary
 from pardec.models.errors import SpecError
 from pardec.models.files.token_bytes import special_ids
 
+from .structured.forms import ANNOTATIONS
+
 MOST_TOOLS = 128
 _HINT = 'a tool is {"type": "function", "function": {"name": "...", "parameters": {a JSON schema}}}'
 _CHOICES = '"auto", "none", "required" or {"type": "function", "function": {"name": "..."}}'
@@ -147,7 +149,14 @@ class Tools:
         """The schema of the arguments of each function that may be called."""
         each = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.definitions}
         nothing = {"type": "object", "properties": {}, "additionalProperties": False}
-        return {name: each[name] if each[name].get("properties") else nothing for name in self.names}
+        return {name: nothing if _takes_nothing(each[name]) else each[name] for name in self.names}
+
+
+def _takes_nothing(parameters: Mapping[str, Any]) -> bool:
+    """Whether a schema names no arguments and does not say that others are allowed: a function without arguments."""
+    said = {key for key, value in parameters.items() if value or key not in ("properties", "required")}
+    said -= {*ANNOTATIONS, "type"}
+    return not said or (said == {"additionalProperties"} and parameters["additionalProperties"] is False)
 
 
 def check_tools(name: str, value: Any, example: str) -> None:

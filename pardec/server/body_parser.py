@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pardec.models.errors import SpecError
 
 from ..requests.prompts import ContextError, encode, encode_plain
-from ..requests.settings import FILLING, MAX_NEW_TOKENS, Settings
+from ..requests.settings import MAX_NEW_TOKENS, Settings
 from ..requests.structured.request import Structure, structure
 from ..requests.structured.vocabulary import Vocabulary
 from ..requests.tools import tools_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 WALL = 4  # times the processor's time that a request may take on the clock
 DEFAULT_ANSWER = 1024  # most tokens of an autoregressive answer where neither the request nor the server bounds it
 _DEEPEST = 200  # levels of arrays and objects within each other
-_OF_STRUCTURE = ("max_new_tokens", "stop_ids", "response_format", *FILLING)
+_OF_STRUCTURE = ("max_new_tokens", "stop_ids", "response_format")
 
 
 @dataclass(eq=False)

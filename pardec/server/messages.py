@@ -17,6 +17,7 @@ from .errors import RequestError
 from .schemas import Block, Body, ChatBody, Part, Sampled, Stop, joined, numbers
 
 RENAMED = {"stop": "stop_sequences"}
+_END_OF_TURN = {"stop_reason": "end_turn", "stop_sequence": None}
 
 
 class ToolUse(Block):
@@ -256,12 +257,14 @@ class MessagesAnswer(DeltaAnswer):
         if result.finish[0] == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
         tokens, text = result.tokens[0], text_of(result)
-        if tokens and tokens[-1] in result.stop_ids:
-            return {"stop_reason": "end_turn", "stop_sequence": None}
-        rest = str(self.tokenizer.decode(tokens, skip_special_tokens=True))[len(text) :]
-        given = [self.body.stop] if isinstance(self.body.stop, str) else self.body.stop or []
-        found = next((stop for stop in given if stop and rest.startswith(stop)), None)
-        return {"stop_reason": "end_turn" if found is None else "stop_sequence", "stop_sequence": found}
+        stops = [self.body.stop] if isinstance(self.body.stop, str) else self.body.stop or []
+        given = [stop for stop in stops if stop]
+        if tokens and tokens[-1] in result.stop_ids:  # a special token, where a stop sequence names it
+            found = [stop for stop in given if stop == self.tokenizer.convert_ids_to_tokens(tokens[-1])]
+        else:
+            rest = str(self.tokenizer.decode(tokens, skip_special_tokens=True))[len(text) :]
+            found = sorted((stop for stop in given if rest.startswith(stop)), key=len)
+        return {"stop_reason": "stop_sequence", "stop_sequence": found[0]} if found else _END_OF_TURN
 
 
 def _used(call: dict[str, Any]) -> dict[str, Any]:

@@ -12,14 +12,16 @@ import resource
 import signal
 import socket
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .body_parser import WALL, parse_request
-from .errors import RequestError
+from .errors import as_request_error
 
 if TYPE_CHECKING:
     from .body_parser import ParserConfig
+    from .schemas import Body
 
 CONFIG = b"F"  # the kind of a connection that registers a model; any other kind is a request
 NICE, NICER = 5, 14  # niceness at the start, and after QUICK seconds, so that short requests go first
@@ -54,11 +56,7 @@ def _job(connection: socket.socket, known: dict[int, ParserConfig]) -> None:
     key, data, schema, seconds = pickle.loads(_read(connection))
     _limit(connection, seconds)
     try:
-        answer: Any = parse_request(known[key], data, schema)
-    except RequestError as error:
-        answer = (error.status, error.message, error.param, error.code)
-    except RecursionError:
-        answer = (400, "the request is nested too deeply", None, None)
+        answer = _answer(known[key], data, schema)
     except MemoryError:
         return
     if sys.platform == "linux":
@@ -66,6 +64,21 @@ def _job(connection: socket.socket, known: dict[int, ParserConfig]) -> None:
 
         fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) & ~os.O_ASYNC)
     connection.sendall(pickle.dumps(answer))
+
+
+def _answer(config: ParserConfig, data: bytes, schema: type[Body]) -> Any:
+    """The parsed request, or the parts of its error; a fault of pardec is written to the server's log."""
+    try:
+        return parse_request(config, data, schema)
+    except MemoryError:
+        raise
+    except RecursionError:
+        return (400, "the request is nested too deeply", None, None)
+    except Exception as error:
+        answer = as_request_error(error)
+        if answer.code == "internal":
+            traceback.print_exc()
+        return (answer.status, answer.message, answer.param, answer.code)
 
 
 def _limit(connection: socket.socket, seconds: float) -> None:

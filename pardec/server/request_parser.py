@@ -16,7 +16,7 @@ from pardec.samplers.spec import parse
 
 from ..requests.images import size_and_scale, with_defaults
 from ..requests.prompts import encode, encode_plain
-from ..requests.settings import MAX_NEW_TOKENS, Settings
+from ..requests.settings import FILLING, MAX_NEW_TOKENS, Settings
 from ..requests.structured.request import mark_tools, remember
 from ..requests.tools import shown
 from ..serving.queue import queued_rows
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _MOST_TEXTS = 4096  # texts in `allowed`
 _MOST_CAPTION = 2**14  # characters
+_WITHIN = ("min_new_tokens", "block_length")  # numbers that may not be larger than max_new_tokens
 MOST_LOGPROBS = 20  # likeliest tokens of a position, as in OpenAI's API
 
 
@@ -87,12 +88,15 @@ class RequestParser:
         if isinstance(body, CompletionBody) and body.max_tokens == 0:
             return self._prompts_alone(body, parsed)
         lengths = self._lengths(body)
-        arguments = {**self.defaults, **self._sampling(body), **self._prompt(parsed), **lengths}
-        arguments |= tool_arguments(body)
+        own = {**self._sampling(body), **self._prompt(parsed), **lengths, **tool_arguments(body)}
+        arguments = {**self._defaults(body), **own}
         if parsed.ids is not None:
             mark_tools(arguments.get("tools", ()))
         if "max_new_tokens" not in lengths and self.model.family == "ar":
             arguments |= self._to_the_end(arguments)
+        new = arguments.get("max_new_tokens", MAX_NEW_TOKENS)
+        shorter = [name for name in _WITHIN if name not in own and (arguments.get(name) or 0) > new]
+        arguments |= dict.fromkeys(shorter, new)  # defaults that are meant for longer answers
         arguments |= self._endings(body)
         if isinstance(body, CompletionBody) and body.echo:
             self._check_echo(body)
@@ -111,7 +115,7 @@ class RequestParser:
         logprobs = _logprobs(body)
         if logprobs is not None or body.logprob_ids is not None:
             arguments |= {"logprobs": logprobs or 0, "logprob_ids": body.logprob_ids}
-        samples = body.n or 1
+        samples = body.n or int(self.defaults.get("num_return_sequences", 1))
         if samples > 1:
             arguments = {"temperature": 1.0, **arguments, "num_return_sequences": samples}  # OpenAI's default
         check_rows(rows_of(body) * samples, self.limits.rows)
@@ -124,6 +128,15 @@ class RequestParser:
         shown = logprobs is not None or (body.stream_options is not None and body.stream_options.include_denoise)
         return TextRequest(rows, samples, prompts, logprobs, self.token_names if shown else None)
 
+    def _defaults(self, body: TextBody) -> dict[str, Any]:
+        """The server's defaults, without those that cannot be combined with what the request asks for."""
+        form, fixed = body.response_format, set[str]()
+        if (form is not None and form.get("type") != "text") or tool_arguments(body).get("tools"):
+            fixed = set(FILLING)
+        elif body.template is not None:
+            fixed = {"stop"}
+        return {name: value for name, value in self.defaults.items() if name not in fixed}
+
     def _prompts_alone(self, body: CompletionBody, parsed: ParsedBody) -> TextRequest:
         """A request for no new tokens, which repeats and scores its prompts."""
         for name in ("stream", "template", "allowed", "response_format", "min_tokens"):
@@ -132,13 +145,14 @@ class RequestParser:
                 raise RequestError(HTTPStatus.BAD_REQUEST, message, param=name)
         if body.echo:
             self._check_echo(body)
-        Settings.of({**self.defaults, **self._sampling(body)})
         samples, logprobs = body.n or 1, _logprobs(body)
         check_rows(rows_of(body) * samples, self.limits.rows)
         given = self._prompt(parsed)
         rows = encode(self.model.language_model, given.get("prompt"), given.get("input_ids"), None, 0)
         prompts = [row.prompt.tolist() for row in rows]
         self._check_lengths(body, [len(prompt) for prompt in prompts])
+        short = {"prompt": prompts[0][:1], "max_tokens": None, "n": 1}
+        self.text(ParsedBody(body.model_copy(update=short)))  # checks the other fields
         return TextRequest([], samples, prompts, logprobs, self.token_names if logprobs is not None else None)
 
     @cached_property

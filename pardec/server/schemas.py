@@ -7,7 +7,7 @@ definition, such as `user` and `metadata`, are ignored.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import (
     BaseModel,
@@ -167,6 +167,13 @@ class TextBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
     template: StrictStr | list[StrictInt | None] | None = None
     logprob_ids: FewIds | None = None
     return_token_ids: StrictBool | None = None
+
+    @model_validator(mode="after")
+    def _streams(self) -> Self:
+        asked = [] if self.stream or self.stream_options is None else [name for name, on in self.stream_options if on]
+        if asked:
+            raise _unsupported("stream_options", f"stream_options.{asked[0]} needs stream=true")
+        return self
 
 
 class CompletionBody(TextBody):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pardec.models.parallel.threads import using
+from pardec.samplers.traits import Trait
 
 from ..memory import memory_errors
 from ..result import Result
@@ -59,10 +60,18 @@ class Job:
     waited: str | None = None
     kind: Kind = field(init=False)
     alone: bool = False  # to be decoded alone, after a failed batch
+    followed: bool = False  # the listener has seen some of its tokens
 
     def __post_init__(self) -> None:
         self.kind = (str(self.row.call.sampler.spec), *self.row.kind)
         self.owner = self if self.owner is None else self.owner
+
+    @property
+    def restartable(self) -> bool:
+        """Whether it may begin again: a sampler that reads the clock would draw other tokens than its listener saw."""
+        if not self.followed or Trait.TIMES_ROUNDS not in self.row.call.sampler.traits:
+            return True
+        return bool(self.row.request.temperature == 0)
 
     def separate(self) -> None:
         """From now on the row is decoded alone."""
@@ -192,6 +201,7 @@ class Scheduler:
             for at, other in enumerate(self._jobs.values())
             if (batch := self._batches.get(other.kind)) is not None
             and batch.gives_slots
+            and other.restartable
             and (owners[id(other.owner)] > 1 or (new and clients[other.client] > 1))
         ]
         if not others:
@@ -253,6 +263,7 @@ class Scheduler:
             job = self._jobs[row]
             if job.listener.wants_progress:
                 try:
+                    job.followed = True
                     job.listener.advanced(progress)
                 except Exception as error:  # the listener's own
                     self.cancel([job])
@@ -281,6 +292,7 @@ class Scheduler:
         jobs = [job for row in rows if (job := self._jobs.get(row)) is not None]
         current = self.model.network.weights_version
         again = [job for job in jobs if not job.alone and len(rows) > 1 and job.row.call.weights_version == current]
+        again = [job for job in again if job.restartable]
         for job in again:
             del self._jobs[job.row]
             job.separate()

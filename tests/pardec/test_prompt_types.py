@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,23 @@ def test_ids_and_seeds_may_be_arrays(llama: pardec.Model) -> None:
             assert llama.generate(input_ids=rows, temperature=2.0, seed=seed).tokens == plain
     [row] = llama.serve_batch([QUESTION], batch_size=np.int64(1))  # type: ignore[arg-type]
     assert row.text == llama.generate(QUESTION).text[0]
+
+
+def test_ids_of_tokens_may_be_numbers_of_numpy(llama: pardec.Model) -> None:
+    first = llama.generate(QUESTION, max_new_tokens=3, logprob_ids=[9]).tokens[0]
+    number: list[Any] = [np.int64(token) for token in first]
+    stopped = llama.generate(QUESTION, max_new_tokens=3, stop_ids=number[1], logprob_ids=[np.int64(9)])
+    assert (stopped.tokens, stopped.stop_ids) == ([first[:2]], (first[1],))
+    assert stopped.settings["logprob_ids"] == [9]
+    other = llama.generate(QUESTION, max_new_tokens=1, logit_bias={number[0]: np.float32(-100)})
+    assert other.tokens[0] != first[:1]
+    assert json.dumps(other.settings["logit_bias"])
+
+
+@pytest.mark.parametrize("ids", ["", "5", b"\x05", {5: 1}], ids=repr)
+def test_ids_of_tokens_are_no_text_and_no_mapping(llama: pardec.Model, ids: Any) -> None:
+    with pytest.raises(pardec.SpecError, match="stop_ids holds .* not an id"):
+        llama.generate(QUESTION, stop_ids=ids)
 
 
 @pytest.mark.parametrize(

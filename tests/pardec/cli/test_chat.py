@@ -140,6 +140,9 @@ def test_what_has_no_chat_template_is_refused(
     assert (code, "is an image model" in err) == (2, True)
     code, _, err = cli("chat", "tiny-dream", "-s", "treshold")
     assert (code, "did you mean 'threshold'" in err) == (2, True)
+    code, out, err = cli("chat", "tiny-dream", "--system", "Be brief.")
+    assert (code, out) == (2, "")
+    assert "the chat template of tiny-dream leaves system messages out" in err
 
 
 def test_a_template_that_refuses_its_messages_is_no_bug(

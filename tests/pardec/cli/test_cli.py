@@ -15,10 +15,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import pardec
 from pardec.cli import main
 from pardec.cli.listing import table
+from pardec.models.files.sources import digest
 from pardec.samplers import registry
 from pardec.samplers.traits import Trait
 
@@ -191,6 +193,24 @@ def test_other_settings_are_refused_with_the_difference_unless_overwritten(
     code, _, _ = cli(*command, "-n", 4, "--overwrite")
     assert code == 0
     assert [len(row["tokens"]) <= 4 for row in rows_of(output)] == [True] * 3
+
+
+def test_rows_of_another_checkpoint_of_the_same_name_are_refused(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    moved, other = (Path(shutil.copytree(folder, tmp_path / part / folder.name)) for part in "ab")
+    weights = load_file(other / "model.safetensors")
+    save_file({**weights, "model.norm.weight": 2 * weights["model.norm.weight"]}, other / "model.safetensors")
+    output = tmp_path / "rows.jsonl"
+    more = ("-p", TEXT, *SHORT, "-o", output)
+    assert cli("generate", folder, *more)[0] == 0
+    for command, said in (((other, *more), "checkpoint "), ((folder, *more, "--shift", 0), "shift None")):
+        code, _, err = cli("generate", *command)
+        assert code == 2
+        assert f"has rows of other settings: {said}" in err
+    (row,) = rows_of(output)
+    assert row["run"].pop("checkpoint") == digest(folder)
+    assert "has 1 of 1 rows already" in cli("generate", moved, *more)[2]
+    output.write_text(json.dumps(row) + "\n")  # a file of an earlier version
+    assert "has 1 of 1 rows already" in cli("generate", folder, *more)[2]
 
 
 def test_a_foreign_file_is_left_alone(cli: Cli, folder: Path, tmp_path: Path) -> None:

@@ -100,6 +100,8 @@ def test_true_is_no_number_of_a_search(name: str, value: Any) -> None:
         ("a.yaml", "task: !!pairs [a: 1]", "'task' is a nested list"),
         ("a.yaml", f"task: 0x{'f' * 6000}", "'task' is invalid"),
         ("a.yaml", "sampler: [a]\nsamplers: [b]", "'samplers' is set twice"),
+        ("a.yaml", "sampler: a\nsampler: b", "it has 'sampler' twice; several values are written as a list"),
+        ("a.json", '{"limit": 3, "limit": 5}', "it has 'limit' twice"),
         ("a.yaml", "a: [", "is not YAML"),
         ("a.yaml", "- 3", "is a list, not options"),
         ("a.json", "{", "cannot be read"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import pardec
 from pardec.io.jsonl import RowsFile
@@ -268,6 +270,20 @@ def test_what_is_missing_or_torn_is_made_on_resume(
     assert capsys.readouterr().err.count("was cut short") == 1
     assert untimed(out) == whole
     assert sorted(keys(out)) == sorted(set(keys(out)))
+
+
+def test_another_checkpoint_in_the_same_place_is_refused(small: Small, folder: Path, tmp_path: Path) -> None:
+    model, out = Path(shutil.copytree(folder, tmp_path / "model")), tmp_path / "run"
+    arguments: dict[str, Any] = {"model": str(model), "samplers": ["sequential"], "references": False, "out": out}
+    small(**arguments)
+    config = json.loads((out / "config.json").read_text())
+    small(resume=True, **arguments)
+    weights = load_file(model / "model.safetensors")
+    save_file({**weights, "model.norm.weight": 2 * weights["model.norm.weight"]}, model / "model.safetensors")
+    with pytest.raises(SpecError, match=f"checkpoint '{config.pop('checkpoint')}' there, "):
+        small(resume=True, **arguments)
+    (out / "config.json").write_text(json.dumps(config))  # that of an earlier version
+    small(resume=True, **arguments)
 
 
 def test_a_changed_config_is_refused_with_the_difference(small: Small, tmp_path: Path) -> None:

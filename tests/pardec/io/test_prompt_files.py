@@ -68,6 +68,7 @@ def test_a_changed_line_is_decoded_again(cli: Cli, tmp_path: Path) -> None:
     ("line", "words"),
     [
         ({"prompt": "a", "bogus": 1}, "line 1 has an unknown field 'bogus'"),
+        ('{"prompt": "a", "prompt": "b"}', "line 1 is not JSON: it has 'prompt' twice"),
         ({"prompt": "a", "max_tokens": 5}, "unknown field 'max_tokens'"),
         ({"prompt": "a", "temperature": 1}, "unknown field 'temperature'"),
         ({"prompt": "a", "max_new_tokens": 0}, "line 1: "),

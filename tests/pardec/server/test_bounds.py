@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pardec
 from pardec.api import Model
 from pardec.models.errors import SpecError
 from pardec.server.limits import Limits
+from pardec.server.schemas import CompletionBody
 from pardec.serving.running import TokenBatch
 from tests.pardec.server.http_server import Running, serving
 
@@ -84,6 +86,24 @@ def test_bounds_of_python_are_the_same() -> None:
     for name in ("states of a pattern", "items of an array", "a chain of definitions", "a surrogate in an enum"):
         with pytest.raises(SpecError, match="response_format"):
             model.generate(QUESTION, max_new_tokens=32, **OVER[name])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no parser processes")
+def test_a_fault_in_a_parser_process_is_the_servers(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It was answered as a request that takes too long, and the log had nothing."""
+    from pardec.server import parser_process
+
+    def fails(*_: object) -> None:
+        raise KeyError("a fault")
+
+    monkeypatch.setattr(parser_process, "parse_request", fails)
+    config: Any = None
+    status, message, _, code = parser_process._answer(config, b"{}", CompletionBody)
+    assert (status, code) == (500, "internal")
+    assert "a fault" not in message
+    assert "KeyError: 'a fault'" in capfd.readouterr().err
 
 
 def test_time_of_reading_is_bounded() -> None:

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 import pardec
+from pardec.server.body_parser import ParsedBody
 from pardec.server.limits import Limits
+from pardec.server.request_parser import RequestParser
+from pardec.server.schemas import CompletionBody
 from tests.pardec.server.http_server import Running, serving
 
 pytest.importorskip("openai")
@@ -108,6 +111,9 @@ def test_messages_are_chat_completions_in_another_form(llama: Running) -> None:
     stopped = llama.post("/v1/messages", {**body, "stop_sequences": ["zzz", stop]}, headers=key).json()
     assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", stop)
     assert stopped["content"][0]["text"] == alone.text[0].split(stop)[0]
+    for stops, found in ((["answer", "ans"], "ans"), (["zzz", "<eos>"], "<eos>")):  # the first that is complete
+        stopped = llama.post("/v1/messages", {**body, "stop_sequences": stops}, headers=key).json()
+        assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", found)
 
 
 def test_a_stream_of_messages_has_the_whole_text(llama: Running) -> None:
@@ -152,6 +158,52 @@ def test_answers_go_to_the_end_of_the_context(llama: Running) -> None:
             assert usage["completion_tokens"] == 2 * (total - 2)
             body |= {"stream": True}
             assert running.post("/v1/completions", body).status_code == 200
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    ("name", "defaults", "fields", "settings"),
+    [
+        ("tiny-llama", {"stop": ["x"]}, {}, {"stop": ["x"]}),
+        ("tiny-llama", {"stop": ["x"]}, {"stop": "y"}, {"stop": ["y"]}),
+        ("tiny-llama", {"stop": ["x"], "min_new_tokens": 4}, {"response_format": SCHEMA}, {}),
+        ("tiny-llama", {"stop": ["x"]}, {"response_format": {"type": "text"}}, {"stop": ["x"]}),
+        ("tiny-llama", {"min_new_tokens": 40}, {"max_tokens": 2}, {"min_new_tokens": 2}),
+        ("tiny-dream", {"block_length": 8}, {"max_tokens": 2}, {"block_length": 2}),
+        ("tiny-dream", {"stop": ["x"]}, {"template": "<mask> <mask>"}, {}),
+    ],
+)
+def test_defaults_give_way_to_what_a_request_asks_for(
+    name: str, defaults: dict[str, Any], fields: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    parser = RequestParser(pardec.load(name, device="cpu"), (name,), defaults, Limits())
+    body = CompletionBody.model_validate({"prompt": QUESTION, "max_tokens": 30, **fields})
+    found = parser.text(ParsedBody(body)).rows[0].call.settings
+    names = ("stop", "min_new_tokens", *(["block_length"] if "block_length" in defaults else []))
+    assert {each: found[each] for each in names if each in found} == settings
+
+
+def test_defaults_give_way_to_tools_and_checks() -> None:
+    defaults: dict[str, Any] = {"stop": ["x"], "min_new_tokens": 4}
+    with serving(pardec.load("tiny-llama", device="cpu"), **defaults) as running:
+        bodies: list[tuple[str, dict[str, Any]]] = [
+            ("chat/completions", {"messages": MESSAGES, "tools": [FUNCTION], "max_tokens": 60}),
+            ("chat/completions", {"messages": MESSAGES, "response_format": SCHEMA, "max_tokens": 20}),
+            ("completions", {"prompt": QUESTION, "max_tokens": 0, "echo": True}),
+        ]
+        for path, body in bodies:
+            answer = running.post(f"/v1/{path}", body)
+            assert answer.status_code == 200, answer.text
+
+
+def test_default_number_of_answers_counts_each_prompt_once() -> None:
+    defaults: dict[str, Any] = {"num_return_sequences": 2, "temperature": 1.0}
+    parser = RequestParser(pardec.load("tiny-llama", device="cpu"), ("tiny-llama",), defaults, Limits())
+    request = parser.text(ParsedBody(CompletionBody.model_validate({"prompt": "Tom", "max_tokens": 2})))
+    assert (request.samples, len(request.prompts), len(request.rows)) == (2, 1, 2)
 
 
 def test_several_answers_are_sampled_at_temperature_1(llama: Running) -> None:

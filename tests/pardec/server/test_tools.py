@@ -256,6 +256,32 @@ def test_unsupported_parameters_are_named(llama: Running) -> None:
     assert "tools: the parameters of f at #/properties/x" in answer.json()["error"]["message"]
 
 
+WHOLE = {"type": "object", "properties": {"a": NUMBER}, "required": ["a"], "additionalProperties": False}
+NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "schema"),
+    [
+        *((one, one) for one in ({"type": "object", "additionalProperties": NUMBER}, {"additionalProperties": True})),
+        *((one, one) for one in ({"properties": {}, "required": ["x"]}, {"anyOf": [WHOLE]}, {"minProperties": 1})),
+        ({"$ref": "#/$defs/A", "$defs": {"A": WHOLE}},) * 2,
+        *((one, NO_ARGUMENTS) for one in (None, {}, {"type": "object", "title": "F", "$defs": {"A": WHOLE}})),
+        *((one, NO_ARGUMENTS) for one in ({"properties": {}, "required": []}, NO_ARGUMENTS)),
+    ],
+)
+def test_parameters_without_properties_may_have_arguments(parameters: Any, schema: dict[str, Any]) -> None:
+    function = {"name": "f"} if parameters is None else {"name": "f", "parameters": parameters}
+    model = pardec.load("tiny-llama", device="cpu").language_model
+    tools = tools_of(model, Settings.of({"tools": [_function(function)]}))
+    assert tools is not None
+    assert tools.parameters == {"f": schema}
+
+
+def _function(function: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": function}
+
+
 def test_masked_models_need_a_template() -> None:
     with serving(pardec.load("tiny-dream", device="cpu")) as dream:
         body: dict[str, Any] = {"messages": MESSAGES, "tools": TOOLS[:1]}

@@ -266,6 +266,42 @@ def rows_begin_in_the_order_in_which_they_came() -> None:
     assert [each.row in scheduler._jobs for each in others] == [True, False, True], "who has fewest rows comes first"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "follows", "begins_again"),
+    [
+        ({"sampler": "auto", "temperature": 1.0}, True, False),
+        ({"sampler": "auto", "temperature": 1.0}, False, True),
+        ({"sampler": "auto"}, True, True),
+        ({"sampler": "auto:measured=false", "temperature": 1.0}, True, True),
+    ],
+)
+def test_a_followed_row_that_would_draw_other_tokens_does_not_begin_again(
+    arguments: dict[str, Any], follows: bool, begins_again: bool
+) -> None:
+    model = pardec.load("tiny-llama", device="cpu")
+
+    def begun() -> tuple[Scheduler, list[Job]]:
+        scheduler = Scheduler(model, slots=2)
+        rows = [problem(at, 9, stop_ids=[], **arguments) for at in range(2)]
+        jobs = [job(model, Waiter(wants_progress=follows), **each) for each in rows]
+        scheduler.submit(jobs)
+        scheduler.step()
+        return scheduler, jobs
+
+    scheduler, jobs = begun()
+    late = job(model, **problem(5, 9))
+    late.client = "another"
+    scheduler.submit([late])
+    scheduler._admit()
+    assert [each.row in scheduler._jobs for each in (*jobs, late)] == [True, not begins_again, begins_again]
+
+    scheduler, jobs = begun()
+    scheduler._break_up(jobs[0].kind, ModelError("not finite"))
+    failed = [each.listener.error is not None for each in jobs]  # type: ignore[attr-defined]
+    assert failed == [not begins_again] * 2
+    assert list(scheduler.waiting) == (jobs if begins_again else [])
+
+
 def rows_that_join_together_keep_their_own_requests() -> None:
     model = pardec.load("tiny-llama", device="cpu")
     scheduler, items = Scheduler(model, slots=3), [problem(at, new) for at, new in enumerate((9, 3, 5))]
