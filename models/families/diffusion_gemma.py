@@ -15,6 +15,7 @@ from .llama_like import ACTIVATIONS, HARMLESS, LLAMA_LIKE, complete, rotary, win
 _KIND = "diffusion_gemma_text"
 _DECODER, _ENCODER = "model.decoder.", "model.encoder.language_model."
 _LAYER = _DECODER + "layers.{i}."
+_PER_LAYER = ("head_dim", "num_key_value_heads")
 _CONDITIONING = _DECODER + "self_conditioning."
 
 _TEXT_KEYS = LLAMA_LIKE.without("hidden_act", "tie_word_embeddings", "rope_scaling", "per_layer_config").also(
@@ -53,9 +54,31 @@ def _attention(full: Any, index: int, layer_type: str) -> AttentionConfig:
     )
 
 
+def _check(text: Config, full: Any) -> None:
+    """Refuses what the stack computes in all layers alike, and what its class in transformers cannot read."""
+    each = text.get("per_layer_config")
+    for own in each.values() if isinstance(each, dict) else each or ():
+        for key, value in own.items() if isinstance(own, dict) else ():
+            if key not in _PER_LAYER:
+                followed = " and ".join(_PER_LAYER)
+                raise Unsupported(
+                    f"per_layer_config with {key}={value!r} is not supported",
+                    f"leave it out: of single layers only {followed} are followed",
+                )
+    rope = full.rope_parameters or {}
+    if lacking := sorted(kind for kind in set(full.layer_types) if not isinstance(rope.get(kind), dict)):
+        raise Unsupported(
+            f"rope_parameters lacks {lacking[0]}", "it has the parameters of each type of layers, under the type's name"
+        )
+    if full.sliding_window == 1 and "sliding_attention" in full.layer_types:
+        # The cache of transformers 5.23.0 keeps the newest 1 - 1 positions, `[-0:]`: all of them.
+        raise Unsupported("sliding_window=1 is read in two ways by transformers", "it is at least 2")
+
+
 def _decoder(config: Config) -> DecoderConfig:
     text = _text(config)
     full = complete(text, _KIND)
+    _check(text, full)
     require(text, {"hidden_activation": tuple(ACTIVATIONS)})
     if not full.num_experts:
         raise Unsupported("DiffusionGemma without experts is not supported natively")

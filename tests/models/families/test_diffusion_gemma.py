@@ -202,6 +202,26 @@ def test_what_belongs_to_masks_is_refused(tmp_path: Path) -> None:
             model.generate(input_ids=[[3, 4]], sampler=f"{spec}@causal", max_new_tokens=4)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"per_layer_config": {"1": {"sliding_window": 3}}}, "per_layer_config with sliding_window=3"),
+        ({"per_layer_config": {"1": {"head_dim": 16, "rms_norm_eps": 0.5}}}, "per_layer_config with rms_norm_eps"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}}, "lacks full_attention"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 300.0}}}, "rope_parameters lacks sliding_attention"),
+        ({"sliding_window": 1}, "sliding_window=1"),
+    ],
+)
+def test_what_the_stack_does_not_compute_is_refused_by_name(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+    published(tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    config["text_config"] |= change
+    file.write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=said):
+        pardec.load(tmp_path, device="cpu")
+
+
 def test_prompts_that_begin_alike_share_keys_and_values(tmp_path: Path) -> None:
     """Prefix reuse with layers of two shapes; canvas and finished text are conditioned differently."""
     published(tmp_path, spread=0.05)
