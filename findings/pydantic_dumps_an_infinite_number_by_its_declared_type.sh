@@ -35,7 +35,7 @@ except pydantic.ValidationError as error:
     read = False
     reason = error.errors()[0]["msg"]
 print("pydantic", pydantic.VERSION)
-print('guess: model_dump(mode="json") has the values that model_dump_json writes, and these can be read back')
+print("guess: model_dump in JSON mode has the values that model_dump_json writes, and these can be read back")
 print("seen, model_dump_json:", written)
 print('seen, json.dumps of model_dump(mode="json"):', dumped)
 print("seen, the first one read by the same model:", "read" if read else reason)
