@@ -32,7 +32,7 @@ class TokenTexts:
         else:
             text = str(self.tokenizer.decode([token]))
             raw = str(self.tokenizer.convert_ids_to_tokens(token))
-            if raw.startswith(("▁", "Ġ")) and not text.startswith(" "):
-                text = f" {text}"
+            if blanks := len(raw) - len(raw.lstrip("▁Ġ")):  # a decoder may take one off the beginning of a text
+                text = " " * blanks + text.lstrip(" ")
         self.cache[token] = text
         return text

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 import pardec
 from pardec.io.saving import ResultError
@@ -157,6 +160,15 @@ def test_pieces_join_to_the_text(model: pardec.Model) -> None:
     ids = model.tokenizer(text, add_special_tokens=False)["input_ids"]
     assert "".join(TokenTexts(model.tokenizer)(ids)).strip() == text
     assert TokenTexts(None)([7, 12]) == [" 7", " 12"]
+
+
+def test_pieces_keep_the_blanks_of_an_indented_line() -> None:
+    names = ["▁def", "<0x0A>", "▁▁▁", "▁", "▁return", "▁▁x", "f"]
+    words = Tokenizer(WordLevel({name: index for index, name in enumerate(names)}, "f"))
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    words.decoder = decoders.Sequence(steps)  # Llama 2's, which takes one blank off the beginning of a text
+    pieces = TokenTexts(PreTrainedTokenizerFast(tokenizer_object=words))(range(len(names)))
+    assert pieces == [" def", "\n", "   ", " ", " return", "  x", "f"]
 
 
 def test_results_are_data_frames_where_pandas_is() -> None:
