@@ -83,7 +83,7 @@ OF_METHOD = {
         "seeded_jacobi": SAMPLED,
         "diffusion": replace(SUMS, spec="diffusion:name=tiny-llada"),
         "linearspec": replace(SUMS, model="tiny-nemotron", loading={"attention": "causal"}),
-        **dict.fromkeys(("falcon", "longspec", "transfer", "idlm"), UNMEASURED),
+        **dict.fromkeys(("falcon", "longspec", "transfer"), UNMEASURED),
         **dict.fromkeys(("block", "match", "speculative", "lenience", "enrich"), SAMPLED),
         **dict.fromkeys(
             ("kseq", "rrs"),
@@ -129,7 +129,7 @@ NEEDS: dict[str, dict[str, str]] = {
     },
     "ar": {
         **dict.fromkeys((*STORES, *READS, *SHORT_PROMPTS), LENGTH),
-        **dict.fromkeys(("falcon", "longspec", "transfer", "idlm"), CHECKPOINT),
+        **dict.fromkeys(("falcon", "longspec", "transfer"), CHECKPOINT),
         "pearl": DEVICE,
     },
     "continuous": {},
@@ -213,7 +213,7 @@ REASONS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("calibrated", "fallback", "goodput", "heuristic", "unsure"), _LENGTH),
         **dict.fromkeys(("block", "kseq", "rrs", "match", "lenience", "topk", "typical", "bild", "fly"), _RULE),
         **dict.fromkeys(("aded", "lookup", "copyspec", "suffix", "aggressive"), _REPEATED),
-        "idlm": "for models trained to fill in masks after causal text (I-DLM)",
+        "idlm": "a forward of seven positions, three of them with the LoRA, takes over three times as long here",
         "diffusion": "each forward of the masked model computes all of its block, to draft for a model as small",
         "recycling": "computes a tree of some 20 nodes per round, and its first choices are right half the time",
         "medusa": "its heads predict one further token per round, and each computes a distribution over the vocabulary",

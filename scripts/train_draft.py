@@ -30,7 +30,19 @@ from pardec.training.run import RATE, Plan, Run, prepare  # noqa: E402  # noqa: 
 from pardec.training.texts import Writing, network_of, rows, write  # noqa: E402
 
 SHAPE = (  # options that are named like those of a network
-    *("vocab", "layers", "mlp_width", "kv_heads", "heads", "block", "mask_id", "unroll", "decay", "prompt_share"),
+    *(
+        "vocab",
+        "layers",
+        "mlp_width",
+        "kv_heads",
+        "heads",
+        "rank",
+        "block",
+        "mask_id",
+        "unroll",
+        "decay",
+        "prompt_share",
+    ),
     *("dropout", "start", "seed"),
 )
 
@@ -57,10 +69,11 @@ def parser() -> argparse.ArgumentParser:
     shape.add_argument("--mlp-width", type=int)
     shape.add_argument("--kv-heads", type=int)
     shape.add_argument("--taps", help="layers of the target whose outputs are read, such as 1-14-26")
-    shape.add_argument("--heads", type=int, help="medusa and hydra: heads; prompts: vectors (default 4)")
+    shape.add_argument("--heads", type=int, help="medusa and hydra: heads; prompts: vectors; idlm: masks (default 4)")
+    shape.add_argument("--rank", type=int, help="idlm: of the LoRA (default 32)")
     shape.add_argument("--block", type=int, help="dflash: tokens per block, the known one included (default 8)")
     shape.add_argument("--unroll", type=int, default=4, help="eagle: steps of training-time test")
-    shape.add_argument("--mask-id", type=int, help="dflash: the target's id of a mask token")
+    shape.add_argument("--mask-id", type=int, help="dflash, idlm: the target's id of a mask token")
     shape.add_argument("--own-head", action="store_true", help="eagle: train a head instead of using the target's")
     shape.add_argument(
         "--start", choices=("target", "linear", "random"), default="target", help="how weights are initialized"

@@ -12,22 +12,11 @@ from typing import Any
 
 from ..errors import ModelError, listed
 from ..files.configs import check_config, reading
-from ..files.sources import local_drafter, locate, read_json
+from ..files.sources import DRAFT_FILES, local_drafter, locate, read_json
 from ..files.weights import inspect, weight_files
 from ..kernels.cpu import int8
 from ..model import LanguageModel
 from .contracts import KINDS, DraftFiles, DraftKind, DraftModule
-
-# Weight files that only draft modules have.
-_FILES = tuple(
-    f"{stem}.{suffix}"
-    for stem, suffixes in {
-        "medusa_lm_head": ("safetensors", "pt"),
-        "hydra_lm_head": ("safetensors", "pt"),
-        "adapter_model": ("safetensors", "bin"),
-    }.items()
-    for suffix in suffixes
-)
 
 
 def load_draft_module(
@@ -144,5 +133,5 @@ def import_kinds() -> None:
 
 
 def _weights(folder: Path) -> list[Path]:
-    own = next(([folder / name] for name in _FILES if (folder / name).is_file()), None)
+    own = next(([folder / name] for name in DRAFT_FILES if (folder / name).is_file()), None)
     return own or weight_files(folder)

@@ -37,6 +37,8 @@ _FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _LOW_RANK = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)((?:\.[^.]+)*)")
 _WHOLE = re.compile(r"\.base_layer(?=\.)|\.modules_to_save(\.[^.]+)?(?=\.)")  # parts that PEFT's wrappers add to a name
 _BASE = ".original_module."  # the base's tensor of a module that is saved whole, which save_embedding_layers adds
+MASK_ID = "mask_token_id"  # a setting of adapters that are on at masks alone: the id of the mask
+NUM_MASKS = "num_masks"  # and how many masks in a row it was trained for
 _MERGE = "merge it with PEFT (merge_and_unload), save the result and load that"
 # Settings that change the formula for W' above, or have no W'.
 _FOREIGN: Mapping[str, str] = {
@@ -63,11 +65,12 @@ _KNOWN = frozenset(
         *("lora_ga_config", "use_dora", "qalora_group_size", "runtime_config", "lora_bias", "ensure_weight_tying"),
     )
 )
+_OURS = frozenset((MASK_ID, NUM_MASKS, "torch_dtype"))  # settings that our own exports add
 _OTHER_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # initialisations that change the base as well
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Update:
+class Update:
     """An adapter's change of one tensor."""
 
     whole: Tensor | None = None  # replaces the tensor; a and b, if any, are added to it
@@ -92,7 +95,7 @@ class _Update:
         more = self.whole, self.magnitude, self.bias
         return self.a is not None and self.b is not None and not self.transposed and all(each is None for each in more)
 
-    def equals(self, other: _Update | None) -> bool:
+    def equals(self, other: Update | None) -> bool:
         """Whether `other` is the same change."""
         if other is None or (self.scale, self.transposed) != (other.scale, other.transposed):
             return False
@@ -126,7 +129,7 @@ class Adapter:
 
     name: str
     config: Mapping[str, Any]
-    updates: dict[str, _Update] = field(repr=False)  # by the published name of the tensor
+    updates: dict[str, Update] = field(repr=False)  # by the published name of the tensor
     targets: Targets | None = field(default=None, repr=False)
 
     def merge(
@@ -149,6 +152,11 @@ class Adapter:
         Raises ModelError, with the names, where the adapter is not one of this checkpoint, or lacks one of its layers.
         Warns of one that was trained on a model of another name.
         """
+        if self.config.get(MASK_ID) is not None:
+            raise ModelError(
+                f"the adapter {self.name} is on at masks alone ({MASK_ID}); merged, it would change the text of {base}",
+                f"draft with it: sampler=idlm:name={self.name}",
+            )
         self._refuse_one_of_twins(twin, base)
         updates = self._without_tied(published, tied, base) if tied else self.updates
         unknown = [name for name in updates if name not in published and twin(name) not in published]
@@ -236,7 +244,7 @@ class Adapter:
         """A description of the merged adapter."""
         return f"adapter {self.name} merged into {len(self.updates)} tensors"
 
-    def _fit(self, update: _Update, shape: tuple[int, ...], *, conv1d: bool) -> _Update | None:
+    def _fit(self, update: Update, shape: tuple[int, ...], *, conv1d: bool) -> Update | None:
         """The update as it applies to a tensor of this shape; None where it does not."""
         if update.whole is not None and update.whole.shape != shape:
             return None
@@ -247,7 +255,7 @@ class Adapter:
             return replace(update, transposed=True)
         return update if update.shape == shape else None
 
-    def _without_tied(self, published: Mapping[str, Published], tied: tuple[str, str], base: str) -> dict[str, _Update]:
+    def _without_tied(self, published: Mapping[str, Published], tied: tuple[str, str], base: str) -> dict[str, Update]:
         """The updates of a base whose embedding and head are one tensor. Raises ModelError for updates that need two.
 
         PEFT runs W + s B A in one and W in the other. If both are saved whole, and equal, they still are one tensor.
@@ -293,7 +301,7 @@ def _check_config(name: str, config: Mapping[str, Any]) -> None:
     for setting, what in _FOREIGN.items():
         if config.get(setting):
             raise ModelError(f"the adapter {name} {what} ({setting}), and cannot be merged into its base")
-    unknown = [key for key, value in config.items() if value and key not in _KNOWN and key not in _FOREIGN]
+    unknown = [key for key, value in config.items() if value and key not in _KNOWN | _OURS | _FOREIGN.keys()]
     if unknown:
         warnings.warn(
             f"the adapter {name} has unknown settings, which are ignored as in PEFT: {listed(unknown)}",
@@ -312,7 +320,7 @@ def _check_config(name: str, config: Mapping[str, Any]) -> None:
             raise ModelError(f"the adapter {name} has {pattern}={config[pattern]!r}, and an object is needed")
 
 
-def _read_updates(name: str, config: Mapping[str, Any], file: Path) -> dict[str, _Update]:
+def _read_updates(name: str, config: Mapping[str, Any], file: Path) -> dict[str, Update]:
     published = inspect([file])
     foreign = [key for key, entry in published.items() if entry.dtype is None]
     if foreign:
@@ -344,14 +352,14 @@ def _read_updates(name: str, config: Mapping[str, Any], file: Path) -> dict[str,
         )
     if not tensors:
         raise ModelError(f"the adapter {name} holds no tensors")
-    updates = {key: _Update(whole=tensor) for key, tensor in whole.items()}
+    updates = {key: Update(whole=tensor) for key, tensor in whole.items()}
     for module, parts in low_rank.items():
         for key, update in _pair(name, config, module, parts).items():
             updates[key] = replace(update, whole=whole.get(key))
     return updates
 
 
-def _pair(name: str, config: Mapping[str, Any], module: str, parts: dict[str, Tensor]) -> dict[str, _Update]:
+def _pair(name: str, config: Mapping[str, Any], module: str, parts: dict[str, Tensor]) -> dict[str, Update]:
     """The updates of one layer's tensors. Raises ModelError unless its parts belong together."""
     embedding = "embedding_A" in parts or "embedding_B" in parts
     a_name, b_name = ("embedding_A", "embedding_B") if embedding else ("A", "B")
@@ -387,9 +395,9 @@ def _pair(name: str, config: Mapping[str, Any], module: str, parts: dict[str, Te
     alpha = _alpha(name, _by_pattern(name, config, "alpha_pattern", module, config["lora_alpha"]))
     scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     magnitude = None if magnitude is None else magnitude.flatten()
-    updates = {f"{module}.weight": _Update(a=a, b=b, magnitude=magnitude, scale=scale, transposed=embedding)}
+    updates = {f"{module}.weight": Update(a=a, b=b, magnitude=magnitude, scale=scale, transposed=embedding)}
     if bias is not None:
-        updates[f"{module}.bias"] = _Update(bias=bias, scale=scale)
+        updates[f"{module}.bias"] = Update(bias=bias, scale=scale)
     return updates
 
 

@@ -34,6 +34,15 @@ _FILES = (".gguf", ".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # how the na
 _ADAPTER = "a folder that PEFT saved, with adapter_config.json and adapter_model.safetensors"
 _SMALL = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja"]  # everything but weights
 DRAFT_ADAPTER = "linear_spec_lora"  # the folder of a LoRA with which a checkpoint drafts for itself
+DRAFT_FILES = tuple(  # weight files that only draft modules have
+    f"{stem}.{suffix}"
+    for stem, suffixes in {
+        "medusa_lm_head": ("safetensors", "pt"),
+        "hydra_lm_head": ("safetensors", "pt"),
+        "adapter_model": ("safetensors", "bin"),
+    }.items()
+    for suffix in suffixes
+)
 _PARTS = ["vqvae/*.safetensors", f"{DRAFT_ADAPTER}/*.safetensors"]  # parts of models in subfolders
 _CORRECT = f"correct it, or {AGAIN}"
 _SAMPLES, _SAMPLE = 16, 4096  # parts of a file that `digest` reads, and their bytes
@@ -267,8 +276,8 @@ def _download(repo: str, revision: str | None, offline: bool, *, weights: bool) 
         for single in ("model.safetensors", "pytorch_model.bin"):
             folder = fetch([*_SMALL, *_PARTS, single])
             if (folder / single).is_file():
-                break
-        return folder
+                return folder
+        return fetch([*_SMALL, *DRAFT_FILES])
 
 
 def _download_adapter(repo: str, offline: bool) -> Path:

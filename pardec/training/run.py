@@ -303,7 +303,7 @@ def measure(network: Network, states: States, texts: Sequence[Text], drafts: int
 
 
 # Peak learning rates of a whole training.
-RATE = {"eagle": 2e-3, "medusa": 2e-3, "hydra": 2e-3, "dflash": 2e-3, "prompts": 2e-2, "kangaroo": 2e-3, "mtp": 2e-3}
+RATE = dict.fromkeys(("eagle", "medusa", "hydra", "dflash", "kangaroo", "mtp", "idlm"), 2e-3) | {"prompts": 2e-2}
 
 
 def prepare(

@@ -524,8 +524,14 @@ class Inputs(Stateful):
         """Called before a forward: the vectors to add, [B, W, E], or None if there is nothing to add."""
         raise self.undefined("soft")
 
-    def observe(self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Any) -> None:
-        """Called after a forward; `embed` mixes the model's embeddings, [B, W, V] weights -> [B, W, E]."""
+    def observe(
+        self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Any
+    ) -> Distribution | None:
+        """Called after a forward; `embed` mixes the model's embeddings, [B, W, V] weights -> [B, W, E].
+
+        Returns the distribution that tokens are chosen from; None: that of the forward.
+        """
+        return None
 
 
 class Logits(Stateful):

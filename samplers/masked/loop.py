@@ -451,7 +451,9 @@ class MaskedLoop:
 
     def _observe(self, evidence: Evidence, stages: list[Inputs]) -> Evidence:
         for stage in stages:
-            stage.observe(evidence, self.forward.model.embed, self.canvas, self.state(stage))
+            other = stage.observe(evidence, self.forward.model.embed, self.canvas, self.state(stage))
+            if other is not None and other is not evidence.distribution:
+                evidence = replace(evidence, distribution=other)
         return evidence
 
     def _observe_cache(self, evidence: Evidence) -> Evidence:

@@ -33,12 +33,13 @@ class Options:
     mlp_width: int | None = None  # None: the target's
     kv_heads: int | None = None  # None: the target's
     taps: tuple[int, ...] | None = None  # layers whose outputs it reads; None: those of the kind
-    heads: int = 4  # medusa and hydra: number of heads; prompts: vectors per node
+    heads: int = 4  # medusa and hydra: number of heads; prompts: vectors per node; idlm: masks
+    rank: int = 32  # idlm: of the LoRA
     block: int = 8  # dflash: tokens of a block, the anchor included
     unroll: int = 4  # steps of training-time test
     ramp: tuple[float, float] = (0.3, 0.7)  # shares of the run at which steps begin to be added, and all are used
     decay: float = 0.8  # factor of the loss from step to step
-    mask_id: int | None = None  # dflash: the mask token
+    mask_id: int | None = None  # dflash, idlm: the mask token; None: 0, that of the tokenizer
     prompt_share: float = 0.1  # share of the prompts' positions that count
     tied: bool = True  # the target's head is the drafter's where the kind allows it
     start: str = "target"  # where weights come from: "target", "linear" or "random"

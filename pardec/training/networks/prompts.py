@@ -10,77 +10,75 @@ one vector per step, and vectors are placed after tokens of the answers; the aut
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.draft_modules.contracts import DraftFiles
 from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
-from pardec.models.plan import Plan, Visible
+from pardec.models.plan import Hidden, Plan, Visible
 
 from ..losses import Loss
 from ..states import Batch, States
 from .contracts import Network, Options, Target
 
-_ANCHORS = 0.15  # largest share of the texts' tokens
 
+class AnchoredNetwork(Network):
+    """Inputs that the target runs after some tokens of its texts, the anchors, to predict the tokens that follow."""
 
-class Prompts(Network):
-    kind = "prompts"
-    file = "adapter_model.safetensors"
-    config_file = "adapter_config.json"
+    anchors: ClassVar[float] = 0.15  # largest share of a text's tokens
 
     def __init__(self, target: Target, options: Options) -> None:
         super().__init__(target, options)
         self.depths = options.heads
-        self.vectors = nn.Parameter(torch.zeros(options.heads, target.model.width))
 
-    def prepare(self, states: States) -> None:
-        """Initializes the vectors as embeddings of common tokens, as in prompt tuning."""
-        common = states.counts(len(self.target.head)).topk(self.depths).indices
-        with torch.no_grad():
-            self.vectors.copy_(self.target.embedding[common].float())
+    def inputs(self) -> Tensor:
+        """The input vectors after an anchor [s, E]."""
+        raise NotImplementedError
+
+    def run(self, plan: Plan, cache: KVCache) -> Hidden:
+        """The target's forward over these inputs, after the texts in the cache."""
+        hidden: Hidden = self.target.model.decoder(plan, cache)
+        return hidden
 
     def _run(self, batch: Batch, anchors: Tensor) -> Tensor:
-        """States after the final norm [B, A, s, E] of vectors after the tokens at `anchors` [B, A]."""
-        decoder: Any = self.target.model.decoder
+        """States after the final norm [B, A, s, E] of the inputs after the tokens at `anchors` [B, A]."""
+        model, decoder = self.target.model, cast(nn.Module, self.target.model.decoder)
         decoder.requires_grad_(False)
         rows, width, steps, device = len(batch.ids), batch.width, self.depths, self.device
         count = anchors.shape[1] * steps
+        cache = model.new_cache(rows, width, scratch=count)
+        with torch.no_grad():
+            model.decoder(Plan.full(batch.ids, Visible.causal()), cache)
         positions = (anchors[..., None] + 1 + torch.arange(steps, device=device)).flatten(1)
         text, query = torch.arange(width, device=device), torch.arange(count, device=device)
-        order = text.expand(rows, -1)
-        tokens = torch.cat((batch.ids, torch.full((rows, count), -1, device=device)), 1)
-        soft = torch.zeros(rows, width + count, self.target.model.width, device=device)
-        soft = torch.cat((soft[:, :width], self.vectors.repeat(anchors.shape[1], 1).expand(rows, -1, -1)), 1)
-        visible = torch.zeros(rows, width + count, width + count, dtype=torch.bool, device=device)
-        visible[:, :width, :width] = text[:, None] >= text
-        visible[:, width:, :width] = text <= anchors.repeat_interleave(steps, 1)[..., None]
-        visible[:, width:, width:] = (query[:, None] >= query) & (query[:, None] // steps == query // steps)
-        slots = torch.arange(width + count, device=device).expand(rows, -1)
+        visible = torch.zeros(rows, count, width + count, dtype=torch.bool, device=device)
+        visible[:, :, :width] = text <= anchors.repeat_interleave(steps, 1)[..., None]
+        visible[:, :, width:] = (query[:, None] >= query) & (query[:, None] // steps == query // steps)
         plan = Plan(
-            tokens,
-            torch.cat((order, positions), 1),
-            slots,
+            torch.full_like(positions, -1),
+            positions,
+            (width + query).expand(rows, -1),
             Visible.mask(visible),
             torch.full((rows,), width + count, device=device),
-            slots,
-            soft=soft,
+            query.expand(rows, -1),
+            soft=self.inputs().repeat(anchors.shape[1], 1).expand(rows, -1, -1),
             uniform=width + count,
         )
         training = decoder.training
         decoder.train()
-        hidden = decoder(plan, None)
+        hidden = self.run(plan, cache)
         decoder.train(training)
-        states: Tensor = hidden.normed()[:, width:].unflatten(1, (-1, steps))
-        return states
+        states: Tensor = hidden.normed()
+        return states.view(rows, -1, steps, states.shape[-1])
 
     def loss(self, batch: Batch, divergence: Loss, generator: torch.Generator) -> tuple[Tensor, list[float]]:
         room = (batch.lengths - batch.begins).clamp(min=1)
-        count = max(1, int(batch.width * _ANCHORS))
+        count = max(1, int(batch.width * self.anchors))
         shares = torch.rand(len(room), count, generator=generator).to(self.device)
         anchors = batch.begins[:, None] - 1 + (shares * room[:, None]).long()
         states = self._run(batch, anchors)
@@ -104,6 +102,25 @@ class Prompts(Network):
         states = torch.cat([self._run(batch, part) for part in torch.split(anchors, 32, 1)], 1)
         drafts = F.linear(states, self.target.head.to(states.dtype)).argmax(-1)[..., :length]
         return F.pad(drafts, (0, length - drafts.shape[-1]), value=-1)
+
+
+class Prompts(AnchoredNetwork):
+    kind = "prompts"
+    file = "adapter_model.safetensors"
+    config_file = "adapter_config.json"
+
+    def __init__(self, target: Target, options: Options) -> None:
+        super().__init__(target, options)
+        self.vectors = nn.Parameter(torch.zeros(options.heads, target.model.width))
+
+    def prepare(self, states: States) -> None:
+        """Initializes the vectors as embeddings of common tokens, as in prompt tuning."""
+        common = states.counts(len(self.target.head)).topk(self.depths).indices
+        with torch.no_grad():
+            self.vectors.copy_(self.target.embedding[common].float())
+
+    def inputs(self) -> Tensor:
+        return self.vectors
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         config: dict[str, Any] = {

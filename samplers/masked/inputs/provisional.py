@@ -10,7 +10,8 @@ published with `leap`, whose run is the only part of the text that is committed.
 
 A model that was trained to predict masks may copy the tokens that it is fed, so that a provisional one never changes.
 With `alternate`, which is not the paper's, each is fed as a mask at every second forward, even and odd positions in
-turn, and only predictions from a mask decide about it.
+turn, and only predictions from a mask decide: about what is fed, and about what is committed, for which the one of the
+forward before stands at positions that are fed a token.
 Exact: no, except with tau above 1.
 """
 
@@ -25,6 +26,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from ...host_transfer import upload
+from ...ops.distribution import DenseDistribution, Distribution
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import Canvas, Evidence, Inputs
@@ -38,6 +40,7 @@ class Drafts:
     fed: Tensor  # [B, W] bool: fed as a token in the current forward
     forwards: Tensor  # [B] int64
     change: Tensor | None = None  # [B, W, E]: what is added to a mask's embedding; None before the first forward
+    logits: Tensor | None = None  # [B, W, V] of the last forward; with `alternate` from masks alone
 
 
 @register(
@@ -72,17 +75,25 @@ class Provisional(Inputs):
             state.fed &= (canvas.window + state.forwards[:, None]) % 2 == 0
         return state.change * state.fed[..., None]
 
-    def observe(self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Drafts) -> None:
+    def observe(
+        self, evidence: Evidence, embed: Callable[[Tensor], Tensor], canvas: Canvas, state: Drafts
+    ) -> Distribution | None:
         state.forwards = state.forwards + 1
         if self.tau > 1:
-            return
-        ids, probability = evidence.distribution.greedy
-        draft = evidence.predicted & (probability >= self.tau)
+            return None
+        distribution, decided = evidence.distribution, evidence.predicted
+        if self.alternate:
+            if state.logits is not None:
+                known = torch.where(state.fed[..., None], state.logits, evidence.logits)
+                distribution, decided = DenseDistribution(known), decided | state.fed
+            state.logits = distribution.logits
+        ids, probability = distribution.greedy
+        draft = decided & (probability >= self.tau)
         for end in evidence.request.stop_ids:
             draft &= ids != end
-        new = torch.where(draft, ids, -1)
-        state.ids = torch.where(state.fed, state.ids, new) if self.alternate else new
+        state.ids = torch.where(draft, ids, -1)
         vocab = evidence.distribution.vocab
         token = embed(one_hot(state.ids.clamp(min=0), vocab).float()).float()
         mask = embed(one_hot(torch.full_like(ids[:1, :1], canvas.mask_id), vocab).float()).float()
         state.change = token - mask
+        return distribution

@@ -11,8 +11,9 @@ A stride of N in the paper is k = N - 1. K/V of masks are never kept. The model 
 attention="causal", and `mask` is the id that its training fills in. The text is that of the causal model, whatever the
 masks predict; how often a draft is accepted is the model's merit.
 Deviates from the authors' code: the prompt's forward has no masks, so the first draft comes a round later; rows of any
-lengths in a batch. An `adapter` is a LoRA that is on at masks alone, as with their setting `conditional_lora`: the text
-is that of the model without it.
+lengths in a batch. `name` is a LoRA that is on at masks alone, as with their setting `conditional_lora`: the text is
+that of the model without it. Its config may say the mask's id (`mask_token_id`); the input at masks is the model's own
+embedding of that id, for which an id that no text has is the best choice.
 Exact: greedy and distribution, with an exact acceptance.
 """
 
@@ -26,7 +27,8 @@ import torch
 from torch import Tensor
 
 from pardec.models import finite
-from pardec.models.draft_modules.gated import GatedAdapter, gated_adapter
+from pardec.models.draft_modules.contracts import ModuleName
+from pardec.models.draft_modules.idlm import GatedAdapter, MaskAdapter
 from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import TargetStates
@@ -34,6 +36,7 @@ from pardec.models.plan import TargetStates
 from ...limits import check_nodes
 from ...registry import register
 from ...request import Request
+from ...spec import DraftModuleName
 from ...traits import Reasons, Trait, Why
 from ..contracts import DecodeContext, Draft, ProbeLayout, Uniforms
 from ..draft_model import StateDrafter
@@ -72,7 +75,8 @@ class MaskProbes:
 class MaskState(ProbeState):
     """The states of the masks after an accepted draft."""
 
-    adapter: GatedAdapter | None = None  # applies at the masks
+    adapter: GatedAdapter | None  # applies at the masks
+    masks: Tensor  # [k, E] their inputs
 
     def failure(self) -> PardecError:
         model = self.context.model
@@ -105,22 +109,33 @@ class Idlm(StateDrafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (3, 7, 2)}
 
     k: Annotated[int, "masks after a draft, which is how many tokens the next one has"] = 3
-    mask: Annotated[int | None, "id of the mask token; default: that of the checkpoint, if it denoises blocks"] = None
-    adapter: Annotated[str | None, "LoRA that is on at the masks alone, a folder or hub id"] = None
+    mask: Annotated[int | None, "id of the mask token; default: that of the LoRA, else of the checkpoint"] = None
+    name: Annotated[DraftModuleName | None, "LoRA that is on at masks alone: embedded name, folder or hub id"] = None
+    adapter: Annotated[DraftModuleName | None, "another word for `name`"] = None
 
     def __post_init__(self) -> None:
         self.require("k", least=1)
         if self.mask is not None:
             self.require("mask", least=0)
+        if self.name is not None and self.adapter is not None:
+            raise SpecError("idlm: name and adapter both name the LoRA", hint="write one of them")
+
+    @property
+    def needed_module(self) -> ModuleName | None:
+        lora = self.name or self.adapter
+        return None if lora is None else ModuleName("idlm", lora)
 
     def width(self, model: LanguageModel) -> int:
-        self.mask_id(model)
+        if self.needed_module is None:
+            self.mask_id(model)
         return self.k + 1
 
-    def mask_id(self, model: LanguageModel) -> int:
+    def mask_id(self, model: LanguageModel, lora: MaskAdapter | None = None) -> int:
         """The id of the masks. Raises SpecError for a model that names none, or has no such id."""
         own = model.decoding_config.denoising
-        mask = self.mask if own is None or self.mask is not None else own.mask_id
+        of_checkpoint = None if own is None else own.mask_id
+        of_lora = None if lora is None else lora.mask_id
+        mask = next((id for id in (self.mask, of_lora, of_checkpoint) if id is not None), None)
         if mask is None:
             raise SpecError(
                 f"idlm: {model.name} is loaded as a causal model without a mask token",
@@ -140,18 +155,16 @@ class Idlm(StateDrafter):
         return self.k
 
     def start(self, context: DecodeContext) -> MaskState:
-        state = MaskState(context, MaskProbes(context.model, self.k), self.k)
-        state.adapter = None if self.adapter is None else gated_adapter(context.model, self.adapter)
+        model, lora = context.model, context.request.draft_model
+        lora = lora if isinstance(lora, MaskAdapter) else None
+        state = MaskState(context, MaskProbes(model, self.k), self.k)
+        state.adapter = None if lora is None else lora.gated
+        ids = torch.full((self.k, 1), self.mask_id(model, lora), device=context.text.device)
+        state.masks = model.embed_mixture(ids, torch.ones_like(ids, dtype=torch.float32))
         return state
 
     def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: MaskState) -> Draft:
         draft = state.draft(self.k, remaining, uniforms)
-        masks = torch.full((self.k,), self.mask_id(context.model), device=context.text.device)
         probes = after_last(draft, ProbeLayout.single(self.k), remaining)
         run = None if state.adapter is None else state.adapter.run
-        return replace(draft, queries=replace(probes, inputs=_embedded(context.model, masks), run=run))
-
-
-def _embedded(model: LanguageModel, ids: Tensor) -> Tensor:
-    """[n, E]: the input embeddings of `ids` [n]."""
-    return model.embed_mixture(ids[:, None], torch.ones_like(ids[:, None], dtype=torch.float32))
+        return replace(draft, queries=replace(probes, inputs=state.masks, run=run))

@@ -13,7 +13,7 @@ from pardec.models.files.sources import local_drafter
 from pardec.samplers.spec import parse
 from pardec.samplers.spec_values import check
 
-KINDS = ("dflash", "eagle", "hydra", "kangaroo", "medusa", "mtp", "prompts")
+KINDS = ("dflash", "eagle", "hydra", "idlm", "kangaroo", "medusa", "mtp", "prompts")
 PROMPTS = [
     "Tom has 18 cups. He loses 4. He finds 12 cups. How many cups does Tom have now?",
     "Hugo has 55 apples. Olga removes 9. Ravi buys 3. How many remain?",

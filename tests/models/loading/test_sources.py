@@ -70,6 +70,13 @@ def test_pickles_are_the_last_resort(repository, tmp_path):
     assert repository.calls[-1][2][-1] == "pytorch_model.bin"
 
 
+@pytest.mark.parametrize("file", ["medusa_lm_head.pt", "hydra_lm_head.safetensors", "adapter_model.safetensors"])
+def test_a_repository_without_a_model_may_hold_a_draft_module(repository, file):
+    locate("owner/drafter")
+    assert file in repository.calls[-1][2]
+    assert "model.safetensors" not in repository.calls[-1][2]
+
+
 @pytest.mark.parametrize("way", ["argument", "variable"])
 def test_offline_means_no_downloads(way, repository, tmp_path, monkeypatch):
     llama_folder(tmp_path)

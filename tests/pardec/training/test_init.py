@@ -16,7 +16,7 @@ from pardec.training.networks import KINDS, Options, Target
 from pardec.training.run import Plan, Run, prepare
 from pardec.training.states import States
 
-SHAPE = {"heads": 2, "block": 4, "unroll": 2, "mlp_width": 64, "mask_id": 4, "ramp": (0.0, 0.1)}
+SHAPE = {"heads": 2, "rank": 4, "block": 4, "unroll": 2, "mlp_width": 64, "mask_id": 4, "ramp": (0.0, 0.1)}
 ROWS = [(list(range(20, 30 + n % 5)), [40 + (n * 7 + at) % 60 for at in range(12)]) for n in range(12)]
 
 

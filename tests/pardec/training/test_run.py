@@ -19,7 +19,7 @@ from pardec.training.states import States
 from pardec.training.texts import Writing, rows, write
 
 TAPS = (0, 1, 2)
-SHAPE = {"heads": 2, "block": 4, "unroll": 2, "mlp_width": 64, "mask_id": 4}
+SHAPE = {"heads": 2, "rank": 4, "block": 4, "unroll": 2, "mlp_width": 64, "mask_id": 4}
 LAYER = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"]
 LAYER += ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_attention_layernorm", "input_layernorm"]
 NAMES = {
@@ -35,6 +35,12 @@ NAMES = {
     "dflash": {"fc.weight", "hidden_norm.weight", "norm.weight", "d2t", "t2d"}
     | {f"layers.0.{name}.weight" for name in [*LAYER, "self_attn.q_norm", "self_attn.k_norm"]},
     "prompts": {"prompt_embeddings"},
+    "idlm": {
+        f"base_model.model.model.layers.{layer}.{name}.lora_{half}.weight"
+        for layer in range(4)
+        for name in LAYER[:7]
+        for half in "AB"
+    },
     "mtp": {f"model.layers.4.{name}.weight" for name in [*LAYER, "enorm", "hnorm", "eh_proj", "shared_head.norm"]},
     "kangaroo": {"norm.weight", "layers.0.input_layernorm.weight"} | {f"layers.0.{name}.weight" for name in LAYER[:4]},
 }

@@ -28,7 +28,7 @@ def naive(model: Any, canvas: list[int], prompt: int, tau: float, alternate: boo
     """One row, sequential commits; open positions of the block are fed as ids. Also how often one was fed."""
     tokens, nfe, fed_ever = list(canvas), 0, 0
     for lo in range(prompt, len(tokens), BLOCK):
-        block, drafts = range(lo, min(lo + BLOCK, len(tokens))), dict[int, int]()
+        block, drafts, seen = range(lo, min(lo + BLOCK, len(tokens))), dict[int, int](), dict[int, Tensor]()
         while any(tokens[p] == MASK for p in block):
             fed = [p for p in drafts if tokens[p] == MASK and not (alternate and (p + nfe) % 2)]
             inputs = [drafts[p] if p in fed else token for p, token in enumerate(tokens)]
@@ -37,9 +37,10 @@ def naive(model: Any, canvas: list[int], prompt: int, tau: float, alternate: boo
             rows[:, MASK] = -torch.inf
             shift = model.decoding_config.shift
             law = {p: rows[max(p - shift, 0)].softmax(-1) for p in block if tokens[p] == MASK}
+            if alternate:  # a prediction from a token decides nothing
+                law |= {p: seen[p] for p in fed}
+            seen = law
             for p, each in law.items():
-                if alternate and p in fed:
-                    continue
                 drafts.pop(p, None)
                 if float(each.max()) >= tau:
                     drafts[p] = int(each.argmax())

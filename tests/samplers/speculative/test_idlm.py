@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -101,6 +102,11 @@ def assert_on_at_masks_alone(adapted: tuple[Path, Path, Gated], k: int) -> None:
     assert drafted.trace.accepted != without.trace.accepted
     again = model.generate(input_ids=prompts, sampler="sequential", **arguments)
     assert again.tokens == plain.tokens  # and off when another sampler runs
+    change_config(lora, mask_token_id=SMALL_MASK)  # read anew below another name
+    named = model.generate(
+        input_ids=prompts, sampler=f"idlm:name={lora.rename(lora.with_name('own'))},k={k}", **arguments
+    )
+    assert (named.tokens, named.trace.accepted) == (drafted.tokens, drafted.trace.accepted)
 
 
 @pytest.mark.parametrize("k", [1, 3, 5])
@@ -130,6 +136,11 @@ def the_spec_s_mask_wins_over_the_checkpoint_s() -> None:
     model = toy_ar()
     model = replace(model, decoding_config=replace(model.decoding_config, denoising=BlockDenoising(3, 0)))
     assert (Idlm().mask_id(model), Idlm(mask=2).mask_id(model)) == (3, 2)
+
+
+def change_config(lora: Path, **changes: object) -> None:
+    file = lora / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def test_greedy_text_is_kept_in_a_ragged_batch() -> None:
@@ -169,3 +180,30 @@ def test_an_adapter_of_anything_but_the_layers_matrices_is_refused(adapted: tupl
     adapters.write_adapter(lora, weights | head, r=4)
     with pytest.raises(ModelError, match="lora changes lm_head.weight, which cannot be changed at masks alone"):
         model.generate(input_ids=[[3, 4]], sampler=f"idlm:mask=7,adapter={lora}", max_new_tokens=4)
+
+
+def test_an_adapter_of_masks_is_not_merged_and_its_mask_is_an_id(adapted: tuple[Path, Path, Gated]) -> None:
+    folder, lora, _ = adapted
+    change_config(lora, mask_token_id=SMALL_MASK)
+    with pytest.raises(ModelError, match="lora is on at masks alone .mask_token_id.; merged, it would change the text"):
+        pardec.load(folder, device="cpu", adapter=lora)
+    model = pardec.load(folder, device="cpu", dtype="float32")
+    for wrong in (SMALL_MASK + 1, -1):
+        change_config(lora, mask_token_id=wrong)
+        with pytest.raises(ModelError, match=f"lora has mask_token_id={wrong}, which is none of the 8 ids"):
+            model.generate(input_ids=[[3, 4]], sampler=f"idlm:name={lora}", max_new_tokens=4)
+    with pytest.raises(SpecError, match="name and adapter both name the LoRA"):
+        registry.resolve(f"idlm:name={lora},adapter={lora}")
+
+
+def test_tiny_llama_drafts_with_its_own_lora_up_to_a_stride_a_forward() -> None:
+    """Greedy text is that of `sequential`; drawn text is that of the uniforms, whatever is drafted."""
+    model, problems = pardec.load("tiny-llama", device="cpu"), pardec.task("arithmetic").problems(n=8)
+    prompts = [problem.prompt for problem in problems]
+    plain, drafted = (model.generate(prompts, sampler=spec) for spec in ("sequential", "idlm:name=tiny-llama-idlm"))
+    assert drafted.tokens == plain.tokens
+    each = [len(tokens) / count for tokens, count in zip(drafted.tokens, drafted.nfe, strict=True)]
+    assert all(2 < gain <= 4 for gain in each), each
+    bare = model.generate(prompts, sampler="idlm:mask=4")
+    assert bare.tokens == plain.tokens
+    assert sum(drafted.nfe) < 0.6 * sum(bare.nfe)  # the masks' predictions are what the LoRA teaches
