@@ -238,10 +238,13 @@ def cached_logits(model: Any, ids: Tensor) -> Tensor:
 
 
 def changes(config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What is tried of a config: each key with each value, keys that meet, and each of its own keys taken out."""
+    """What is tried of a config: each key with each value, keys that meet, and each of its own keys taken out.
+
+    Without text_config the classes of transformers make a model of their defaults, of billions of parameters.
+    """
     yield from ({key: value} for key, values in VALUES.items() for value in values)
     yield from TOGETHER
-    yield from ({key: ABSENT} for key in config if key != "model_type")
+    yield from ({key: ABSENT} for key in config if key not in ("model_type", "text_config"))
 
 
 def changed(config: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
