@@ -126,7 +126,7 @@ def train(kinds: tuple[Examples, ...], *, hidden: int, steps: int, batch: int, r
 
 
 def chosen_tau(model: pardec.Model, folder: Path, count: int, seed: int) -> tuple[float, list[dict[str, Any]]]:
-    """The lowest tau as accurate as `threshold:tau=0.9`, up to a point, else the highest; and the figures of each."""
+    """The lowest tau as accurate as `threshold:tau=0.9`, to a percentage point, else the highest; figures of each."""
     problems = {task: pardec.task(task).problems(split="train", n=count, seed=seed) for task in TASKS}
     needed = sum(measured(model, task, "threshold:tau=0.9+eos", part)["exact"] for task, part in problems.items())
     tried = []

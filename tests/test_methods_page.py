@@ -50,7 +50,7 @@ PAYS = ("gains", "faster", "level", measured.NOT_MEASURED)
 
 def test_what_does_not_pay_has_a_reason() -> None:
     unexplained = [row.name for row in measured.rows() if row.verdict not in PAYS and not row.reason]
-    assert unexplained == []
+    assert unexplained == [], "say in REASONS or NEEDS of benchmarks/method_plans.py why they do not pay"
 
 
 @pytest.mark.parametrize(

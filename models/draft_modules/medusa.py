@@ -39,7 +39,7 @@ class Medusa(DraftModule):
     states = TargetStates(normed=True)
 
     def __init__(self, files: DraftFiles, target: LanguageModel, heads: list[Head], scale: float = 1.0) -> None:
-        """`scale` multiplies the logits."""
+        """`scale` multiplies the logits: `logit_scale` of the config."""
         super().__init__(files, target)
         self.scale = scale
         self.heads = nn.ModuleList(heads)

@@ -342,7 +342,7 @@ class HFAdapter:
             raise ModelError(f"its logits are not finite: {wrong}")
         gap = (logits - expected)[:, :count].abs().max() / expected[:, :count].abs().max().clamp(min=1e-6)
         if not gap < tolerance:  # NaN too
-            raise ModelError(f"run with pardec's attention, its logits differ from its own by {gap:.1g} (relative)")
+            raise ModelError(f"its logits with pardec's attention and with its own differ by {gap:.1g} (relative)")
 
     @contextmanager
     def _named(self) -> Iterator[None]:

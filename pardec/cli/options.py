@@ -164,7 +164,7 @@ Sweep = Annotated[
         "Decode each sampler, and threshold and fixed, at several values of its quality parameter, to draw curves.",
     ),
 ]
-Points = Annotated[int | None, _option(IO, "With --sweep: values per sampler, at most.", min=2)]
+Points = Annotated[int | None, _option(IO, "With --sweep: the most values tried per sampler.", min=2)]
 Replays = Annotated[int, _option(IO, "Problems of each task whose decoding the report replays.", min=0)]
 CostRatio = Annotated[
     float | None,

@@ -122,7 +122,7 @@ class Folder:
             difference = "; ".join(changes) or "an older version wrote it"
             raise SpecError(
                 f"{self.home} holds a run with other settings: {difference}",
-                hint="choose another folder, or repeat the settings of that run",
+                hint="choose another folder for the new run, or repeat the settings of that one",
             )
 
 

@@ -30,6 +30,7 @@ except ImportError:
 
 Row = dict[str, Any]
 _LINE_START = b'{"key": '  # every line begins so, which tells an incomplete line of ours from other text
+_OTHERWISE = "choose another file, or start over with overwrite=True (--overwrite)"
 _TAIL_BYTES = 4096  # bytes at the end of what was read that are compared, to see whether the file is still the same
 
 
@@ -129,13 +130,13 @@ class RowsFile:
         if run != now:
             raise SpecError(
                 f"{self.path} has rows of other settings: {'; '.join(differences(run, now))}",
-                hint="choose another file, or start over with overwrite=True",
+                hint=_OTHERWISE,
             )
 
     def _not_a_row(self, number: int, why: str) -> SpecError:
         return SpecError(
             f"{self.path}, line {number} is not a row of a run: {why}",
-            hint="choose another file, or start over with overwrite=True",
+            hint=_OTHERWISE,
         )
 
     # --- writing ---

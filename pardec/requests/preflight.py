@@ -201,7 +201,7 @@ def check_family(name: str, masked: bool, settings: Settings) -> None:
     settings.check_taken(name, Takes.MASKED if masked else Takes.AR)
     if settings.num_return_sequences > 1 and not settings.temperature and not _writes_texts(settings.sampler):
         raise SpecError(
-            f"num_return_sequences={settings.num_return_sequences} asks for several answers to a prompt, and "
+            f"num_return_sequences={settings.num_return_sequences} asks for several answers, and "
             "temperature=0 takes the likeliest",
             hint="sample them with temperature=0.7, or leave num_return_sequences out",
         )

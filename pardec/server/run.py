@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from .app import Server
 
+log = logging.getLogger("pardec.server")
 _AFTER = 5  # seconds to answer the requests that were given up
 # Seconds for which a connection without a request stays open. Clients close theirs earlier (httpx and the clients of
 # OpenAI and Anthropic after 5): one that the server closes just when a request is sent ends in a read error.
@@ -30,12 +32,25 @@ class Uvicorn(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, server: Server) -> None:
         super().__init__(config)
         self._server = server
+        self._signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal begins the grace, the second ends it."""
-        if not self.should_exit:
-            threading.Thread(target=self._server.worker.stop, args=(self._server.limits.grace,), daemon=True).start()
-        super().handle_exit(sig, frame)
+        """The first signal lets running requests finish, for the time of `Limits.grace`, and the second gives them up.
+
+        Their clients get an error then; a third SIGINT closes their connections at once.
+        """
+        self._signals += 1
+        if self._signals <= 2:
+            grace = self._server.limits.grace if self._signals == 1 else 0.0
+            threading.Thread(target=self._stop, args=(grace,), daemon=True).start()
+        if self._signals != 2:
+            super().handle_exit(sig, frame)
+
+    def _stop(self, grace: float) -> None:
+        worker = self._server.worker
+        if grace and worker.rows:
+            log.warning("finishing the requests that are running, for at most %g s; Ctrl-C again gives them up", grace)
+        worker.stop(grace)
 
 
 def bounded_protocol(seconds: float) -> type[asyncio.Protocol]:

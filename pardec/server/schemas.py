@@ -235,6 +235,9 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
 
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
 class Message(BaseModel):
     """A message of a conversation; `name`, `refusal` and empty fields are ignored."""
 
@@ -244,6 +247,13 @@ class Message(BaseModel):
     tool_calls: list[ToolCall] | None = None
     content: Annotated[StrictStr | list[Part] | None, Field(validate_default=True)] = None  # None beside calls alone
     tool_call_id: StrictStr | None = None  # the call that a message of the role "tool" answers
+
+    @field_validator("role")
+    @classmethod
+    def _is_spelt_right(cls, role: str) -> str:
+        if role not in _ROLES and (near := did_you_mean(role, _ROLES)):  # templates may have others
+            raise ValueError(f"there is no role {role!r}{near}")
+        return role
 
     @model_validator(mode="before")
     @classmethod

@@ -94,7 +94,7 @@ class _Compared:
 
 
 class Branching:
-    """The hypotheses of one loop."""
+    """Runs several hypotheses of each row in one forward, and keeps the one that the branch stage chooses."""
 
     def __init__(self, loop: Loop, branch: Branch) -> None:
         self.loop, self.branch = loop, branch

@@ -23,7 +23,7 @@ def columns_of(which: np.ndarray, blank: int) -> np.ndarray:
 
 
 def first_columns(which: Tensor, most: int, blank: int) -> Tensor:
-    """`columns_of` on a device, where the host does not know how many there are: K is at most `most`.
+    """[B, K], K at most `most`: `columns_of` on a device, where the host does not know how many there are.
 
     A CPU's values are read, so that K is the greatest number in a row.
     """

@@ -281,7 +281,7 @@ def test_json_and_rows_files_have_them(cli: Callable[..., tuple[int, str, str]],
         ({"logprobs": 10**6}, "logprobs=1000000 is more than the vocabulary of 361"),
         ({"logprob_ids": [3, 361]}, "logprob_ids holds 361, which is not an id in the vocabulary of 361"),
         ({"logprob_ids": [-1]}, "logprob_ids holds -1"),
-        ({"logprob_ids": "ab"}, "logprob_ids holds 'a'"),
+        ({"logprob_ids": "ab"}, "logprob_ids holds 'ab'"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused(model: Model, arguments: dict[str, Any], message: str) -> None:

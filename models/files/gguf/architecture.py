@@ -42,7 +42,7 @@ class Fields:
     def text(self, name: str) -> str:
         value = self.values.get(name)
         if not isinstance(value, str):
-            raise ModelError(f"{self.file}: {name} is {'missing' if value is None else 'no text'}")
+            raise ModelError(f"{self.file}: {name} is {'missing' if value is None else f'{value!r}, and must be text'}")
         return value
 
     def whole(self, name: str, default: int | None = None) -> int:

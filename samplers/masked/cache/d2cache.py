@@ -102,7 +102,9 @@ class DualAdaptiveCache(Cache):
     k: Annotated[int, "masks that a forward computes"] = 32
     rollout: Annotated[float, "share of the total importance that the other computed positions cover"] = 0.1
     sigma: Annotated[float, "standard deviation of the density's Gaussian, in positions"] = 10.0
-    fill: Annotated[int, "positions between two computed ones at most this far apart are computed too"] = 4
+    fill: Annotated[
+        int, "where two computed positions are at most this far apart, those between them are computed too"
+    ] = 4
     refresh: Annotated[int, "steps between full forwards: 0 only the first of a row, 1 always"] = 0
 
     def __post_init__(self) -> None:

@@ -26,7 +26,7 @@ from ..contracts import Cache, Canvas, QuerySpec
 
 @dataclass
 class State:
-    """The length of each row up to which stored K/V are final."""
+    """Of each row, how many positions from its start have K/V that are final."""
 
     final: np.ndarray  # [B]
 

@@ -42,7 +42,7 @@ class Fly(Acceptance):
     entropy: Annotated[float, "least entropy of the target at an overruled token, over its likeliest ones, in nats"] = (
         0.3
     )
-    window: Annotated[int, "drafted tokens after it that have to pass"] = 6
+    window: Annotated[int, "drafted tokens after an overruled one that have to pass"] = 6
     top: Annotated[int, "likeliest tokens over which the entropy is summed"] = 3
 
     def __post_init__(self) -> None:

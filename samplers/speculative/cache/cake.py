@@ -167,7 +167,7 @@ class Cake(SparseAttention):
         self.require("budget", least=self.window + 1, hint="the window is part of the budget")
         for name in ("tau1", "tau2"):
             if not getattr(self, name) > 0:
-                raise SpecError(f"cake: {name} must be above 0, got {getattr(self, name)}")
+                raise SpecError(f"cake: {name} must be above 0, got {getattr(self, name)}", hint=f"leave {name} out")
 
     @property
     def most(self) -> int:

@@ -65,8 +65,9 @@ class Calibrated(Length):
         for name, value in (("h", self.h), ("decay", self.decay)):
             if not 0 < value <= 1:
                 raise SpecError(f"calibrated: {name} must lie in (0, 1], got {value}")
-        if self.buckets < 1 or not self.prior > 0:
-            raise SpecError(f"calibrated: buckets and prior must be above 0, got {self.buckets} and {self.prior}")
+        self.require("buckets", least=1)
+        if not self.prior > 0:
+            raise SpecError(f"calibrated: prior must be above 0, got {self.prior}", hint="leave prior out")
 
     @property
     def conflicts(self) -> Reasons:

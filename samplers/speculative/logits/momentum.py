@@ -54,7 +54,10 @@ class Momentum(Logits):
         self.require("alpha", least=0)
         self.require("k", least=1)
         if not all(value >= 0 for value in self.by_depth):
-            raise SpecError(f"momentum: resistance must be at least 0 at every depth, got {self.resistance!r}")
+            raise SpecError(
+                f"momentum: resistance must be at least 0 at every depth, got {self.resistance!r}",
+                hint="leave resistance out",
+            )
 
     @property
     def by_depth(self) -> tuple[float, ...]:

@@ -94,7 +94,7 @@ def decode(model: LanguageModel, texts: Texts, request: Request, *, steps: bool 
     Rows of one prompt share a pass. Without `steps` there are no `Step` events.
     """
     if model.decoding_config.attention != "causal":
-        raise ModelError(f"{model.name} is no autoregressive model")
+        raise ModelError(f"{model.name} is no autoregressive model", "use one, such as tiny-llama")
     finite.demand_head(model)
     texts.admit(request, texts)
     passes = _passes(texts, request)

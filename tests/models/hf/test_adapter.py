@@ -39,7 +39,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "alibi": ("Bloom", {"vocab_size": 61, "hidden_size": 48, "n_layer": 2, "n_head": 4}, "AttentionInterface"),
     "state space": ("Mamba", {"vocab_size": 61, "hidden_size": 48, "num_hidden_layers": 2}, "layers of kind"),
     "keys wider than values": ("DeepseekV3", BASE | {"num_key_value_heads": 4}, "keys and values differ in size"),
-    "an encoder": ("Bert", BASE, "its logits differ from its own"),
+    "an encoder": ("Bert", BASE, "its logits with .* differ"),
 }
 
 
@@ -191,7 +191,7 @@ def test_positions_are_those_of_the_text_where_the_library_counts_them_from_its_
             )
             assert tokens == expected[0, len(prompt) :].tolist()
     monkeypatch.setattr(attention, "_tempered", lambda module, query, plan: query)
-    with pytest.raises(ModelError, match=r"mine \(Llama4\w+\) cannot be run: .*its logits differ from its own"):
+    with pytest.raises(ModelError, match=r"mine \(Llama4\w+\) cannot be run: .*its logits with .* differ"):
         load(tmp_path / "mine", device="cpu")
 
 
@@ -203,7 +203,7 @@ def test_a_model_that_reads_no_positions_later_on_is_refused(tmp_path, monkeypat
         return run(self, replace(plan, positions=plan.positions.clamp(max=20)), cache)
 
     monkeypatch.setattr(HFAdapter, "_run", from_the_first_block)
-    with pytest.raises(ModelError, match=r"cannot be run: from position 32 on, .*its logits differ from its own"):
+    with pytest.raises(ModelError, match=r"cannot be run: from position 32 on, .*its logits with .* differ"):
         load(tmp_path / "mine", device="cpu")
 
 

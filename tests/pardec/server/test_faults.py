@@ -8,6 +8,7 @@ import gzip
 import json
 import logging
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ import pytest
 import pardec
 from pardec.api import Model
 from pardec.server.limits import Limits
+from pardec.server.run import Uvicorn
 from pardec.serving.running import TokenBatch
 from tests.pardec.server.http_server import Running, serving
 
@@ -125,6 +127,7 @@ def test_bodies_that_are_no_request(running: Running, caplog: pytest.LogCaptureF
                 [{"role": "user"}],
                 [{"content": "x"}],
                 [{"role": 3, "content": "x"}],
+                [{"role": "systm", "content": "x"}],
             ),
             [{"role": "user", "content": None}],
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
@@ -313,6 +316,30 @@ def test_stopping_lets_requests_finish_and_gives_up_what_takes_longer(
         assert running.get("/health").status_code == 503
         assert running.post(COMPLETIONS, GOOD).json()["error"]["code"] == "stopping"
     assert answers[1].status_code in (200, 503)
+
+
+def test_a_second_signal_gives_up_what_runs(
+    model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers: list[httpx.Response] = []
+    gate = Gate(monkeypatch)
+    with serving(model, limits=Limits(grace=30)) as running:
+        signals = Uvicorn(running.uvicorn.config, running.server)
+        body = {**GOOD, "max_tokens": 60}
+        thread = threading.Thread(target=lambda: answers.append(running.post(COMPLETIONS, body)))
+        thread.start()
+        while not running.server.worker.rows:
+            time.sleep(0.001)
+        for _ in range(2):
+            signals.handle_exit(signal.SIGINT, None)
+            assert (signals.should_exit, signals.force_exit) == (True, False)
+            time.sleep(0.3)
+        gate.open.set()
+        thread.join(10)
+        signals.handle_exit(signal.SIGINT, None)
+        assert signals.force_exit
+    assert answers[0].status_code == 503
+    assert "finishing the requests that are running, for at most 30 s" in caplog.text
 
 
 def test_requests_that_come_and_go_leave_nothing(model: Model, caplog: pytest.LogCaptureFixture) -> None:
