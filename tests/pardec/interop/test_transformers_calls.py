@@ -95,7 +95,7 @@ def test_a_hook_that_reads_more_than_a_token_is_found_when_it_comes() -> None:
     ramp = model.model.layers[0].register_forward_hook(
         lambda module, options, out: out * torch.linspace(0.2, 3, out.shape[1])[:, None]
     )
-    with pytest.raises(ModelError, match="logits differ from its own"):
+    with pytest.raises(ModelError, match="logits with .* differ"):
         both(model)
     ramp.remove()
     same(model)
@@ -108,7 +108,7 @@ def test_a_forward_that_was_put_in_is_found_unless_it_changes_nothing() -> None:
     model.forward = lambda *options, **named: own(*options, **named)
     same(model)
     model.forward = lambda *options, **named: rolled(None, None, own(*options, **named))
-    with pytest.raises(ModelError, match="logits differ from its own"):
+    with pytest.raises(ModelError, match="logits with .* differ"):
         both(model)
     del model.forward
     same(model)
