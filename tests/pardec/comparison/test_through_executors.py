@@ -35,7 +35,7 @@ def test_torchrun_has_the_rows_of_one_process_and_survives_a_kill(
     small(out=tmp_path / "whole", batch_size=1, max_new_tokens=40)
     out = tmp_path / "run"
     options: list[object] = [folder, "--prompts", prompts, "--scorer", "number", "--out", out, "--resume"]
-    options += ["-n", 40, "--batch-size", 1, *(part for spec in SPECS for part in ("-s", spec))]
+    options += ["-n", 40, "--batch-size", 1, "--raw", *(part for spec in SPECS for part in ("-s", spec))]
     started = launch(2, *options)
     try:
         while started.poll() is None and len(untimed(out)) < 5:
