@@ -72,7 +72,7 @@ def install(extra: str) -> str:
 
 
 def damage(file: Path) -> ModelError | None:
-    """The error of what stands in a file's place: a link to a file that is not there, or a pointer of Git LFS."""
+    """The error if `file` is a link to a file that is missing, or a pointer of Git LFS; None if it is neither."""
     if file.is_symlink() and not file.exists():
         return ModelError(
             f"{file} is a link to a file that is not there",

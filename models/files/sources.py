@@ -156,6 +156,12 @@ def local_drafter(name_or_path: str | os.PathLike[str]) -> Source | None:
         raise UnknownModelError(f"there is no draft module {name!r}{near}", hint) from error
 
 
+def digest_of(name_or_path: str | os.PathLike[str]) -> str | None:
+    """`digest` of the files that a name or path names here; None for an embedded name, and where there are none."""
+    path = Path(name_or_path)
+    return None if name_or_path in embedded_names() or not path.exists() else digest(path)
+
+
 def digest(path: Path) -> str:
     """Hexadecimal digits that differ for another checkpoint: of the names, sizes and some bytes of its files.
 

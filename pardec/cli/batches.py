@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pardec.models.files.catalog import embedded_names
-from pardec.models.files.sources import digest
+from pardec.models.files.sources import digest_of
 from pardec.samplers.events import Event, Finished, RowFinished, Step
 
 from ..api import Model
@@ -36,10 +35,11 @@ _OVERRIDES = ("revision", "mask_id", "block", "shift", "attention")  # arguments
 
 
 def checkpoint_of(model: str, load_arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model's name leaves open: `digest` of its files and its adapter's, and arguments of `load`."""
-    paths = {"checkpoint": None if model in embedded_names() else model, "adapter": load_arguments.get("adapter")}
-    digests = {name: digest(Path(path)) for name, path in paths.items() if path and Path(path).exists()}
-    return {**digests, **{name: load_arguments[name] for name in _OVERRIDES if name in load_arguments}}
+    """What a model's name leaves open: `digest_of` its files and its adapter's, and arguments of `load`."""
+    adapter = load_arguments.get("adapter")
+    digests = {"checkpoint": digest_of(model), "adapter": digest_of(adapter) if adapter else None}
+    known = {name: value for name, value in digests.items() if value is not None}
+    return {**known, **{name: load_arguments[name] for name in _OVERRIDES if name in load_arguments}}
 
 
 class Batches:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pardec.models.errors import SpecError
 from pardec.models.files.catalog import embedded_names
-from pardec.models.files.sources import digest, locate, read_json
+from pardec.models.files.sources import digest_of, locate, read_json
 from pardec.models.loading.kinds import Kind, kind
 from pardec.models.loading.recognition import read_description
 from pardec.samplers.cards import Family
@@ -167,10 +167,10 @@ def _identity(model: Model | str, loading: Loading) -> dict[str, Any]:
 
 
 def _checkpoint(model: Model | str) -> dict[str, str]:
-    """`digest` of the model's files, of which another checkpoint may have the name; empty for embedded ones."""
-    name, path = (model, Path(model)) if isinstance(model, str) else (model.name, model.path)
-    known = name not in embedded_names() and path is not None and path.exists()
-    return {"checkpoint": digest(path)} if known and path is not None else {}
+    """`digest_of` the model's files, of which another checkpoint may have the name; empty for embedded ones."""
+    name, path = (model, model) if isinstance(model, str) else (model.name, model.path)
+    found = None if path is None or name in embedded_names() else digest_of(path)
+    return {} if found is None else {"checkpoint": found}
 
 
 def _chat(model: Model | str, chat: bool | None) -> dict[str, str]:
