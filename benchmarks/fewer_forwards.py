@@ -650,7 +650,7 @@ its groups at once, in the same calls.
 """
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
+def ratio(ours: Sequence[float] | np.ndarray, theirs: Sequence[float] | np.ndarray) -> str:
     value, low, high = resampled(np.array(ours, dtype=float), np.array(theirs, dtype=float))
     return f"{value:.2f} ({low:.2f}..{high:.2f})"
 

@@ -40,6 +40,7 @@ from typing import Any
 
 import claims
 import curves
+import fewer_forwards
 import masked_answers
 import numpy as np
 import torch
@@ -100,6 +101,11 @@ def with_eos(spec: str) -> str:
     """The spec with the rule that ends a row at its end token."""
     body, mark, cache = spec.partition("@")
     return f"{body}+eos{mark}{cache}"
+
+
+def settings_of(given: argparse.Namespace) -> list[str]:
+    """The settings of `answers`, sequential decoding first."""
+    return [with_eos(spec) for spec in ("sequential", *answer_settings(given.max_new_tokens))]
 
 
 def slug(spec: str) -> str:
@@ -272,7 +278,7 @@ def run_answers(given: argparse.Namespace, model: pardec.Model) -> dict[str, str
     asked = masked_answers.first_turns(given)
     problems = [{"id": str(number), "prompt": text, "answer": ""} for number, text in enumerate(asked)]
     reference = [with_eos(spec) for spec in THRESHOLD]
-    specs = [with_eos(spec) for spec in ("sequential", *answer_settings(given.max_new_tokens))]
+    specs = settings_of(given)
     rows = decode(given, model, "answers", problems, specs, max_new_tokens=given.max_new_tokens)
     parent = pardec.load(given.parent, device="cpu", dtype="float32")
     known = given.run / "likelihood.jsonl"
@@ -324,7 +330,7 @@ def run_filler(given: argparse.Namespace, model: pardec.Model) -> dict[str, str]
 
 def run_seconds(given: argparse.Namespace, model: pardec.Model) -> dict[str, str]:
     asked = sorted(masked_answers.first_turns(given), key=len)
-    specs = [with_eos(spec) for spec in ("sequential", *answer_settings(given.max_new_tokens))]
+    specs = settings_of(given)
     given.run.mkdir(parents=True, exist_ok=True)
     file = given.run / "seconds.jsonl"
     known = {}
@@ -350,11 +356,8 @@ def run_seconds(given: argparse.Namespace, model: pardec.Model) -> dict[str, str
         if len(both) < LEAST:
             continue
         costs = np.array([[*known[spec, text], *known[specs[0], text]] for text in both])  # of both: seconds, forwards
-        drawn = np.random.default_rng(0).integers(len(both), size=(metrics.DRAWS, len(both)))
-        sums = costs[drawn].sum(1)
-        low, high = np.percentile(sums[:, 0] / sums[:, 2], (2.5, 97.5))
-        seconds, forwards, plain, steps = costs.sum(0)
-        cells = [str(len(both)), f"{seconds / len(both):.2f}", f"{seconds / plain:.2f} ({low:.2f}..{high:.2f})"]
+        seconds, forwards, _, steps = costs.sum(0)
+        cells = [str(len(both)), f"{seconds / len(both):.2f}", fewer_forwards.ratio(costs[:, 0], costs[:, 2])]
         lines.append([f"`{curves.bare(spec)}`", *cells, f"{forwards / steps:.2f}", f"{1000 * seconds / forwards:.1f}"])
     about = f"Seconds of the process per answer of at most {given.max_new_tokens} tokens, and over those of sequential"
     parts = [f"{about} decoding of the same prompts, with 95% intervals.", f"`{given.command}`", f"{setup(given)}."]
