@@ -25,7 +25,7 @@ def parse(text: str | bytes, *, unique: bool = False) -> Any:
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     try:
-        value = json.loads(text, object_pairs_hook=_unique if unique else None)
+        value = json.loads(text, object_pairs_hook=unique_dict if unique else None)
     except RecursionError:
         raise ValueError(f"it nests deeper than {DEPTH} levels") from None
     level = [value]
@@ -48,7 +48,8 @@ def _entries(value: dict[str, Any] | list[Any]) -> list[Any]:
     return [entry for entry in (value.values() if isinstance(value, dict) else value) if isinstance(entry, dict | list)]
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The dict of an object's pairs. Raises ValueError if a key is among them twice."""
     check_unique(key for key, _ in pairs)
     return dict(pairs)
 

@@ -136,7 +136,7 @@ class RowsFile:
     def _not_a_row(self, number: int, why: str) -> SpecError:
         return SpecError(
             f"{self.path}, line {number} is not a row of a run: {why}",
-            hint=_OTHERWISE,
+            hint=_OTHERWISE if self.run else "remove the line; a row that it lacks is decoded again",
         )
 
     # --- writing ---

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from pardec.models.errors import SpecError
+from pardec.models.files.json_text import unique_dict
 
 from ..requests.prompts import ContextError, encode, encode_plain
 from ..requests.settings import MAX_NEW_TOKENS, Settings
@@ -100,7 +101,7 @@ class ParsedBody:
 def parse_body(data: bytes, schema: type[Body]) -> Body:
     """The body of a request. Raises RequestError."""
     try:
-        document = json.loads(data, parse_constant=_no_constant)
+        document = json.loads(data, parse_constant=_no_constant, object_pairs_hook=unique_dict)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RequestError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {reason}", code="invalid_json") from None

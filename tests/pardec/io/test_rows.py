@@ -59,8 +59,10 @@ def test_a_long_tail_or_one_of_zeros_is_a_torn_line(tmp_path: Path, tail: bytes)
 def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(content)
-    with pytest.raises(SpecError, match="line 1 is not a row of a run"):
-        RowsFile(path)
+    for run, way_out in (({}, "remove the line"), ({"sampler": "threshold"}, "--overwrite")):
+        with pytest.raises(SpecError, match="line 1 is not a row of a run") as refusal:
+            RowsFile(path, run)
+        assert way_out in str(refusal.value.hint)
     assert path.read_text() == content
 
 

@@ -148,3 +148,10 @@ def test_template_variables_of_a_request_reach_the_template(
     body = {"messages": MESSAGES, "chat_template_kwargs": {"enable_thinking": False}}
     error = client.post("/v1/chat/completions", json=body).json()["error"]
     assert (error["param"], "'enable_thinking'" in error["message"]) == ("chat_template_kwargs", True)
+
+
+def test_error_of_a_field_that_stands_twice(client: TestClient) -> None:
+    body = b'{"prompt": "Tom has 8.", "max_tokens": 2, "temperature": 0, "temperature": 2}'
+    answer = client.post("/v1/completions", content=body)
+    assert answer.status_code == 400
+    assert "'temperature' twice" in answer.json()["error"]["message"]
