@@ -8,7 +8,7 @@ Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads
 
 `tree` is the name of a published one, or paths joined by '-' whose ranks are joined by '.': 0-1-0.0-0.1-1.0. A path's
 parents, and its siblings of lower ranks, must be in the tree. Only nodes that have children are expanded.
-`best_paths` in `prompt_trees.py` grows the tree that is best for measured hit rates.
+`best_paths` in `scripts/prompt_tree.py` grows the tree that is best for measured hit rates.
 
 Deviates from the authors' code: at a temperature theirs keeps the likeliest tokens, which is `top=true`.
 Exact: greedy and distribution, with an exact acceptance.
