@@ -36,12 +36,13 @@ STAGES_OF: Mapping[Family, tuple[str, ...]] = {
     "continuous": CONTINUOUS,
     "scales": SCALES,
 }
-_FOLDERS = (
-    *(f"pardec.samplers.masked.{stage}" for stage in MASKED),
-    *(f"pardec.samplers.speculative.{stage}" for stage in AUTOREGRESSIVE),
-    "pardec.samplers.continuous.methods",
-    "pardec.samplers.scales.methods",
-)
+# The folders of methods, with the family and stage of each.
+_HOMES: Mapping[str, tuple[Family, str]] = {
+    **{f"pardec.samplers.masked.{stage}": ("masked", stage) for stage in MASKED},
+    **{f"pardec.samplers.speculative.{stage}": ("ar", stage) for stage in AUTOREGRESSIVE},
+    "pardec.samplers.continuous.methods": ("continuous", "vectors"),
+    "pardec.samplers.scales.methods": ("scales", "maps"),
+}
 
 FAMILY_LABELS: Mapping[str, str] = {
     "masked": "masked models",
@@ -121,12 +122,18 @@ class Card:
 
 
 def register(
-    name: str, *, stage: str, family: Family | None = None, paper: str = "", exact: str = "relaxed", checked: str = ""
+    name: str,
+    *,
+    stage: str | None = None,
+    family: Family | None = None,
+    paper: str = "",
+    exact: str = "relaxed",
+    checked: str = "",
 ) -> Callable[[_T], _T]:
     """Class decorator: adds a frozen dataclass to the registry under `name`.
 
     Args:
-        stage: one of `STAGES`.
+        stage: one of `STAGES`; None, in pardec's own folders of methods: that of the folder, and so is the family.
         family: of the models; None: the first that has the stage, which for "logits" and "cache" is "masked".
         paper: "arXiv:<id>", which the class's module must name too; empty for a plain baseline.
         exact: "greedy" if the output is that of the family's `sequential`; "distribution" if it is drawn from the same
@@ -136,15 +143,16 @@ def register(
     """
 
     def add(cls: _T) -> _T:
-        if stage in STAGES:  # `_add` refuses others
-            refuse_former_names(cls, name, family=family or stage_family(stage), stage=stage)
+        of_family, of_stage = (family, stage) if stage is not None else _home(name, cls.__module__)
+        if of_stage in STAGES:  # `_add` refuses others
+            refuse_former_names(cls, name, family=of_family or stage_family(of_stage), stage=of_stage)
         source, line = _source(cls)
         summary = (inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or "").split("\n")[0]
         key = _add(
             name,
             (cls.__module__, cls.__qualname__),
-            stage=stage,
-            family=family,
+            stage=of_stage,
+            family=of_family,
             paper=paper,
             exact=exact,
             checked=checked,
@@ -154,11 +162,19 @@ def register(
             line=line,
         )
         _classes[key] = cls
-        cls.registered = name, stage  # type: ignore[attr-defined]  # how specs name its objects
-        _complete(cls, stage, key[1])
+        cls.registered = name, of_stage  # type: ignore[attr-defined]  # how specs name its objects
+        _complete(cls, of_stage, key[1])
         return cls
 
     return add
+
+
+def _home(name: str, module: str) -> tuple[Family, str]:
+    """The family and stage of the methods in a module's folder. Raises SpecError for other folders."""
+    folder = module.rpartition(".")[0]
+    if folder not in _HOMES:
+        raise SpecError(f"{name}: stage is missing", hint=f"stages are {', '.join(STAGES)}")
+    return _HOMES[folder]
 
 
 def _complete(cls: type[Any], stage: str, family: str) -> None:
@@ -222,7 +238,7 @@ def order(card: Card) -> tuple[int, int, str]:
 @cache
 def _load_all() -> None:
     """Reads every method's file and imports methods of other packages (entry-point group `pardec.samplers`)."""
-    for folder in _FOLDERS:
+    for folder in _HOMES:
         spec = importlib.util.find_spec(folder)
         for finder, module, _ in pkgutil.iter_modules((spec and spec.submodule_search_locations) or (), folder + "."):
             if module in sys.modules:  # it is registered
@@ -255,6 +271,7 @@ def _read(module: str, finder: Any) -> None:
         importlib.import_module(module)
         return
     for one in infos:
+        home = {} if "stage" in one.keywords else dict(zip(("family", "stage"), _home(one.name, module), strict=True))
         parameters = tuple(
             {**field, "default": format_value(field["default"]) if "default" in field else ""}
             for field in one.parameters
@@ -262,6 +279,7 @@ def _read(module: str, finder: Any) -> None:
         _add(
             one.name,
             (one.module, one.qualname),
+            **home,
             **one.keywords,
             summary=one.summary,
             parameters=parameters,

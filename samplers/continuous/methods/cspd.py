@@ -305,7 +305,6 @@ def _replacements(
 
 @register(
     "cspd",
-    stage="vectors",
     paper="arXiv:2411.11925",
     checked="golden/acceptance reference:samplers.continuous.test_cspd_published.plainly",
 )

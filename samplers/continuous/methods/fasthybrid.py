@@ -49,7 +49,6 @@ class Ahead:
 
 @register(
     "fasthybrid",
-    stage="vectors",
     paper="https://cvpr.thecvf.com/virtual/2026/poster/38500",
     checked="reference:samplers.continuous.test_fasthybrid.naive",
 )

@@ -40,7 +40,7 @@ class Iterate:
     sampled: Tensor  # [n, S] bool
 
 
-@register("seeded_jacobi", stage="vectors", paper="arXiv:2002.03629", checked="hand")
+@register("seeded_jacobi", paper="arXiv:2002.03629", checked="hand")
 @dataclass(frozen=True)
 class SeededJacobi(LookaheadMethod):
     window: Annotated[int, "groups that are sampled at once"] = 8

@@ -80,7 +80,6 @@ def other_tokens(tokens: Tensor, at: Tensor, rank: np.ndarray, proposal: Proposa
 
 @register(
     "freedave",
-    stage="branch",
     paper="arXiv:2510.00294",
     exact="greedy",
     checked="reference:samplers.masked.test_freedave.naive_graph joint",

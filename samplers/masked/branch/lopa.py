@@ -28,7 +28,7 @@ from ...registry import register
 from ..contracts import Branch, Choice, Hypotheses, Proposal
 
 
-@register("lopa", stage="branch", paper="arXiv:2512.16229", checked="reference:samplers.masked.test_lopa.naive")
+@register("lopa", paper="arXiv:2512.16229", checked="reference:samplers.masked.test_lopa.naive")
 @dataclass(frozen=True)
 class LookaheadParallel(Branch):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"branches": (2, 4, 8)}

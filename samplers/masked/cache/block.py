@@ -33,7 +33,6 @@ class State:
 
 @register(
     "block",
-    stage="cache",
     paper="arXiv:2510.06303",
     exact="greedy",
     checked="golden/llada2 golden/sdar_moe reference:reference.naive_caches.block",

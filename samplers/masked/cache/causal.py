@@ -34,7 +34,6 @@ class State:
 
 @register(
     "causal",
-    stage="cache",
     paper="https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B",
     exact="greedy",
     checked="reference:models.families.test_nemotron.naive",

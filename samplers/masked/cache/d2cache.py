@@ -83,9 +83,7 @@ class State(RowState):
         self.probability, self.importance = read["probability"], read["importance"]
 
 
-@register(
-    "d2cache", stage="cache", paper="arXiv:2509.23094", checked="reference:reference.naive_dependence.DualAdaptive"
-)
+@register("d2cache", paper="arXiv:2509.23094", checked="reference:reference.naive_dependence.DualAdaptive")
 @dataclass(frozen=True)
 class DualAdaptiveCache(Cache):
     attention = "bidirectional"

@@ -33,12 +33,7 @@ from ..contracts import Cache, Canvas, QuerySpec
 from .changes import LastTokens, elapsed, rows_predicting
 
 
-@register(
-    "dkv",
-    stage="cache",
-    paper="arXiv:2505.15781",
-    checked="golden/dream golden/llada reference:reference.naive_caches.dkv",
-)
+@register("dkv", paper="arXiv:2505.15781", checked="golden/dream golden/llada reference:reference.naive_caches.dkv")
 @dataclass(frozen=True)
 class DelayedCache(Cache):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (8, 4), "prompt": ("refresh", "keep")}

@@ -26,12 +26,7 @@ from ..contracts import Cache, Canvas, QuerySpec
 from .changes import LastTokens, elapsed
 
 
-@register(
-    "dkv_greedy",
-    stage="cache",
-    paper="arXiv:2505.15781",
-    checked="golden/llada reference:reference.naive_caches.dkv_greedy",
-)
+@register("dkv_greedy", paper="arXiv:2505.15781", checked="golden/llada reference:reference.naive_caches.dkv_greedy")
 @dataclass(frozen=True)
 class GreedyDelayedCache(Cache):
     requires: ClassVar[Reasons] = {

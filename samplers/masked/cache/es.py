@@ -51,7 +51,7 @@ class State(RowState):
         self.tokens = LastTokens(canvas)
 
 
-@register("es", stage="cache", paper="arXiv:2603.10088", checked="reference:reference.naive_es.decode")
+@register("es", paper="arXiv:2603.10088", checked="reference:reference.naive_es.decode")
 @dataclass(frozen=True)
 class EarlySkipping(Cache):
     attention = "bidirectional"

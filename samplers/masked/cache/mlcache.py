@@ -32,7 +32,7 @@ from .changes import LEAVE_ONE_OUT_REUSED, elapsed
 _WARMUP = 0.3  # share of a schedule's steps that are warm-up
 
 
-@register("mlcache", stage="cache", paper="arXiv:2510.06308", checked="reference:reference.naive_pictures.picture")
+@register("mlcache", paper="arXiv:2510.06308", checked="reference:reference.naive_pictures.picture")
 @dataclass(frozen=True)
 class MaxLogitCache(Cache):
     provides = frozenset({Trait.STORES_KV, Trait.REUSES_PREDICTIONS})

@@ -36,11 +36,7 @@ class State:
 
 
 @register(
-    "next_sequence",
-    stage="cache",
-    paper="arXiv:2509.24007",
-    exact="greedy",
-    checked="reference:models.families.test_sdlm.naive",
+    "next_sequence", paper="arXiv:2509.24007", exact="greedy", checked="reference:models.families.test_sdlm.naive"
 )
 @dataclass(frozen=True)
 class NextSequence(Cache):

@@ -20,7 +20,6 @@ from ..contracts import Cache, Canvas, QuerySpec
 
 @register(
     "none",
-    stage="cache",
     paper="arXiv:2502.09992",
     exact="greedy",
     checked="golden/dimple golden/dream golden/llada golden/wedlm reference:samplers.cache_checks.ByHand",

@@ -27,7 +27,6 @@ from .span_cache import SpanCache
 
 @register(
     "prefix",
-    stage="cache",
     paper="arXiv:2505.22618",
     checked="golden/dimple golden/dream golden/llada reference:samplers.cache_checks.ByHand",
 )

@@ -35,7 +35,7 @@ class State:
     whole: np.ndarray  # whether a forward has computed all of the active block
 
 
-@register("subblock", stage="cache", paper="arXiv:2509.26328", checked="golden/fast_dllm_v2")
+@register("subblock", paper="arXiv:2509.26328", checked="golden/fast_dllm_v2")
 @dataclass(frozen=True)
 class SubBlock(Cache):
     attention = "block-causal"

@@ -24,12 +24,7 @@ from ..contracts import Canvas
 from .span_cache import PublishedCounts, SpanCache
 
 
-@register(
-    "vicinity",
-    stage="cache",
-    paper="arXiv:2510.08666",
-    checked="golden/llada reference:reference.naive_caches.vicinity",
-)
+@register("vicinity", paper="arXiv:2510.08666", checked="golden/llada reference:reference.naive_caches.vicinity")
 @dataclass(frozen=True)
 class Vicinity(SpanCache):
     commits_on_refresh = False

@@ -31,7 +31,7 @@ class State:
     final: np.ndarray  # [B]
 
 
-@register("window", stage="cache", paper="arXiv:2512.22737", exact="greedy", checked="golden/wedlm")
+@register("window", paper="arXiv:2512.22737", exact="greedy", checked="golden/wedlm")
 @dataclass(frozen=True)
 class Window(Cache):
     attention = "windowed-causal"

@@ -33,12 +33,7 @@ if TYPE_CHECKING:
     pass
 
 
-@register(
-    "adaptive_length",
-    stage="finish",
-    paper="arXiv:2511.21759",
-    checked="reference:samplers.masked.test_adaptive_length.naive",
-)
+@register("adaptive_length", paper="arXiv:2511.21759", checked="reference:samplers.masked.test_adaptive_length.naive")
 @dataclass(frozen=True)
 class AdaptiveLength(Finish):
     conflicts: ClassVar[Reasons] = dict.fromkeys(

@@ -21,13 +21,7 @@ from ...registry import register
 from ..contracts import Canvas, Finish, Request
 
 
-@register(
-    "eos",
-    stage="finish",
-    paper="arXiv:2502.09992",
-    exact="greedy",
-    checked="golden/fast_dllm_v2 golden/llada golden/llada2",
-)
+@register("eos", paper="arXiv:2502.09992", exact="greedy", checked="golden/fast_dllm_v2 golden/llada golden/llada2")
 @dataclass(frozen=True)
 class Eos(Finish):
     reference: Annotated[bool, "stop at the end of a block only"] = False

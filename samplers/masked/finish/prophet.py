@@ -39,12 +39,7 @@ from ..query_plan import visible_open
 _BOUNDS = (0.33, 0.67)  # progress at which early becomes mid, and mid becomes late
 
 
-@register(
-    "prophet",
-    stage="finish",
-    paper="arXiv:2508.19982",
-    checked="golden/llada reference:reference.naive_prophet.prophet",
-)
+@register("prophet", paper="arXiv:2508.19982", checked="golden/llada reference:reference.naive_prophet.prophet")
 @dataclass(frozen=True)
 class Prophet(Finish):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"early": (7.5, 10.0, 15.0)}

@@ -35,7 +35,7 @@ class Mixtures:
     change: Tensor | None = None  # [B, W, E]; None before the first forward
 
 
-@register("interpolate", stage="inputs", paper="arXiv:2604.08302", checked="reference:reference.naive_revise.dmax")
+@register("interpolate", paper="arXiv:2604.08302", checked="reference:reference.naive_revise.dmax")
 @dataclass(frozen=True)
 class Interpolate(Inputs):
     conflicts: ClassVar[Reasons] = {

@@ -32,7 +32,6 @@ class Signal:
 
 @register(
     "selfcondition",
-    stage="inputs",
     paper="arXiv:2208.04202",
     checked="reference:models.families.test_diffusion_gemma.published_generate",
 )

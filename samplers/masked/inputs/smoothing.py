@@ -39,9 +39,7 @@ class Mixture:
     expected: Tensor | None = None
 
 
-@register(
-    "smoothing", stage="inputs", paper="arXiv:2510.08666", checked="reference:samplers.masked.test_smoothing.naive"
-)
+@register("smoothing", paper="arXiv:2510.08666", checked="reference:samplers.masked.test_smoothing.naive")
 @dataclass(frozen=True)
 class Smoothing(Inputs):
     weight: Annotated[float, "weight of the mixture at the first forward"] = 0.15

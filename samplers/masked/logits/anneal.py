@@ -33,7 +33,6 @@ class State:
 
 @register(
     "anneal",
-    stage="logits",
     paper="https://huggingface.co/google/diffusiongemma-26B-A4B-it",
     checked="reference:models.families.test_diffusion_gemma.published_generate",
 )

@@ -25,7 +25,7 @@ from ...registry import register
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
-@register("density", stage="propose", paper="arXiv:2509.23094", checked="reference:reference.naive_dependence.density")
+@register("density", paper="arXiv:2509.23094", checked="reference:reference.naive_dependence.density")
 @dataclass(frozen=True)
 class Density(Propose):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"sigma": (10.0, 2.0, 40.0)}

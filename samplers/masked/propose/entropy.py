@@ -19,7 +19,6 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 
 @register(
     "entropy",
-    stage="propose",
     paper="arXiv:2508.15487",
     checked="golden/dimple golden/dream golden/llada golden/sdar_moe golden/wedlm "
     "reference:reference.naive_masked.decode",

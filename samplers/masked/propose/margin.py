@@ -18,10 +18,7 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
 @register(
-    "margin",
-    stage="propose",
-    paper="arXiv:2502.06768",
-    checked="golden/dimple golden/dream reference:reference.naive_masked.decode",
+    "margin", paper="arXiv:2502.06768", checked="golden/dimple golden/dream reference:reference.naive_masked.decode"
 )
 @dataclass(frozen=True)
 class Margin(Propose):

@@ -32,7 +32,7 @@ from ...registry import register
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
-@register("pc", stage="propose", paper="arXiv:2508.13021", checked="reference:reference.naive_selects.PC")
+@register("pc", paper="arXiv:2508.13021", checked="reference:reference.naive_selects.PC")
 @dataclass(frozen=True)
 class PC(Propose):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"decay": (0.25, 0.0, 1.0)}

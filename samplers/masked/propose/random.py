@@ -19,9 +19,7 @@ from ...traits import Trait
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
-@register(
-    "random", stage="propose", paper="arXiv:2502.09992", checked="golden/llada reference:reference.naive_masked.decode"
-)
+@register("random", paper="arXiv:2502.09992", checked="golden/llada reference:reference.naive_masked.decode")
 @dataclass(frozen=True)
 class Random(Propose):
     provides = frozenset({Trait.KNOWN_SCORES})

@@ -28,7 +28,7 @@ from ..contracts import Canvas, Request
 from .suffix import SuffixQuery
 
 
-@register("dpad", stage="query", paper="arXiv:2508.14148", checked="reference:reference.naive_query.dpad")
+@register("dpad", paper="arXiv:2508.14148", checked="reference:reference.naive_query.dpad")
 @dataclass(frozen=True)
 class SuffixDropout(SuffixQuery):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"window": (512, 256, 128)}

@@ -30,12 +30,7 @@ from ..contracts import Canvas, Proposal, Revise, Revision
 from ..ops.uniform_noise import CONFLICTS, REQUIRES, NoisyState, current_tokens, whole_block
 
 
-@register(
-    "adaptive",
-    stage="revise",
-    paper="arXiv:2512.10858",
-    checked="reference:reference.naive_uniform.decode",
-)
+@register("adaptive", paper="arXiv:2512.10858", checked="reference:reference.naive_uniform.decode")
 @dataclass(frozen=True)
 class Adaptive(Revise):
     provides = frozenset({Trait.WRITES_BLOCKS})

@@ -44,12 +44,7 @@ from ..ops.uniform_noise import (
 )
 
 
-@register(
-    "ancestral",
-    stage="revise",
-    paper="arXiv:2503.04482",
-    checked="reference:reference.naive_uniform.decode",
-)
+@register("ancestral", paper="arXiv:2503.04482", checked="reference:reference.naive_uniform.decode")
 @dataclass(frozen=True)
 class Ancestral(Revise):
     provides = frozenset({Trait.WRITES_BLOCKS})

@@ -144,7 +144,6 @@ def edit_sources(movable: Tensor, deleted: Tensor, split: Tensor) -> Tensor:
 
 @register(
     "levenshtein",
-    stage="revise",
     paper="https://huggingface.co/inclusionAI/LLaDA2.2-flash",
     checked="reference:samplers.masked.test_levenshtein.naive",
 )

@@ -35,7 +35,7 @@ class Rounds:
     left: Tensor  # rounds left
 
 
-@register("remdm", stage="revise", paper="arXiv:2503.00307", checked="reference:reference.naive_revise.remdm")
+@register("remdm", paper="arXiv:2503.00307", checked="reference:reference.naive_revise.remdm")
 @dataclass(frozen=True)
 class Remdm(Revise):
     at: Annotated[float, "committed share of the block at which reopening begins"] = 0.875

@@ -22,10 +22,7 @@ from ..select.denoise import Denoising, DenoisingState
 
 
 @register(
-    "renoise",
-    stage="revise",
-    paper="arXiv:2505.24857",
-    checked="reference:models.families.test_diffusion_gemma.published_generate",
+    "renoise", paper="arXiv:2505.24857", checked="reference:models.families.test_diffusion_gemma.published_generate"
 )
 @dataclass(frozen=True)
 class Renoise(Revise):

@@ -38,7 +38,7 @@ class Before:
     probability: Tensor
 
 
-@register("saber", stage="revise", paper="arXiv:2510.18165", checked="reference:reference.naive_revise.saber")
+@register("saber", paper="arXiv:2510.18165", checked="reference:reference.naive_revise.saber")
 @dataclass(frozen=True)
 class Saber(Revise):
     least: Annotated[int, "fewest positions that a step commits, where the spec names no select"] = 2

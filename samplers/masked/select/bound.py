@@ -22,7 +22,6 @@ from ..contracts import Canvas, Proposal, Select
 
 @register(
     "bound",
-    stage="select",
     paper="https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B",
     checked="reference:reference.naive_selects.bound",
 )

@@ -18,7 +18,7 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Select
 
 
-@register("contiguous", stage="select", paper="arXiv:2604.08302", checked="reference:reference.naive_revise.dmax")
+@register("contiguous", paper="arXiv:2604.08302", checked="reference:reference.naive_revise.dmax")
 @dataclass(frozen=True)
 class Contiguous(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.5, 0.7, 0.9, 0.3)}

@@ -26,12 +26,7 @@ from ...traits import Reasons, Trait, Why
 from ..contracts import CAUSAL_KINDS, Canvas, Proposal, Select
 
 
-@register(
-    "counterfactual",
-    stage="select",
-    paper="arXiv:2605.10980",
-    checked="reference:samplers.masked.test_counterfactual.naive",
-)
+@register("counterfactual", paper="arXiv:2605.10980", checked="reference:samplers.masked.test_counterfactual.naive")
 @dataclass(frozen=True)
 class Counterfactual(Select):
     provides = frozenset({Trait.LEAVE_ONE_OUT, Trait.GOES_BY_POSITION})  # drafts are kept by position

@@ -21,7 +21,6 @@ from ..contracts import Canvas, Proposal, Select
 
 @register(
     "cumulative",
-    stage="select",
     paper="https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B",
     checked="reference:reference.naive_selects.cumulative",
 )

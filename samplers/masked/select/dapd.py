@@ -39,7 +39,7 @@ class State:
     masks: np.ndarray  # [B] open positions when the block was entered
 
 
-@register("dapd", stage="select", paper="arXiv:2603.12996", checked="reference:reference.naive_dependence.Dapd")
+@register("dapd", paper="arXiv:2603.12996", checked="reference:reference.naive_dependence.Dapd")
 @dataclass(frozen=True)
 class Dapd(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"switch": (0.5, 0.75, 1.0), "tau": (0.9, 0.8, 0.95)}

@@ -22,7 +22,7 @@ from ...traits import Reasons, Trait, Why
 from ..contracts import Canvas, Proposal, Select
 
 
-@register("defer", stage="select", paper="arXiv:2606.19005", checked="reference:reference.naive_uniform.decode")
+@register("defer", paper="arXiv:2606.19005", checked="reference:reference.naive_uniform.decode")
 @dataclass(frozen=True)
 class Defer(Select):
     provides = frozenset({Trait.MAY_WAIT})

@@ -27,10 +27,7 @@ from ..contracts import Canvas, Choice, Proposal, Select
 
 
 @register(
-    "denoise",
-    stage="select",
-    paper="arXiv:2505.24857",
-    checked="reference:models.families.test_diffusion_gemma.published_generate",
+    "denoise", paper="arXiv:2505.24857", checked="reference:models.families.test_diffusion_gemma.published_generate"
 )
 @dataclass(frozen=True)
 class Denoise(Select):

@@ -27,10 +27,7 @@ from ..contracts import Canvas, Proposal, Select
 
 
 @register(
-    "entropy_bound",
-    stage="select",
-    paper="arXiv:2505.24857",
-    checked="golden/sdar_moe reference:reference.naive_selects.entropy_bound",
+    "entropy_bound", paper="arXiv:2505.24857", checked="golden/sdar_moe reference:reference.naive_selects.entropy_bound"
 )
 @dataclass(frozen=True)
 class EntropyBound(Select):

@@ -23,9 +23,7 @@ from ...traits import Trait
 from ..contracts import Canvas, Proposal, Select
 
 
-@register(
-    "factor", stage="select", paper="arXiv:2505.22618", checked="golden/llada reference:reference.naive_masked.factor"
-)
+@register("factor", paper="arXiv:2505.22618", checked="golden/llada reference:reference.naive_masked.factor")
 @dataclass(frozen=True)
 class Factor(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (1.0, 0.5, 1.5, 2.0)}

@@ -23,12 +23,7 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Select
 
 
-@register(
-    "hierarchy",
-    stage="select",
-    paper="arXiv:2510.08666",
-    checked="golden/llada reference:reference.naive_selects.hierarchy",
-)
+@register("hierarchy", paper="arXiv:2510.08666", checked="golden/llada reference:reference.naive_selects.hierarchy")
 @dataclass(frozen=True)
 class Hierarchy(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"high": (0.9, 0.95, 0.8), "low": (0.4, 0.6)}

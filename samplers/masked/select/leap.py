@@ -37,7 +37,6 @@ _DELIMITERS = frozenset((".", "!", "?", ";", "\n", "\n\n", "}", "。"))
 
 @register(
     "leap",
-    stage="select",
     paper="arXiv:2607.20467",
     checked="reference:samplers.masked.test_leap.run reference:samplers.masked.test_leap.border",
 )

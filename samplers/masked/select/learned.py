@@ -31,7 +31,7 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Select
 
 
-@register("learned", stage="select", paper="arXiv:2509.25188", checked="hand")
+@register("learned", paper="arXiv:2509.25188", checked="hand")
 @dataclass(frozen=True)
 class Learned(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (None, 0.99, 0.9, 0.7)}

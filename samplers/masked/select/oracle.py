@@ -25,7 +25,7 @@ from ...registry import register, resolve
 from ..contracts import Canvas, Choice, MaskedSampler, Proposal, Select
 
 
-@register("oracle", stage="select", paper="arXiv:2509.25188", exact="greedy", checked="hand")
+@register("oracle", paper="arXiv:2509.25188", exact="greedy", checked="hand")
 @dataclass(frozen=True)
 class Oracle(Select):
     uses_answer = True

@@ -38,12 +38,7 @@ class State:
     idle: np.ndarray  # [B] further steps that the last forward served
 
 
-@register(
-    "origin",
-    stage="select",
-    paper="arXiv:2508.15487",
-    checked="golden/dream reference:reference.naive_schedules.origin",
-)
+@register("origin", paper="arXiv:2508.15487", checked="golden/dream reference:reference.naive_schedules.origin")
 @dataclass(frozen=True)
 class Origin(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}

@@ -22,7 +22,6 @@ from ..contracts import Canvas, Proposal, Select
 
 @register(
     "sequential",
-    stage="select",
     paper="arXiv:2502.09992",
     exact="greedy",
     checked="golden/dimple golden/wedlm reference:reference.naive_masked.sequential",

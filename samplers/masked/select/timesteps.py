@@ -42,7 +42,6 @@ class State:
 
 @register(
     "timesteps",
-    stage="select",
     paper="arXiv:2508.15487",
     checked="golden/dimple golden/dream reference:reference.naive_schedules.timesteps",
 )

@@ -24,7 +24,7 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Select
 
 
-@register("wedlm", stage="select", paper="arXiv:2512.22737", checked="golden/wedlm")
+@register("wedlm", paper="arXiv:2512.22737", checked="golden/wedlm")
 @dataclass(frozen=True)
 class WeDLM(Select):
     default_propose = "entropy"

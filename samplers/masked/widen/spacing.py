@@ -26,7 +26,7 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Widen
 
 
-@register("spacing", stage="widen", paper="arXiv:2506.19037", checked="reference:reference.naive_selects.spacing")
+@register("spacing", paper="arXiv:2506.19037", checked="reference:reference.naive_selects.spacing")
 @dataclass(frozen=True)
 class Spacing(Widen):
     gap: Annotated[int | None, "least distance of two commits of a step; none: it shrinks as the block fills"] = None

@@ -42,7 +42,7 @@ class Collaboration:
         return self.forward
 
 
-@register("code", stage="maps", paper="arXiv:2411.17787", checked="golden/code_var")
+@register("code", paper="arXiv:2411.17787", checked="golden/code_var")
 @dataclass(frozen=True)
 class CoDe(MapMethod):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (-1, -2, -3, -4)}

@@ -22,7 +22,7 @@ from ...registry import register
 from .map_decoding import MapMethod, Order
 
 
-@register("sequential", stage="maps", paper="arXiv:2404.02905", exact="distribution", checked="golden/var joint")
+@register("sequential", paper="arXiv:2404.02905", exact="distribution", checked="golden/var joint")
 @dataclass(frozen=True)
 class Sequential(MapMethod):
     temperatures: Annotated[

@@ -35,11 +35,7 @@ _NOTHING = 1e-12  # a mass below this is rounding error
 
 
 @register(
-    "block",
-    stage="accept",
-    paper="arXiv:2403.10444",
-    exact="distribution",
-    checked="reference:reference.naive_acceptance.block joint",
+    "block", paper="arXiv:2403.10444", exact="distribution", checked="reference:reference.naive_acceptance.block joint"
 )
 @dataclass(frozen=True)
 class BlockVerification(Acceptance):

@@ -33,7 +33,7 @@ from ..ops.verification import Exact, drafted_probs, judge, uniforms_of_nodes
 from .greedy import follow
 
 
-@register("fly", stage="accept", paper="arXiv:2511.22972", checked="reference:samplers.speculative.test_fly.naive")
+@register("fly", paper="arXiv:2511.22972", checked="reference:samplers.speculative.test_fly.naive")
 @dataclass(frozen=True)
 class Fly(Acceptance):
     requires, conflicts = one_chain("verifies one chain per row")

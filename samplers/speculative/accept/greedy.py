@@ -25,7 +25,6 @@ from ..ops.tree_walk import descend, reached
 
 @register(
     "greedy",
-    stage="accept",
     paper="arXiv:1811.03115",
     exact="greedy",
     checked="golden/acceptance golden/heads golden/llamagen reference:samplers.ar_toys.plain_greedy",

@@ -40,11 +40,7 @@ _HALVINGS = 36  # halvings of an interval of length k: finer than float32 probab
 
 
 @register(
-    "kseq",
-    stage="accept",
-    paper="arXiv:2310.15141",
-    exact="distribution",
-    checked="reference:reference.naive_acceptance.rho joint",
+    "kseq", paper="arXiv:2310.15141", exact="distribution", checked="reference:reference.naive_acceptance.rho joint"
 )
 @dataclass(frozen=True)
 class KSeq(Acceptance):

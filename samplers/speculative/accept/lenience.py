@@ -40,9 +40,7 @@ _NOTHING = 1e-12  # a distance below this is rounding error
 _LEAST = 1e-4  # least eps: its square divides probabilities in float32
 
 
-@register(
-    "lenience", stage="accept", paper="arXiv:2310.08461", checked="reference:samplers.speculative.test_lenience.naive"
-)
+@register("lenience", paper="arXiv:2310.08461", checked="reference:samplers.speculative.test_lenience.naive")
 @dataclass(frozen=True)
 class Lenience(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"mix": (0.05, 0.1, 0.2, 0.35, 0.5)}

@@ -29,7 +29,6 @@ from .greedy import follow
 
 @register(
     "match",
-    stage="accept",
     paper="arXiv:2305.10427",
     exact="distribution",
     checked="reference:samplers.speculative.test_match.naive joint",

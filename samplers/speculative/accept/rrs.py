@@ -25,7 +25,6 @@ from ..ops.verification import judge
 
 @register(
     "rrs",
-    stage="accept",
     paper="arXiv:2402.14160",
     exact="distribution",
     checked="reference:reference.naive_acceptance.recursive joint",

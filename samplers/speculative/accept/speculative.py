@@ -24,7 +24,6 @@ from ..ops.verification import judge
 
 @register(
     "speculative",
-    stage="accept",
     paper="arXiv:2211.17192",
     exact="distribution",
     checked="golden/acceptance reference:reference.naive_acceptance.recursive joint",

@@ -27,7 +27,7 @@ from ..ops.tree_walk import longest, reached
 from .greedy import follow
 
 
-@register("topk", stage="accept", paper="arXiv:1811.03115", checked="reference:samplers.speculative.test_topk.naive")
+@register("topk", paper="arXiv:1811.03115", checked="reference:samplers.speculative.test_topk.naive")
 @dataclass(frozen=True)
 class TopK(Acceptance):
     provides = frozenset({Trait.LIKELIEST_ONLY})

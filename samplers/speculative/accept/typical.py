@@ -30,7 +30,6 @@ from ..ops.tree_walk import longest, reached
 
 @register(
     "typical",
-    stage="accept",
     paper="arXiv:2401.10774",
     checked="golden/acceptance golden/heads reference:reference.naive_acceptance.typical",
 )

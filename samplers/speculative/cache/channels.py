@@ -38,13 +38,7 @@ from ..contracts import DecodeContext
 from ..sparse_kv import LETS_GO, READS_PART, PerQueryAttention
 
 
-@register(
-    "channels",
-    stage="cache",
-    family="ar",
-    paper="arXiv:2408.07092",
-    checked="reference:samplers.speculative.test_channels.naive",
-)
+@register("channels", paper="arXiv:2408.07092", checked="reference:samplers.speculative.test_channels.naive")
 @dataclass(frozen=True)
 class Channels(PerQueryAttention):
     heavy: Annotated[int, "tokens that each query attends to because their labels match best"] = 256

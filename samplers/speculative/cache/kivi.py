@@ -30,8 +30,6 @@ from .stored_cache import StoredKV
 
 @register(
     "kivi",
-    stage="cache",
-    family="ar",
     paper="arXiv:2402.02750",
     checked="reference:reference.naive_stores.by_channel reference:reference.naive_stores.by_token",
 )

@@ -28,9 +28,7 @@ from ..sparse_kv import LETS_GO, READS_PART
 from .streaming import window_cache
 
 
-@register(
-    "lminfinite", stage="cache", family="ar", paper="arXiv:2308.16137", checked="reference:reference.naive_window.naive"
-)
+@register("lminfinite", paper="arXiv:2308.16137", checked="reference:reference.naive_window.naive")
 @dataclass(frozen=True)
 class LMInfinite(Cache):
     provides = frozenset({Trait.CHANGES_TARGET, Trait.MOVES_KV, Trait.LONGER_TEXTS})

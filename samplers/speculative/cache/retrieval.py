@@ -31,13 +31,7 @@ from ...registry import register
 from ..sparse_kv import Choice, CommittedSlots, SparseAttention
 
 
-@register(
-    "retrieval",
-    stage="cache",
-    family="ar",
-    paper="arXiv:2404.11912",
-    checked="reference:samplers.speculative.test_retrieval.naive_chunks",
-)
+@register("retrieval", paper="arXiv:2404.11912", checked="reference:samplers.speculative.test_retrieval.naive_chunks")
 @dataclass(frozen=True)
 class Retrieval(SparseAttention):
     budget: Annotated[int, "tokens in the chunks that are attended to"] = 512

@@ -31,9 +31,7 @@ from ..contracts import DecodeContext
 from ..sparse_kv import Choice, CommittedSlots, SparseAttention
 
 
-@register(
-    "streaming", stage="cache", family="ar", paper="arXiv:2309.17453", checked="reference:reference.naive_window.naive"
-)
+@register("streaming", paper="arXiv:2309.17453", checked="reference:reference.naive_window.naive")
 @dataclass(frozen=True)
 class Streaming(SparseAttention):
     sink: Annotated[int, "first tokens that are always seen"] = 16

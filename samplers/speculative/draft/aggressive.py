@@ -35,11 +35,7 @@ from .text_history import PerRow, chain
 
 
 @register(
-    "aggressive",
-    stage="draft",
-    paper="arXiv:2106.04970",
-    exact="greedy",
-    checked="reference:reference.naive_lookup.aggressive joint",
+    "aggressive", paper="arXiv:2106.04970", exact="greedy", checked="reference:reference.naive_lookup.aggressive joint"
 )
 @dataclass(frozen=True)
 class Aggressive(Drafter):

@@ -28,11 +28,7 @@ from .text_history import NGramIndex, PerRow, chain, repeated
 
 
 @register(
-    "copyspec",
-    stage="draft",
-    paper="arXiv:2502.08923",
-    exact="greedy",
-    checked="reference:reference.naive_lookup.Copying joint",
+    "copyspec", paper="arXiv:2502.08923", exact="greedy", checked="reference:reference.naive_lookup.Copying joint"
 )
 @dataclass(frozen=True)
 class CopySpec(Drafter):

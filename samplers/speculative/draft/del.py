@@ -39,7 +39,7 @@ from .exit_states import Choice, ExitStates
 from .exits import parse_exits
 
 
-@register("del", stage="draft", paper="arXiv:2504.05598", exact="greedy", checked="joint")
+@register("del", paper="arXiv:2504.05598", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class DynamicExit(Drafter):
     provides = frozenset({Trait.DRAFTS_DURING_VERIFY, Trait.TAKES_SHAPE})

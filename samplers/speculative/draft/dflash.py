@@ -220,11 +220,7 @@ def _spread(part: Tensor, rows: Tensor, batch: int) -> Tensor:
 
 
 @register(
-    "dflash",
-    stage="draft",
-    paper="arXiv:2602.06036",
-    exact="greedy",
-    checked="reference:reference.naive_dflash.NaiveDFlash joint",
+    "dflash", paper="arXiv:2602.06036", exact="greedy", checked="reference:reference.naive_dflash.NaiveDFlash joint"
 )
 @dataclass(frozen=True)
 class DFlash(ModuleDrafter):

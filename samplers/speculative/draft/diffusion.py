@@ -149,7 +149,6 @@ class DiffusionState(RowState):
 
 @register(
     "diffusion",
-    stage="draft",
     paper="arXiv:2512.20573",
     exact="greedy",
     checked="reference:reference.naive_diffusion_draft.draft joint",

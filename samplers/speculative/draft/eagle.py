@@ -52,7 +52,6 @@ class PromptPairState(PairState):
 
 @register(
     "eagle",
-    stage="draft",
     paper="arXiv:2503.01840",
     exact="greedy",
     checked="golden/eagle reference:reference.naive_eagle.draft joint",

@@ -32,7 +32,7 @@ from ..contracts import DecodeContext, Draft, Drafter, LowerLayerStates, Uniform
 from ..draft_model import DraftModelState
 
 
-@register("earlyexit", stage="draft", paper="arXiv:2404.16710", exact="greedy", checked="joint")
+@register("earlyexit", paper="arXiv:2404.16710", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class EarlyExit(Drafter):
     provides = frozenset(

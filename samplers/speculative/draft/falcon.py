@@ -159,13 +159,7 @@ class BlockPairState(PairState):
         return output
 
 
-@register(
-    "falcon",
-    stage="draft",
-    paper="arXiv:2412.12639",
-    exact="greedy",
-    checked="reference:reference.naive_falcon.outputs joint",
-)
+@register("falcon", paper="arXiv:2412.12639", exact="greedy", checked="reference:reference.naive_falcon.outputs joint")
 @dataclass(frozen=True)
 class Falcon(ModuleDrafter):
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 4

@@ -32,7 +32,6 @@ from .module_drafter import ModuleDrafter
 
 @register(
     "hydra",
-    stage="draft",
     paper="arXiv:2402.05109",
     exact="greedy",
     checked="golden/heads reference:reference.naive_heads.hydra joint",

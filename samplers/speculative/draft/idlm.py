@@ -84,13 +84,7 @@ class MaskState(ProbeState):
         return error or ModelError(f"{model.name} gives logits that are not finite at masks")
 
 
-@register(
-    "idlm",
-    stage="draft",
-    paper="arXiv:2604.11035",
-    exact="greedy",
-    checked="reference:reference.naive_idlm.decode joint",
-)
+@register("idlm", paper="arXiv:2604.11035", exact="greedy", checked="reference:reference.naive_idlm.decode joint")
 @dataclass(frozen=True)
 class Idlm(StateDrafter):
     provides = frozenset(

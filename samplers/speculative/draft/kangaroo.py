@@ -153,11 +153,7 @@ class AdapterState(Shallow):
 
 
 @register(
-    "kangaroo",
-    stage="draft",
-    paper="arXiv:2404.18911",
-    exact="greedy",
-    checked="reference:reference.naive_kangaroo.states joint",
+    "kangaroo", paper="arXiv:2404.18911", exact="greedy", checked="reference:reference.naive_kangaroo.states joint"
 )
 @dataclass(frozen=True)
 class Kangaroo(ModuleDrafter):

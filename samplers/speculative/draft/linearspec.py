@@ -122,7 +122,6 @@ class MaskedBlocks(RowState, DraftModel):
 
 @register(
     "linearspec",
-    stage="draft",
     paper="arXiv:2607.05722",
     exact="greedy",
     checked="reference:samplers.speculative.test_linearspec.naive joint",

@@ -37,7 +37,6 @@ from .module_drafter import ModuleDrafter, module_failure, module_of
 
 @register(
     "longspec",
-    stage="draft",
     paper="arXiv:2502.17421",
     exact="greedy",
     checked="reference:samplers.speculative.test_longspec.naive joint",

@@ -90,11 +90,7 @@ class LookaheadState:
 
 
 @register(
-    "lookahead",
-    stage="draft",
-    paper="arXiv:2402.02057",
-    exact="greedy",
-    checked="reference:reference.naive_jacobi.lookahead joint",
+    "lookahead", paper="arXiv:2402.02057", exact="greedy", checked="reference:reference.naive_jacobi.lookahead joint"
 )
 @dataclass(frozen=True)
 class Lookahead(Drafter):

@@ -33,13 +33,7 @@ from .text_history import GridIndex, NGramIndex, PerRow, SuffixIndex, chain, rep
 Index = NGramIndex | SuffixIndex | GridIndex
 
 
-@register(
-    "lookup",
-    stage="draft",
-    paper="arXiv:2304.04487",
-    exact="greedy",
-    checked="reference:reference.naive_lookup.lookup joint",
-)
+@register("lookup", paper="arXiv:2304.04487", exact="greedy", checked="reference:reference.naive_lookup.lookup joint")
 @dataclass(frozen=True)
 class Lookup(Drafter):
     provides = frozenset({Trait.COPIES, Trait.DRAFTS_ONE_CHAIN, Trait.OBSERVES_TOKENS})

@@ -27,7 +27,6 @@ from .module_drafter import ModuleDrafter
 
 @register(
     "medusa",
-    stage="draft",
     paper="arXiv:2401.10774",
     exact="greedy",
     checked="golden/heads reference:reference.naive_heads.medusa joint",

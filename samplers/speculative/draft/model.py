@@ -52,7 +52,7 @@ from .cross_vocabulary import CrossVocabularyState, TokenMap
 _NO_SHAPE = "leave the shape out, or use a drafter without map"
 
 
-@register("model", stage="draft", paper="arXiv:2211.17192", exact="greedy", checked="joint")
+@register("model", paper="arXiv:2211.17192", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Model(ModelDrafter, StateDrafter):
     state: ClassVar[type[DraftModelState]] = DraftModelState

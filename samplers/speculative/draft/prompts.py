@@ -28,11 +28,7 @@ from .probe_drafter import ProbeDrafter
 
 
 @register(
-    "prompts",
-    stage="draft",
-    paper="arXiv:2405.18628",
-    exact="greedy",
-    checked="reference:reference.naive_queries.prompt_logits joint",
+    "prompts", paper="arXiv:2405.18628", exact="greedy", checked="reference:reference.naive_queries.prompt_logits joint"
 )
 @dataclass(frozen=True)
 class Prompts(ProbeDrafter):

@@ -93,11 +93,7 @@ def bm25(chunks: Sequence[np.ndarray], query: np.ndarray) -> np.ndarray:
 
 
 @register(
-    "rapid",
-    stage="draft",
-    paper="arXiv:2502.20330",
-    exact="greedy",
-    checked="reference:samplers.speculative.test_rapid.naive joint",
+    "rapid", paper="arXiv:2502.20330", exact="greedy", checked="reference:samplers.speculative.test_rapid.naive joint"
 )
 @dataclass(frozen=True)
 class Rapid(StateDrafter):

@@ -267,7 +267,6 @@ class _Sources:
 
 @register(
     "rasd",
-    stage="draft",
     paper="arXiv:2503.03434",
     exact="greedy",
     checked="reference:samplers.speculative.test_rasd.naive_continuations joint",

@@ -83,11 +83,7 @@ _LOGITS = 1 << 24  # logits of the prompt computed at a time
 
 
 @register(
-    "recycling",
-    stage="draft",
-    paper="arXiv:2408.08696",
-    exact="greedy",
-    checked="reference:reference.naive_lookup.Recycled joint",
+    "recycling", paper="arXiv:2408.08696", exact="greedy", checked="reference:reference.naive_lookup.Recycled joint"
 )
 @dataclass(frozen=True)
 class Recycling(Drafter):

@@ -22,7 +22,7 @@ from ...traits import Reasons, Trait, Why
 from .jacobi_window import JacobiWindow
 
 
-@register("seeded_jacobi", stage="draft", paper="arXiv:2002.03629", exact="greedy", checked="joint")
+@register("seeded_jacobi", paper="arXiv:2002.03629", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class SeededJacobi(JacobiWindow):
     name: ClassVar[str] = "seeded_jacobi"

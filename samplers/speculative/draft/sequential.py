@@ -22,7 +22,6 @@ from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 
 @register(
     "sequential",
-    stage="draft",
     paper="arXiv:1706.03762",
     exact="greedy",
     checked="golden/llamagen reference:samplers.ar_toys.plain_greedy",

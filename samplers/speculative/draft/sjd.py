@@ -126,7 +126,7 @@ class WindowState:
     counts: np.ndarray  # [B] on the host: positions of the latest draft
 
 
-@register("sjd", stage="draft", paper="arXiv:2410.01699", exact="greedy", checked="golden/llamagen joint")
+@register("sjd", paper="arXiv:2410.01699", exact="greedy", checked="golden/llamagen joint")
 @dataclass(frozen=True)
 class Sjd(Drafter):
     window: Annotated[

@@ -158,7 +158,7 @@ class NestedState(DraftModelState):
             self.inputs[index[:, None], copy, part, where] = split[:, copy].to(self.inputs)
 
 
-@register("sorted", stage="draft", paper="arXiv:2407.01955", exact="greedy", checked="joint")
+@register("sorted", paper="arXiv:2407.01955", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Sorted(ModelDrafter):
     provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})

@@ -40,7 +40,7 @@ from ..sparse_kv import (
 _State = SparseDraftState | PerQueryDraftState
 
 
-@register("sparsekv", stage="draft", paper="arXiv:2404.11912", exact="greedy", checked="joint")
+@register("sparsekv", paper="arXiv:2404.11912", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class SparseKV(Drafter):
     provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})

@@ -135,13 +135,7 @@ class _Texts(PerRow[Places]):
         self.store = store
 
 
-@register(
-    "suffix",
-    stage="draft",
-    paper="arXiv:2411.04975",
-    exact="greedy",
-    checked="reference:reference.naive_lookup.suffix joint",
-)
+@register("suffix", paper="arXiv:2411.04975", exact="greedy", checked="reference:reference.naive_lookup.suffix joint")
 @dataclass(frozen=True)
 class Suffix(Drafter):
     k: Annotated[int, "most tokens drafted"] = 32

@@ -28,7 +28,6 @@ from .probe_drafter import ProbeDrafter
 
 @register(
     "transfer",
-    stage="draft",
     paper="arXiv:2404.12022",
     exact="greedy",
     checked="reference:reference.naive_queries.pseudo_logits joint",

@@ -177,7 +177,7 @@ class Hierarchy:
         return (self.small if bool(self.middle.highest.isfinite()) else self.middle).failure()
 
 
-@register("triforce", stage="draft", paper="arXiv:2404.11912", exact="greedy", checked="joint")
+@register("triforce", paper="arXiv:2404.11912", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class TriForce(ModelDrafter):
     role = "the small draft model"

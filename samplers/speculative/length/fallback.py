@@ -22,7 +22,7 @@ from ...traits import Trait
 from ..contracts import DecodeContext, Length
 
 
-@register("fallback", stage="length", paper="arXiv:2302.07863", exact="greedy", checked="joint")
+@register("fallback", paper="arXiv:2302.07863", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Fallback(Length):
     provides = frozenset({Trait.DROPS_LAST, Trait.OBSERVES_TOKENS})

@@ -20,7 +20,7 @@ from ...traits import Trait
 from ..contracts import DecodeContext, Length
 
 
-@register("unsure", stage="length", paper="arXiv:2404.18911", exact="greedy", checked="joint")
+@register("unsure", paper="arXiv:2404.18911", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Unsure(Length):
     provides = frozenset({Trait.OBSERVES_TOKENS})

@@ -37,13 +37,7 @@ if TYPE_CHECKING:
     pass
 
 
-@register(
-    "momentum",
-    stage="logits",
-    family="ar",
-    paper="arXiv:2212.02175",
-    checked="reference:samplers.speculative.test_momentum.naive_text",
-)
+@register("momentum", paper="arXiv:2212.02175", checked="reference:samplers.speculative.test_momentum.naive_text")
 @dataclass(frozen=True)
 class Momentum(Logits):
     alpha: Annotated[float, "weight of the resistance, in probability; 0 is off"] = 0.2

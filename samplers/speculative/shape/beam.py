@@ -32,7 +32,6 @@ from .tree_growth import Tree, drops_last, stopped_rows
 
 @register(
     "beam",
-    stage="shape",
     paper="arXiv:2406.16858",
     exact="greedy",
     checked="golden/eagle reference:samplers.speculative.test_beam.naive joint",

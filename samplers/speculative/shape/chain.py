@@ -25,11 +25,7 @@ from .tree_growth import drops_last, never_stops, stopped_rows
 
 
 @register(
-    "chain",
-    stage="shape",
-    paper="arXiv:2211.17192",
-    exact="greedy",
-    checked="reference:samplers.speculative.test_chain.naive joint",
+    "chain", paper="arXiv:2211.17192", exact="greedy", checked="reference:samplers.speculative.test_chain.naive joint"
 )
 @dataclass(frozen=True)
 class Chain(Shape):

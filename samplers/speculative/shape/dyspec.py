@@ -30,7 +30,7 @@ from .siblings import conditional_distributions, siblings
 from .tree_growth import Tree, drops_last, stopped_rows
 
 
-@register("dyspec", stage="shape", paper="arXiv:2410.11744", exact="greedy", checked="joint")
+@register("dyspec", paper="arXiv:2410.11744", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class DySpec(Shape):
     provides = frozenset({Trait.DRAFTS_TREES, Trait.ADAPTIVE_TREES})

@@ -37,7 +37,6 @@ _TOP = "leave top out, or use another acceptance"
 
 @register(
     "paths",
-    stage="shape",
     paper="arXiv:2401.10774",
     exact="greedy",
     checked="golden/heads reference:samplers.speculative.test_paths.ranked joint",

@@ -33,7 +33,7 @@ from .siblings import conditional_distributions, siblings
 from .tree_growth import drops_last, stopped_rows
 
 
-@register("template", stage="shape", paper="arXiv:2305.09781", exact="greedy", checked="joint")
+@register("template", paper="arXiv:2305.09781", exact="greedy", checked="joint")
 @dataclass(frozen=True)
 class Template(Shape):
     widths: Annotated[str, "children of each node, level by level; the drafter's k cuts it"] = "1-1-3-1-1-1-1-1"

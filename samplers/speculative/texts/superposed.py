@@ -72,12 +72,7 @@ class Ngrams:
         return total
 
 
-@register(
-    "superposed",
-    stage="texts",
-    paper="arXiv:2405.18400",
-    checked="reference:samplers.speculative.test_superposed.naive",
-)
+@register("superposed", paper="arXiv:2405.18400", checked="reference:samplers.speculative.test_superposed.naive")
 @dataclass(frozen=True)
 class Superposed(Texts):
     k: Annotated[int, "drafts, and the most texts of a prompt"] = 3
