@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, dataclass_transform
 
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean, one_line
 
@@ -121,6 +121,7 @@ class Card:
         return explanation(self.file) or self.summary
 
 
+@dataclass_transform(frozen_default=True)
 def register(
     name: str,
     *,
@@ -130,7 +131,7 @@ def register(
     exact: str = "relaxed",
     checked: str = "",
 ) -> Callable[[_T], _T]:
-    """Class decorator: adds a frozen dataclass to the registry under `name`.
+    """Class decorator: makes a class a frozen dataclass, and adds it to the registry under `name`.
 
     Args:
         stage: one of `STAGES`; None, in pardec's own folders of methods: that of the folder, and so is the family.
@@ -143,6 +144,8 @@ def register(
     """
 
     def add(cls: _T) -> _T:
+        if "__dataclass_fields__" not in vars(cls):
+            dataclass(frozen=True)(cls)
         of_family, of_stage = (family, stage) if stage is not None else _home(name, cls.__module__)
         if of_stage in STAGES:  # `_add` refuses others
             refuse_former_names(cls, name, family=of_family or stage_family(of_stage), stage=of_stage)
@@ -351,5 +354,4 @@ def _parameters(cls: type) -> tuple[Mapping[str, str], ...]:
         default = "" if field.default is MISSING else format_value(field.default)
         return {"name": field.name, "type": kind, "default": default, "doc": doc}
 
-    # @dataclass runs before @register, so the fields are there.
     return tuple(describe(field) for field in fields(cls))

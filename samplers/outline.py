@@ -106,7 +106,7 @@ def _fields(page: _Page, node: ast.ClassDef) -> dict[str, Mapping[str, Any]]:
         if not isinstance(base, ast.Name):
             raise Unreadable(ast.unparse(base))
         fields |= _fields(*page.base(base.id))
-    if not any(ast.unparse(decorator).startswith("dataclass") for decorator in node.decorator_list):
+    if not any(ast.unparse(decorator).startswith(("dataclass", "register")) for decorator in node.decorator_list):
         return fields
     for entry in node.body:
         if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):

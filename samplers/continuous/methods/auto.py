@@ -41,7 +41,6 @@ class Pair:
 
 
 @register("auto", paper="arXiv:2505.15141", exact="distribution", checked="hand")
-@dataclass(frozen=True)
 class Auto(GroupMethod):
     _exact: ClassVar[Any]  # `cspd` of the same settings; None without `draft`
 

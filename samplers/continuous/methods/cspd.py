@@ -308,7 +308,6 @@ def _replacements(
     paper="arXiv:2411.11925",
     checked="golden/acceptance reference:samplers.continuous.test_cspd_published.plainly",
 )
-@dataclass(frozen=True)
 class CSpD(CSpDSettings):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (64, 32, 16, 8)}  # the same as mar's
 

@@ -46,7 +46,6 @@ The order of `order=local` (LPD):
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -104,7 +103,6 @@ _SHARES = ((20, 1.0), (21, 0.6), (25, 0.5), (30, 0.4), (35, 0.15), (40, 0.12), (
 
 
 @register("mar", paper="arXiv:2406.11838", exact="distribution", checked="golden/mar")
-@dataclass(frozen=True)
 class MAR(GroupMethod):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (64, 32, 16, 8)}
 

@@ -7,7 +7,6 @@ Exact: distribution: one token per step, each conditioned on all before it; the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from ...ops.denoising_paths import Last
@@ -17,7 +16,6 @@ from .groups import GroupMethod
 
 
 @register("sequential", paper="arXiv:2406.11838", exact="distribution", checked="hand")
-@dataclass(frozen=True)
 class Sequential(GroupMethod):
     steps: ClassVar[int] = 1 << 20  # type: ignore[misc]  # more than there are tokens: each step samples one
 

@@ -39,7 +39,6 @@ class State:
 
 
 @register("adablock", paper="arXiv:2509.26432", checked="reference:reference.naive_blocks.AdaBlock")
-@dataclass(frozen=True)
 class AdaptiveBlock(Block):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.3, 0.5, 0.7)}
 

@@ -30,7 +30,6 @@ class State:
 
 
 @register("dcd", paper="arXiv:2601.02076", checked="reference:reference.naive_blocks.Dcd")
-@dataclass(frozen=True)
 class DeferredCommitment(Block):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"masks": (None, 8, 16)}
 

@@ -28,7 +28,6 @@ class State:
 
 
 @register("dsb", paper="arXiv:2602.05992", checked="reference:reference.naive_blocks.Dsb")
-@dataclass(frozen=True)
 class DynamicSlidingBlock(Block):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"most": (None, 32, 64)}
 

@@ -34,7 +34,6 @@ class State:
 
 
 @register("multiblock", paper="arXiv:2601.07568", checked="reference:reference.naive_blocks.MultiBlock")
-@dataclass(frozen=True)
 class MultiBlock(Block):
     # Its spans begin and end with blocks of the grid, as block-causal families need.
     conflicts: ClassVar[Reasons] = {

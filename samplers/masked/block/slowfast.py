@@ -38,7 +38,6 @@ class State:
 
 
 @register("slowfast", paper="arXiv:2506.10848", checked="reference:reference.naive_blocks.SlowFast")
-@dataclass(frozen=True)
 class SlowFast(Block):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.3, 0.5), "steps": (6, 3)}
 

@@ -34,7 +34,6 @@ Exact: greedy: the output of the sampler without it, greedy or sampled; not with
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -84,7 +83,6 @@ def other_tokens(tokens: Tensor, at: Tensor, rank: np.ndarray, proposal: Proposa
     exact="greedy",
     checked="reference:samplers.masked.test_freedave.naive_graph joint",
 )
-@dataclass(frozen=True)
 class FreeDave(Branch):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"drafts": (4, 2, 8)}
 

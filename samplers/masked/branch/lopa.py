@@ -14,7 +14,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -29,7 +28,6 @@ from ..contracts import Branch, Choice, Hypotheses, Proposal
 
 
 @register("lopa", paper="arXiv:2512.16229", checked="reference:samplers.masked.test_lopa.naive")
-@dataclass(frozen=True)
 class LookaheadParallel(Branch):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"branches": (2, 4, 8)}
 

@@ -37,7 +37,6 @@ class State:
     exact="greedy",
     checked="golden/llada2 golden/sdar_moe reference:reference.naive_caches.block",
 )
-@dataclass(frozen=True)
 class BlockCache(Cache):
     attention = "block-causal"
     requires: ClassVar[Reasons] = {Trait.BLOCK_CAUSAL: FINISHED_BLOCKS}

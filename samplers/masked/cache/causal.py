@@ -38,7 +38,6 @@ class State:
     exact="greedy",
     checked="reference:models.families.test_nemotron.naive",
 )
-@dataclass(frozen=True)
 class CausalPrefix(Cache):
     attention = "causal-prefix"
 

@@ -29,7 +29,6 @@ Transformers, https://arxiv.org/abs/2005.00928:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -84,7 +83,6 @@ class State(RowState):
 
 
 @register("d2cache", paper="arXiv:2509.23094", checked="reference:reference.naive_dependence.DualAdaptive")
-@dataclass(frozen=True)
 class DualAdaptiveCache(Cache):
     attention = "bidirectional"
     conflicts: ClassVar[Reasons] = dict.fromkeys(

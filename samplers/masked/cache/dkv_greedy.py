@@ -14,7 +14,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -27,7 +26,6 @@ from .changes import LastTokens, elapsed
 
 
 @register("dkv_greedy", paper="arXiv:2505.15781", checked="golden/llada reference:reference.naive_caches.dkv_greedy")
-@dataclass(frozen=True)
 class GreedyDelayedCache(Cache):
     requires: ClassVar[Reasons] = {
         Trait.KNOWN_ORDER: Why(

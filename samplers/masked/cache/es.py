@@ -21,7 +21,6 @@ Exact: no, but for `refresh=1`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -52,7 +51,6 @@ class State(RowState):
 
 
 @register("es", paper="arXiv:2603.10088", checked="reference:reference.naive_es.decode")
-@dataclass(frozen=True)
 class EarlySkipping(Cache):
     attention = "bidirectional"
     conflicts: ClassVar[Reasons] = {

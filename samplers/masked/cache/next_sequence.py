@@ -38,7 +38,6 @@ class State:
 @register(
     "next_sequence", paper="arXiv:2509.24007", exact="greedy", checked="reference:models.families.test_sdlm.naive"
 )
-@dataclass(frozen=True)
 class NextSequence(Cache):
     attention = "causal-prefix"
     conflicts: ClassVar[Reasons] = {

@@ -9,8 +9,6 @@ Exact: greedy, by definition.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ...registry import register
@@ -24,7 +22,6 @@ from ..contracts import Cache, Canvas, QuerySpec
     exact="greedy",
     checked="golden/dimple golden/dream golden/llada golden/wedlm reference:samplers.cache_checks.ByHand",
 )
-@dataclass(frozen=True)
 class NoCache(Cache):
     provides = frozenset({Trait.KV_OF_TOKENS, Trait.WHOLE_BLOCK})
 

@@ -36,7 +36,6 @@ class State:
 
 
 @register("subblock", paper="arXiv:2509.26328", checked="golden/fast_dllm_v2")
-@dataclass(frozen=True)
 class SubBlock(Cache):
     attention = "block-causal"
     requires: ClassVar[Reasons] = {Trait.BLOCK_CAUSAL: FINISHED_BLOCKS}

@@ -32,7 +32,6 @@ class State:
 
 
 @register("window", paper="arXiv:2512.22737", exact="greedy", checked="golden/wedlm")
-@dataclass(frozen=True)
 class Window(Cache):
     attention = "windowed-causal"
 

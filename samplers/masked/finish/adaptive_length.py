@@ -18,7 +18,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 
 @register("adaptive_length", paper="arXiv:2511.21759", checked="reference:samplers.masked.test_adaptive_length.naive")
-@dataclass(frozen=True)
 class AdaptiveLength(Finish):
     conflicts: ClassVar[Reasons] = dict.fromkeys(
         CAUSAL_KINDS,

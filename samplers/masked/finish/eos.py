@@ -12,7 +12,6 @@ Exact: greedy, up to the end token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -22,7 +21,6 @@ from ..contracts import Canvas, Finish, Request
 
 
 @register("eos", paper="arXiv:2502.09992", exact="greedy", checked="golden/fast_dllm_v2 golden/llada golden/llada2")
-@dataclass(frozen=True)
 class Eos(Finish):
     reference: Annotated[bool, "stop at the end of a block only"] = False
 

@@ -20,7 +20,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -35,7 +34,6 @@ _TAIL = 32  # positions at the end of a row that are searched for end tokens
 
 
 @register("grow", paper="arXiv:2508.00819", checked="reference:reference.naive_grow.decode")
-@dataclass(frozen=True)
 class Grow(Finish):
     provides = frozenset({Trait.MOVES_TOKENS, Trait.READS_WHOLE_ROW})
     conflicts: ClassVar[Reasons] = {

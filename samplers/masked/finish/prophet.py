@@ -22,7 +22,6 @@ Exact: no.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -40,7 +39,6 @@ _BOUNDS = (0.33, 0.67)  # progress at which early becomes mid, and mid becomes l
 
 
 @register("prophet", paper="arXiv:2508.19982", checked="golden/llada reference:reference.naive_prophet.prophet")
-@dataclass(frozen=True)
 class Prophet(Finish):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"early": (7.5, 10.0, 15.0)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"early": (15.0, 10.0, 7.5, 5.0, 2.5)}

@@ -36,7 +36,6 @@ class Mixtures:
 
 
 @register("interpolate", paper="arXiv:2604.08302", checked="reference:reference.naive_revise.dmax")
-@dataclass(frozen=True)
 class Interpolate(Inputs):
     conflicts: ClassVar[Reasons] = {
         **Inputs.conflicts,

@@ -44,7 +44,6 @@ class Drafts:
 
 
 @register("provisional", paper="arXiv:2607.20467", checked="reference:samplers.masked.test_provisional.naive")
-@dataclass(frozen=True)
 class Provisional(Inputs):
     conflicts: ClassVar[Reasons] = {
         **Inputs.conflicts,

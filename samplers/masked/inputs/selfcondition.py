@@ -35,7 +35,6 @@ class Signal:
     paper="arXiv:2208.04202",
     checked="reference:models.families.test_diffusion_gemma.published_generate",
 )
-@dataclass(frozen=True)
 class SelfCondition(Inputs):
     provides = frozenset({Trait.ADDS_TO_INPUTS, Trait.OBSERVES_CHANGED_LOGITS})
     requires: ClassVar[Reasons] = {

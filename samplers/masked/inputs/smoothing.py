@@ -40,7 +40,6 @@ class Mixture:
 
 
 @register("smoothing", paper="arXiv:2510.08666", checked="reference:samplers.masked.test_smoothing.naive")
-@dataclass(frozen=True)
 class Smoothing(Inputs):
     weight: Annotated[float, "weight of the mixture at the first forward"] = 0.15
     growth: Annotated[float, "increase of the weight per forward"] = 0.02

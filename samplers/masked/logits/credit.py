@@ -47,7 +47,6 @@ class Credits:
 
 
 @register("credit", paper="arXiv:2510.06133", checked="golden/llada reference:reference.naive_selects.Credit")
-@dataclass(frozen=True)
 class Credit(Logits):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"free": (False, True)}
 

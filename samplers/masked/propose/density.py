@@ -14,7 +14,6 @@ Exact: no; `sequential` is defined in order of confidence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -26,7 +25,6 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
 @register("density", paper="arXiv:2509.23094", checked="reference:reference.naive_dependence.density")
-@dataclass(frozen=True)
 class Density(Propose):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"sigma": (10.0, 2.0, 40.0)}
 

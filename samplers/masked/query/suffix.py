@@ -67,7 +67,6 @@ class SuffixQuery(Query):
 
 
 @register("suffix", paper="arXiv:2601.17917", checked="reference:reference.naive_query.suffix")
-@dataclass(frozen=True)
 class SuffixWindow(SuffixQuery):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"window": (256, 96, 32)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"window": (256, 96, 32, 8, 0)}

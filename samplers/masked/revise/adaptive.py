@@ -17,7 +17,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -31,7 +30,6 @@ from ..ops.uniform_noise import CONFLICTS, REQUIRES, NoisyState, current_tokens,
 
 
 @register("adaptive", paper="arXiv:2512.10858", checked="reference:reference.naive_uniform.decode")
-@dataclass(frozen=True)
 class Adaptive(Revise):
     provides = frozenset({Trait.WRITES_BLOCKS})
     requires: ClassVar[Reasons] = REQUIRES

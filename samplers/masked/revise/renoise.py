@@ -9,7 +9,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from torch import Tensor
@@ -24,7 +23,6 @@ from ..select.denoise import Denoising, DenoisingState
 @register(
     "renoise", paper="arXiv:2505.24857", checked="reference:models.families.test_diffusion_gemma.published_generate"
 )
-@dataclass(frozen=True)
 class Renoise(Revise):
     provides = frozenset({Trait.RENOISES})
     requires: ClassVar[Reasons] = {

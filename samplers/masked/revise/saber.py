@@ -39,7 +39,6 @@ class Before:
 
 
 @register("saber", paper="arXiv:2510.18165", checked="reference:reference.naive_revise.saber")
-@dataclass(frozen=True)
 class Saber(Revise):
     least: Annotated[int, "fewest positions that a step commits, where the spec names no select"] = 2
     reference: Annotated[bool, "compare probabilities of the likeliest token, not of the committed one"] = False

@@ -35,7 +35,6 @@ class Scores:
 
 
 @register("above_mean", paper="arXiv:2510.18165", checked="reference:reference.naive_revise.saber")
-@dataclass(frozen=True)
 class AboveMean(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"least": (1, 2, 3, 4, 6, 8)}
 

@@ -38,7 +38,6 @@ class State:
 
 
 @register("carry", paper="arXiv:2505.22618", checked="golden/dream reference:reference.naive_schedules.carry")
-@dataclass(frozen=True)
 class Carry(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}

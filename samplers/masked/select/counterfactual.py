@@ -16,7 +16,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from torch import Tensor
@@ -27,7 +26,6 @@ from ..contracts import CAUSAL_KINDS, Canvas, Proposal, Select
 
 
 @register("counterfactual", paper="arXiv:2605.10980", checked="reference:samplers.masked.test_counterfactual.naive")
-@dataclass(frozen=True)
 class Counterfactual(Select):
     provides = frozenset({Trait.LEAVE_ONE_OUT, Trait.GOES_BY_POSITION})  # drafts are kept by position
     conflicts: ClassVar[Reasons] = {

@@ -40,7 +40,6 @@ class State:
 
 
 @register("dapd", paper="arXiv:2603.12996", checked="reference:reference.naive_dependence.Dapd")
-@dataclass(frozen=True)
 class Dapd(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"switch": (0.5, 0.75, 1.0), "tau": (0.9, 0.8, 0.95)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"first": (0.001, 0.003, 0.01, 0.02, 0.05)}

@@ -11,7 +11,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -23,7 +22,6 @@ from ..contracts import Canvas, Proposal, Select
 
 
 @register("defer", paper="arXiv:2606.19005", checked="reference:reference.naive_uniform.decode")
-@dataclass(frozen=True)
 class Defer(Select):
     provides = frozenset({Trait.MAY_WAIT})
     requires: ClassVar[Reasons] = {

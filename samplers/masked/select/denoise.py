@@ -29,7 +29,6 @@ from ..contracts import Canvas, Choice, Proposal, Select
 @register(
     "denoise", paper="arXiv:2505.24857", checked="reference:models.families.test_diffusion_gemma.published_generate"
 )
-@dataclass(frozen=True)
 class Denoise(Select):
     provides = frozenset({Trait.MAY_WAIT})
     requires: ClassVar[Reasons] = {

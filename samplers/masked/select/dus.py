@@ -59,7 +59,6 @@ class State:
 
 
 @register("dus", paper="arXiv:2506.19037", checked="reference:reference.naive_selects.DUS")
-@dataclass(frozen=True)
 class DUS(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"base": (2, 3, 4, 8)}
 

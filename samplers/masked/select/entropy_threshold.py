@@ -47,7 +47,6 @@ class State:
     checked="golden/llada "
     "reference:reference.naive_masked.entropy_threshold reference:reference.naive_selects.EntropyFloor",
 )
-@dataclass(frozen=True)
 class EntropyThreshold(Select):
     default_propose = "entropy"
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.45, 0.1, 0.2, 0.7)}

@@ -11,7 +11,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -24,7 +23,6 @@ from ..contracts import Canvas, Proposal, Select
 
 
 @register("factor", paper="arXiv:2505.22618", checked="golden/llada reference:reference.naive_masked.factor")
-@dataclass(frozen=True)
 class Factor(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (1.0, 0.5, 1.5, 2.0)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)}

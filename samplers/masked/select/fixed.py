@@ -38,7 +38,6 @@ class Block:
 
 
 @register("fixed", paper="arXiv:2502.09992", checked="golden/llada reference:reference.naive_masked.fixed")
-@dataclass(frozen=True)
 class Fixed(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}

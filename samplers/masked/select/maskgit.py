@@ -45,7 +45,6 @@ class State:
 
 
 @register("maskgit", paper="arXiv:2202.04200", checked="reference:reference.naive_pictures.picture")
-@dataclass(frozen=True)
 class MaskGIT(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}

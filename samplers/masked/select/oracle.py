@@ -12,7 +12,6 @@ Exact: greedy, as long as `of` is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -26,7 +25,6 @@ from ..contracts import Canvas, Choice, MaskedSampler, Proposal, Select
 
 
 @register("oracle", paper="arXiv:2509.25188", exact="greedy", checked="hand")
-@dataclass(frozen=True)
 class Oracle(Select):
     uses_answer = True
 

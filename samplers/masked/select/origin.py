@@ -39,7 +39,6 @@ class State:
 
 
 @register("origin", paper="arXiv:2508.15487", checked="golden/dream reference:reference.naive_schedules.origin")
-@dataclass(frozen=True)
 class Origin(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}

@@ -45,7 +45,6 @@ class State:
     paper="arXiv:2508.15487",
     checked="golden/dimple golden/dream reference:reference.naive_schedules.timesteps",
 )
-@dataclass(frozen=True)
 class Timesteps(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}

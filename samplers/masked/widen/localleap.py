@@ -13,7 +13,6 @@ Exact: no; `radius=0` adds nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from torch import Tensor
@@ -25,7 +24,6 @@ from ..contracts import Canvas, Proposal, Widen
 
 
 @register("localleap", paper="arXiv:2510.07081", checked="reference:reference.naive_selects.localleap")
-@dataclass(frozen=True)
 class LocalLeap(Widen):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"relaxed": (0.75, 0.6, 0.9), "radius": (4, 2)}
 

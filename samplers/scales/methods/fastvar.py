@@ -64,7 +64,6 @@ class Pruning:
 
 
 @register("fastvar", paper="arXiv:2503.23367", checked="reference:samplers.scales.test_fastvar.naive")
-@dataclass(frozen=True)
 class FastVAR(MapMethod):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"keep": (0.8, 0.65, 0.5, 0.35)}
 

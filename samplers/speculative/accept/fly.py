@@ -18,7 +18,6 @@ Exact: no, except where `entropy` is more than the sum can be, which is 1.1 for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import e, log
 from typing import Annotated, ClassVar
 
@@ -34,7 +33,6 @@ from .greedy import follow
 
 
 @register("fly", paper="arXiv:2511.22972", checked="reference:samplers.speculative.test_fly.naive")
-@dataclass(frozen=True)
 class Fly(Acceptance):
     requires, conflicts = one_chain("verifies one chain per row")
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"entropy": (0.9, 0.6, 0.3, 0.1, 0.0)}

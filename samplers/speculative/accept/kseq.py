@@ -15,7 +15,6 @@ Exact: distribution.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -42,7 +41,6 @@ _HALVINGS = 36  # halvings of an interval of length k: finer than float32 probab
 @register(
     "kseq", paper="arXiv:2310.15141", exact="distribution", checked="reference:reference.naive_acceptance.rho joint"
 )
-@dataclass(frozen=True)
 class KSeq(Acceptance):
     requires: ClassVar[Reasons] = {
         Trait.TAKES_SHAPE: Why(

@@ -14,7 +14,6 @@ Exact: distribution. At temperature 0 it is `greedy`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -33,7 +32,6 @@ from .greedy import follow
     exact="distribution",
     checked="reference:samplers.speculative.test_match.naive joint",
 )
-@dataclass(frozen=True)
 class Match(Acceptance):
     noise: Annotated[
         Literal["fresh", "seeded"], "fresh: new noise per round; seeded: one noise per position for the whole request"

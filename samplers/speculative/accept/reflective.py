@@ -84,7 +84,6 @@ _PROBE = " Let me check this again: "
 
 
 @register("reflective", paper="arXiv:2505.18629", checked="reference:samplers.speculative.test_reflective.naive")
-@dataclass(frozen=True)
 class Reflective(Acceptance):
     requires, _one_chain = one_chain("repeats one drafted chain per row")
     conflicts: ClassVar[Reasons] = {

@@ -16,7 +16,6 @@ Exact: no. At temperature 0 it is `greedy`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -33,7 +32,6 @@ from ..ops.tree_walk import longest, reached
     paper="arXiv:2401.10774",
     checked="golden/acceptance golden/heads reference:reference.naive_acceptance.typical",
 )
-@dataclass(frozen=True)
 class Typical(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"epsilon": (0.3, 0.2, 0.09, 0.03, 0.01)}
 

@@ -33,7 +33,6 @@ from .stored_cache import StoredKV
     paper="arXiv:2402.02750",
     checked="reference:reference.naive_stores.by_channel reference:reference.naive_stores.by_token",
 )
-@dataclass(frozen=True)
 class Kivi(StoredKV):
     bits: Annotated[int, "bits per code: 2, 3, 4 or 8; 16 stores K/V unchanged"] = 4
     group: Annotated[int, "tokens per group of keys, which are encoded together, and channels per group of values"] = 32

@@ -15,7 +15,6 @@ Exact: no; while a text has at most `window` tokens, it gives what no cache give
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pardec.models.caches.kv_cache import KVCache
@@ -29,7 +28,6 @@ from .streaming import window_cache
 
 
 @register("lminfinite", paper="arXiv:2308.16137", checked="reference:reference.naive_window.naive")
-@dataclass(frozen=True)
 class LMInfinite(Cache):
     provides = frozenset({Trait.CHANGES_TARGET, Trait.MOVES_KV, Trait.LONGER_TEXTS})
     requires: ClassVar[Reasons] = {Trait.PLAIN_DECODER: READS_PART}

@@ -27,7 +27,6 @@ from .stored_cache import StoredKV
 
 
 @register("mustafar", paper="arXiv:2505.22913", checked="reference:reference.naive_stores.pruned")
-@dataclass(frozen=True)
 class Mustafar(StoredKV):
     sparsity: Annotated[float, "share of a head's entries that are dropped"] = 0.5
     residual: Annotated[int, "newest tokens that stay dense"] = 32

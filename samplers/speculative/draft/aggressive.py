@@ -20,7 +20,6 @@ Exact: greedy and distribution, with an exact acceptance: every drafted token is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -37,7 +36,6 @@ from .text_history import PerRow, chain
 @register(
     "aggressive", paper="arXiv:2106.04970", exact="greedy", checked="reference:reference.naive_lookup.aggressive joint"
 )
-@dataclass(frozen=True)
 class Aggressive(Drafter):
     provides = frozenset({Trait.COPIES, Trait.DRAFTS_ONE_CHAIN})
 

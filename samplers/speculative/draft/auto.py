@@ -183,7 +183,6 @@ _EXAMPLE = 'auto:model="model:name=...",copy="lookup:k=7"; add shape, length and
 
 
 @register("auto", paper="arXiv:2510.20064", exact="greedy", checked="joint")
-@dataclass(frozen=True)
 class Auto(Nesting):
     example: ClassVar[str] = _EXAMPLE
     _copy: ClassVar[Any]

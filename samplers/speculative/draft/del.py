@@ -21,7 +21,7 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -40,7 +40,6 @@ from .exits import parse_exits
 
 
 @register("del", paper="arXiv:2504.05598", exact="greedy", checked="joint")
-@dataclass(frozen=True)
 class DynamicExit(Drafter):
     provides = frozenset({Trait.DRAFTS_DURING_VERIFY, Trait.TAKES_SHAPE})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (8, 5, 12)}

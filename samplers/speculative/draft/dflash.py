@@ -19,7 +19,7 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -222,7 +222,6 @@ def _spread(part: Tensor, rows: Tensor, batch: int) -> Tensor:
 @register(
     "dflash", paper="arXiv:2602.06036", exact="greedy", checked="reference:reference.naive_dflash.NaiveDFlash joint"
 )
-@dataclass(frozen=True)
 class DFlash(ModuleDrafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (15, 7, 4)}
 

@@ -17,7 +17,7 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -153,7 +153,6 @@ class DiffusionState(RowState):
     exact="greedy",
     checked="reference:reference.naive_diffusion_draft.draft joint",
 )
-@dataclass(frozen=True)
 class Diffusion(ModelDrafter):
     role = "the masked model that drafts"
     provides = frozenset({Trait.DRAFTS_ONE_CHAIN, Trait.OBSERVES_TOKENS})

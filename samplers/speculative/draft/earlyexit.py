@@ -14,7 +14,7 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -33,7 +33,6 @@ from ..draft_model import DraftModelState
 
 
 @register("earlyexit", paper="arXiv:2404.16710", exact="greedy", checked="joint")
-@dataclass(frozen=True)
 class EarlyExit(Drafter):
     provides = frozenset(
         {

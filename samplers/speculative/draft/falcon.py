@@ -13,7 +13,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -160,7 +159,6 @@ class BlockPairState(PairState):
 
 
 @register("falcon", paper="arXiv:2412.12639", exact="greedy", checked="reference:reference.naive_falcon.outputs joint")
-@dataclass(frozen=True)
 class Falcon(ModuleDrafter):
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 4
     block: Annotated[int | None, "tokens drafted per pass; default and maximum: as many as were trained"] = None

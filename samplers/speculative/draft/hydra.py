@@ -15,8 +15,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -36,7 +34,6 @@ from .module_drafter import ModuleDrafter
     exact="greedy",
     checked="golden/heads reference:reference.naive_heads.hydra joint",
 )
-@dataclass(frozen=True)
 class Hydra(ModuleDrafter):
     def start(self, context: DecodeContext) -> HydraState:
         return HydraState(context, self.fitting_module(context))

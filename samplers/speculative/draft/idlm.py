@@ -85,7 +85,6 @@ class MaskState(ProbeState):
 
 
 @register("idlm", paper="arXiv:2604.11035", exact="greedy", checked="reference:reference.naive_idlm.decode joint")
-@dataclass(frozen=True)
 class Idlm(StateDrafter):
     provides = frozenset(
         {

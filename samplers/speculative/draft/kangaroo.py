@@ -17,7 +17,7 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -155,7 +155,6 @@ class AdapterState(Shallow):
 @register(
     "kangaroo", paper="arXiv:2404.18911", exact="greedy", checked="reference:reference.naive_kangaroo.states joint"
 )
-@dataclass(frozen=True)
 class Kangaroo(ModuleDrafter):
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 6
     layers: Annotated[

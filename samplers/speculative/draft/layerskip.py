@@ -263,7 +263,6 @@ _TRAITS = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})
 
 
 @register("layerskip", paper="arXiv:2410.06916", exact="greedy", checked="joint")
-@dataclass(frozen=True)
 class LayerSkip(Drafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"ratio": (0.45, 0.3, 0.6), "k": (5, 3)}
 

@@ -16,7 +16,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -41,7 +40,6 @@ from .module_drafter import ModuleDrafter, module_failure, module_of
     exact="greedy",
     checked="reference:samplers.speculative.test_longspec.naive joint",
 )
-@dataclass(frozen=True)
 class LongSpec(ModuleDrafter):
     conflicts: ClassVar[Reasons] = {
         Trait.CHANGES_TARGET: Why(

@@ -16,7 +16,6 @@ Exact: greedy and distribution, with an exact acceptance: every drafted token is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -34,7 +33,6 @@ Index = NGramIndex | SuffixIndex | GridIndex
 
 
 @register("lookup", paper="arXiv:2304.04487", exact="greedy", checked="reference:reference.naive_lookup.lookup joint")
-@dataclass(frozen=True)
 class Lookup(Drafter):
     provides = frozenset({Trait.COPIES, Trait.DRAFTS_ONE_CHAIN, Trait.OBSERVES_TOKENS})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "max_ngram": (3, 2)}

@@ -16,8 +16,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext
@@ -31,7 +29,6 @@ from .module_drafter import ModuleDrafter
     exact="greedy",
     checked="golden/heads reference:reference.naive_heads.medusa joint",
 )
-@dataclass(frozen=True)
 class Medusa(ModuleDrafter):
     @property
     def provides(self) -> frozenset[Trait]:

@@ -32,7 +32,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
@@ -53,7 +52,6 @@ _NO_SHAPE = "leave the shape out, or use a drafter without map"
 
 
 @register("model", paper="arXiv:2211.17192", exact="greedy", checked="joint")
-@dataclass(frozen=True)
 class Model(ModelDrafter, StateDrafter):
     state: ClassVar[type[DraftModelState]] = DraftModelState
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}

@@ -18,7 +18,7 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -73,7 +73,6 @@ class AheadState(DraftModelState):
 
 
 @register("pearl", paper="arXiv:2408.11850", exact="greedy", checked="reference:reference.naive_pearl.pearl joint")
-@dataclass(frozen=True)
 class Pearl(Model):
     state: ClassVar[type[DraftModelState]] = AheadState
 

@@ -67,7 +67,6 @@ class Grid:
 
 
 @register("pjd", paper="arXiv:2606.05703", checked="hand")
-@dataclass(frozen=True)
 class Pjd(Drafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"lag": (None, 4, 8)}
 

@@ -271,7 +271,6 @@ class _Sources:
     exact="greedy",
     checked="reference:samplers.speculative.test_rasd.naive_continuations joint",
 )
-@dataclass(frozen=True)
 class Rasd(Nesting):
     example: ClassVar[str] = 'rasd:model="model:name=...",store=texts.txt; add shape, length and acceptance with +'
 

@@ -9,8 +9,6 @@ Exact: greedy and distribution, by definition.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from pardec.models.model import LanguageModel
@@ -26,7 +24,6 @@ from ..contracts import DecodeContext, Draft, Drafter, Uniforms
     exact="greedy",
     checked="golden/llamagen reference:samplers.ar_toys.plain_greedy",
 )
-@dataclass(frozen=True)
 class Sequential(Drafter):
     provides = frozenset({Trait.OBSERVES_TOKENS})
 

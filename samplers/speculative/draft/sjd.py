@@ -127,7 +127,6 @@ class WindowState:
 
 
 @register("sjd", paper="arXiv:2410.01699", exact="greedy", checked="golden/llamagen joint")
-@dataclass(frozen=True)
 class Sjd(Drafter):
     window: Annotated[
         int | None, "tokens fed in a forward, the last known one included; none: 32 of an image, 16 of text"

@@ -19,7 +19,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, ClassVar
 
@@ -159,7 +158,6 @@ class NestedState(DraftModelState):
 
 
 @register("sorted", paper="arXiv:2407.01955", exact="greedy", checked="joint")
-@dataclass(frozen=True)
 class Sorted(ModelDrafter):
     provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})
     conflicts: ClassVar[Reasons] = {

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
@@ -136,7 +135,6 @@ class _Texts(PerRow[Places]):
 
 
 @register("suffix", paper="arXiv:2411.04975", exact="greedy", checked="reference:reference.naive_lookup.suffix joint")
-@dataclass(frozen=True)
 class Suffix(Drafter):
     k: Annotated[int, "most tokens drafted"] = 32
     depth: Annotated[int, "longest match that is searched"] = 64

@@ -15,7 +15,7 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -32,7 +32,6 @@ from .probe_drafter import ProbeDrafter
     exact="greedy",
     checked="reference:reference.naive_queries.pseudo_logits joint",
 )
-@dataclass(frozen=True)
 class Transfer(ProbeDrafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (3, 2, 1)}
 

@@ -178,7 +178,6 @@ class Hierarchy:
 
 
 @register("triforce", paper="arXiv:2404.11912", exact="greedy", checked="joint")
-@dataclass(frozen=True)
 class TriForce(ModelDrafter):
     role = "the small draft model"
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (6, 4, 8), "k": (2, 3)}

@@ -48,7 +48,6 @@ class ImageProgress:
 
 
 @register("zipar", paper="arXiv:2412.04062", checked="hand")
-@dataclass(frozen=True)
 class Zipar(Drafter):
     default_acceptance: ClassVar[str | None] = "match"
     requires: ClassVar[Reasons] = {

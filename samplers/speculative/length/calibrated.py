@@ -47,7 +47,6 @@ class _Counts:
 
 
 @register("calibrated", paper="arXiv:2405.19715", exact="greedy", checked="joint")
-@dataclass(frozen=True)
 class Calibrated(Length):
     provides = frozenset({Trait.OBSERVES_TOKENS})
 

@@ -12,7 +12,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from torch import Tensor
@@ -23,7 +22,6 @@ from ..contracts import DecodeContext, Length
 
 
 @register("fallback", paper="arXiv:2302.07863", exact="greedy", checked="joint")
-@dataclass(frozen=True)
 class Fallback(Length):
     provides = frozenset({Trait.DROPS_LAST, Trait.OBSERVES_TOKENS})
 

@@ -117,7 +117,6 @@ class _Memory:
 
 
 @register("goodput", paper="arXiv:2406.14066", exact="greedy", checked="joint")
-@dataclass(frozen=True)
 class Goodput(Length):
     provides = frozenset({Trait.DROPS_LAST, Trait.TIMES_ROUNDS, Trait.OBSERVES_TOKENS})
 

@@ -27,7 +27,6 @@ class _Wanted:
 
 
 @register("heuristic", paper="arXiv:2405.04304", exact="greedy", checked="joint")
-@dataclass(frozen=True)
 class Heuristic(Length):
     provides = frozenset({Trait.OBSERVES_TOKENS})
 

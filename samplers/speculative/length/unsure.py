@@ -10,7 +10,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from torch import Tensor
@@ -21,7 +20,6 @@ from ..contracts import DecodeContext, Length
 
 
 @register("unsure", paper="arXiv:2404.18911", exact="greedy", checked="joint")
-@dataclass(frozen=True)
 class Unsure(Length):
     provides = frozenset({Trait.OBSERVES_TOKENS})
 

@@ -18,7 +18,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -36,7 +35,6 @@ from .tree_growth import Tree, drops_last, stopped_rows
     exact="greedy",
     checked="golden/eagle reference:samplers.speculative.test_beam.naive joint",
 )
-@dataclass(frozen=True)
 class Beam(Shape):
     beams: Annotated[int, "nodes expanded per level, and children of each"] = 10
     nodes: Annotated[int, "most drafted tokens"] = 60

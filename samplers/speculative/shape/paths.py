@@ -16,7 +16,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -41,7 +40,6 @@ _TOP = "leave top out, or use another acceptance"
     exact="greedy",
     checked="golden/heads reference:samplers.speculative.test_paths.ranked joint",
 )
-@dataclass(frozen=True)
 class Paths(Shape):
     tree: Annotated[str, "name of a published tree, or its paths; the drafter's k cuts it"] = "mc_sim_7b_63"
     top: Annotated[bool, "the likeliest tokens at any temperature, instead of samples"] = False

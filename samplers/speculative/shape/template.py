@@ -15,7 +15,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Annotated
 
@@ -34,7 +33,6 @@ from .tree_growth import drops_last, stopped_rows
 
 
 @register("template", paper="arXiv:2305.09781", exact="greedy", checked="joint")
-@dataclass(frozen=True)
 class Template(Shape):
     widths: Annotated[str, "children of each node, level by level; the drafter's k cuts it"] = "1-1-3-1-1-1-1-1"
 
