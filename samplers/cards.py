@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, dataclass_transform
 
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean, one_line
 
-from .outline import Unreadable, annotation, explanation, outlines
+from .outline import Unreadable, annotation, explanation, outlines, paper_of
 from .renamed import refuse_former_names
 from .spec import Policy, format_value
 
@@ -127,7 +127,7 @@ def register(
     *,
     stage: str | None = None,
     family: Family | None = None,
-    paper: str = "",
+    paper: str | None = None,
     exact: str = "relaxed",
     checked: str = "",
 ) -> Callable[[_T], _T]:
@@ -136,7 +136,7 @@ def register(
     Args:
         stage: one of `STAGES`; None, in pardec's own folders of methods: that of the folder, and so is the family.
         family: of the models; None: the first that has the stage, which for "logits" and "cache" is "masked".
-        paper: "arXiv:<id>", which the class's module must name too; empty for a plain baseline.
+        paper: "arXiv:<id>", or the address of a page; None: the first one on arXiv in the docstring of the file.
         exact: "greedy" if the output is that of the family's `sequential`; "distribution" if it is drawn from the same
             distribution; else "relaxed". A method's own attribute `exact`, where it has one, takes precedence.
         checked: the words of `CHECKS` that apply, "golden" as "golden/<set>" for each recorded set, and "reference" as
@@ -150,16 +150,16 @@ def register(
         if of_stage in STAGES:  # `_add` refuses others
             refuse_former_names(cls, name, family=of_family or stage_family(of_stage), stage=of_stage)
         source, line = _source(cls)
-        summary = (inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or "").split("\n")[0]
+        doc = inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or ""
         key = _add(
             name,
             (cls.__module__, cls.__qualname__),
             stage=of_stage,
             family=of_family,
-            paper=paper,
+            paper=paper_of(doc) if paper is None else paper,
             exact=exact,
             checked=checked,
-            summary=summary,
+            summary=doc.split("\n")[0],
             parameters=_parameters(cls),
             file=source,
             line=line,
@@ -282,8 +282,7 @@ def _read(module: str, finder: Any) -> None:
         _add(
             one.name,
             (one.module, one.qualname),
-            **home,
-            **one.keywords,
+            **{"paper": one.paper, **home, **one.keywords},
             summary=one.summary,
             parameters=parameters,
             file=one.file,

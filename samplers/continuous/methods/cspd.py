@@ -303,11 +303,7 @@ def _replacements(
     return first_accepted(proposals, passed, target.mean)
 
 
-@register(
-    "cspd",
-    paper="arXiv:2411.11925",
-    checked="golden/acceptance reference:samplers.continuous.test_cspd_published.plainly",
-)
+@register("cspd", checked="golden/acceptance reference:samplers.continuous.test_cspd_published.plainly")
 class CSpD(CSpDSettings):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (64, 32, 16, 8)}  # the same as mar's
 

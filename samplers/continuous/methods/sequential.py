@@ -15,7 +15,7 @@ from ...registry import register
 from .groups import GroupMethod
 
 
-@register("sequential", paper="arXiv:2406.11838", exact="distribution", checked="hand")
+@register("sequential", exact="distribution", checked="hand")
 class Sequential(GroupMethod):
     steps: ClassVar[int] = 1 << 20  # type: ignore[misc]  # more than there are tokens: each step samples one
 

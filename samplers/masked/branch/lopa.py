@@ -27,7 +27,7 @@ from ...registry import register
 from ..contracts import Branch, Choice, Hypotheses, Proposal
 
 
-@register("lopa", paper="arXiv:2512.16229", checked="reference:samplers.masked.test_lopa.naive")
+@register("lopa", checked="reference:samplers.masked.test_lopa.naive")
 class LookaheadParallel(Branch):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"branches": (2, 4, 8)}
 

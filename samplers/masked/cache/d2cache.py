@@ -82,7 +82,7 @@ class State(RowState):
         self.probability, self.importance = read["probability"], read["importance"]
 
 
-@register("d2cache", paper="arXiv:2509.23094", checked="reference:reference.naive_dependence.DualAdaptive")
+@register("d2cache", checked="reference:reference.naive_dependence.DualAdaptive")
 class DualAdaptiveCache(Cache):
     attention = "bidirectional"
     conflicts: ClassVar[Reasons] = dict.fromkeys(

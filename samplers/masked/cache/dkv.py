@@ -33,7 +33,7 @@ from ..contracts import Cache, Canvas, QuerySpec
 from .changes import LastTokens, elapsed, rows_predicting
 
 
-@register("dkv", paper="arXiv:2505.15781", checked="golden/dream golden/llada reference:reference.naive_caches.dkv")
+@register("dkv", checked="golden/dream golden/llada reference:reference.naive_caches.dkv")
 class DelayedCache(Cache):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (8, 4), "prompt": ("refresh", "keep")}
 

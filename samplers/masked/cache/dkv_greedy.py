@@ -25,7 +25,7 @@ from ..contracts import Cache, Canvas, QuerySpec
 from .changes import LastTokens, elapsed
 
 
-@register("dkv_greedy", paper="arXiv:2505.15781", checked="golden/llada reference:reference.naive_caches.dkv_greedy")
+@register("dkv_greedy", checked="golden/llada reference:reference.naive_caches.dkv_greedy")
 class GreedyDelayedCache(Cache):
     requires: ClassVar[Reasons] = {
         Trait.KNOWN_ORDER: Why(

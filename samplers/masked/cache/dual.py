@@ -23,7 +23,7 @@ from ..contracts import Canvas
 from .span_cache import SpanCache
 
 
-@register("dual", paper="arXiv:2505.22618", checked="golden/dream golden/llada reference:samplers.cache_checks.ByHand")
+@register("dual", checked="golden/dream golden/llada reference:samplers.cache_checks.ByHand")
 class Dual(SpanCache):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}
 

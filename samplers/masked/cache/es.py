@@ -50,7 +50,7 @@ class State(RowState):
         self.tokens = LastTokens(canvas)
 
 
-@register("es", paper="arXiv:2603.10088", checked="reference:reference.naive_es.decode")
+@register("es", checked="reference:reference.naive_es.decode")
 class EarlySkipping(Cache):
     attention = "bidirectional"
     conflicts: ClassVar[Reasons] = {

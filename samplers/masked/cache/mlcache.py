@@ -31,7 +31,7 @@ from .changes import LEAVE_ONE_OUT_REUSED, elapsed
 _WARMUP = 0.3  # share of a schedule's steps that are warm-up
 
 
-@register("mlcache", paper="arXiv:2510.06308", checked="reference:reference.naive_pictures.picture")
+@register("mlcache", checked="reference:reference.naive_pictures.picture")
 class MaxLogitCache(Cache):
     provides = frozenset({Trait.STORES_KV, Trait.REUSES_PREDICTIONS})
     conflicts: ClassVar[Reasons] = {Trait.LEAVE_ONE_OUT: LEAVE_ONE_OUT_REUSED}

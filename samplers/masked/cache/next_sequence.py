@@ -35,9 +35,7 @@ class State:
     final: np.ndarray  # [B]
 
 
-@register(
-    "next_sequence", paper="arXiv:2509.24007", exact="greedy", checked="reference:models.families.test_sdlm.naive"
-)
+@register("next_sequence", exact="greedy", checked="reference:models.families.test_sdlm.naive")
 class NextSequence(Cache):
     attention = "causal-prefix"
     conflicts: ClassVar[Reasons] = {

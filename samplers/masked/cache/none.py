@@ -18,7 +18,6 @@ from ..contracts import Cache, Canvas, QuerySpec
 
 @register(
     "none",
-    paper="arXiv:2502.09992",
     exact="greedy",
     checked="golden/dimple golden/dream golden/llada golden/wedlm reference:samplers.cache_checks.ByHand",
 )

@@ -24,11 +24,7 @@ from ..contracts import Canvas
 from .span_cache import SpanCache
 
 
-@register(
-    "prefix",
-    paper="arXiv:2505.22618",
-    checked="golden/dimple golden/dream golden/llada reference:samplers.cache_checks.ByHand",
-)
+@register("prefix", checked="golden/dimple golden/dream golden/llada reference:samplers.cache_checks.ByHand")
 class Prefix(SpanCache):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}
 

@@ -40,7 +40,7 @@ _LEAST = 1 / 32  # share of the answer, before the peak
 _PUBLISHED = ((0.75, 0.12, 0.52), (0.5, 1 / 6, 5 / 6))  # peak, first and last, of LLaDA and of shifted families
 
 
-@register("spa", paper="arXiv:2602.02544", checked="reference:reference.naive_spa.decode")
+@register("spa", checked="reference:reference.naive_spa.decode")
 class SingularProxyCache(Cache):
     attention = "bidirectional"
     conflicts: ClassVar[Reasons] = {

@@ -23,7 +23,7 @@ from ..contracts import Canvas
 from .span_cache import PublishedCounts, SpanCache
 
 
-@register("vicinity", paper="arXiv:2510.08666", checked="golden/llada reference:reference.naive_caches.vicinity")
+@register("vicinity", checked="golden/llada reference:reference.naive_caches.vicinity")
 class Vicinity(SpanCache):
     commits_on_refresh = False
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"warmup": (0, 4)}

@@ -31,7 +31,7 @@ class State:
     final: np.ndarray  # [B]
 
 
-@register("window", paper="arXiv:2512.22737", exact="greedy", checked="golden/wedlm")
+@register("window", exact="greedy", checked="golden/wedlm")
 class Window(Cache):
     attention = "windowed-causal"
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     pass
 
 
-@register("adaptive_length", paper="arXiv:2511.21759", checked="reference:samplers.masked.test_adaptive_length.naive")
+@register("adaptive_length", checked="reference:samplers.masked.test_adaptive_length.naive")
 class AdaptiveLength(Finish):
     conflicts: ClassVar[Reasons] = dict.fromkeys(
         CAUSAL_KINDS,

@@ -20,7 +20,7 @@ from ...registry import register
 from ..contracts import Canvas, Finish, Request
 
 
-@register("eos", paper="arXiv:2502.09992", exact="greedy", checked="golden/fast_dllm_v2 golden/llada golden/llada2")
+@register("eos", exact="greedy", checked="golden/fast_dllm_v2 golden/llada golden/llada2")
 class Eos(Finish):
     reference: Annotated[bool, "stop at the end of a block only"] = False
 

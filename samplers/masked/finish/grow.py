@@ -33,7 +33,7 @@ from ..contracts import CAUSAL_KINDS, Canvas, Finish, Growth, Predictions, Propo
 _TAIL = 32  # positions at the end of a row that are searched for end tokens
 
 
-@register("grow", paper="arXiv:2508.00819", checked="reference:reference.naive_grow.decode")
+@register("grow", checked="reference:reference.naive_grow.decode")
 class Grow(Finish):
     provides = frozenset({Trait.MOVES_TOKENS, Trait.READS_WHOLE_ROW})
     conflicts: ClassVar[Reasons] = {

@@ -38,7 +38,7 @@ from ..query_plan import visible_open
 _BOUNDS = (0.33, 0.67)  # progress at which early becomes mid, and mid becomes late
 
 
-@register("prophet", paper="arXiv:2508.19982", checked="golden/llada reference:reference.naive_prophet.prophet")
+@register("prophet", checked="golden/llada reference:reference.naive_prophet.prophet")
 class Prophet(Finish):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"early": (7.5, 10.0, 15.0)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"early": (15.0, 10.0, 7.5, 5.0, 2.5)}

@@ -20,7 +20,6 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 
 @register(
     "confidence",
-    paper="arXiv:2502.09992",
     exact="greedy",
     checked="golden/dimple golden/dream golden/fast_dllm_v2 golden/llada golden/llada2 golden/sdar_moe "
     "golden/wedlm reference:reference.naive_masked.decode",

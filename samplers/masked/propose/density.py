@@ -24,7 +24,7 @@ from ...registry import register
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
-@register("density", paper="arXiv:2509.23094", checked="reference:reference.naive_dependence.density")
+@register("density", checked="reference:reference.naive_dependence.density")
 class Density(Propose):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"sigma": (10.0, 2.0, 40.0)}
 

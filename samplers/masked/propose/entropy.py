@@ -18,7 +18,6 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 
 @register(
     "entropy",
-    paper="arXiv:2508.15487",
     checked="golden/dimple golden/dream golden/llada golden/sdar_moe golden/wedlm "
     "reference:reference.naive_masked.decode",
 )

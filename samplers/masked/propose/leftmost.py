@@ -17,7 +17,7 @@ from ...traits import Trait
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
-@register("leftmost", paper="arXiv:2505.16990", checked="golden/dimple golden/sdar_moe")
+@register("leftmost", checked="golden/dimple golden/sdar_moe")
 class Leftmost(Propose):
     provides = frozenset({Trait.NEEDS_NO_HOST, Trait.SCORES_WITHOUT_PROBABILITY})
 

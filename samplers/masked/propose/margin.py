@@ -16,9 +16,7 @@ from ...traits import Trait
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
-@register(
-    "margin", paper="arXiv:2502.06768", checked="golden/dimple golden/dream reference:reference.naive_masked.decode"
-)
+@register("margin", checked="golden/dimple golden/dream reference:reference.naive_masked.decode")
 class Margin(Propose):
     provides = frozenset({Trait.NEEDS_NO_HOST})
 

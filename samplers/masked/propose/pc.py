@@ -32,7 +32,7 @@ from ...registry import register
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
-@register("pc", paper="arXiv:2508.13021", checked="reference:reference.naive_selects.PC")
+@register("pc", checked="reference:reference.naive_selects.PC")
 class PC(Propose):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"decay": (0.25, 0.0, 1.0)}
     _surprisal: ClassVar[Tensor | None] = None  # [V] -ln f; an instance has its own once a corpus is counted

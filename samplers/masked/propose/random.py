@@ -17,7 +17,7 @@ from ...traits import Trait
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
-@register("random", paper="arXiv:2502.09992", checked="golden/llada reference:reference.naive_masked.decode")
+@register("random", checked="golden/llada reference:reference.naive_masked.decode")
 class Random(Propose):
     provides = frozenset({Trait.KNOWN_SCORES})
 

@@ -27,7 +27,7 @@ from ..contracts import Canvas, Request
 from .suffix import SuffixQuery
 
 
-@register("dpad", paper="arXiv:2508.14148", checked="reference:reference.naive_query.dpad")
+@register("dpad", checked="reference:reference.naive_query.dpad")
 class SuffixDropout(SuffixQuery):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"window": (512, 256, 128)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"window": (512, 256, 128, 64, 32)}

@@ -29,7 +29,7 @@ from ..contracts import Canvas, Proposal, Revise, Revision
 from ..ops.uniform_noise import CONFLICTS, REQUIRES, NoisyState, current_tokens, whole_block
 
 
-@register("adaptive", paper="arXiv:2512.10858", checked="reference:reference.naive_uniform.decode")
+@register("adaptive", checked="reference:reference.naive_uniform.decode")
 class Adaptive(Revise):
     provides = frozenset({Trait.WRITES_BLOCKS})
     requires: ClassVar[Reasons] = REQUIRES

@@ -43,7 +43,7 @@ from ..ops.uniform_noise import (
 )
 
 
-@register("ancestral", paper="arXiv:2503.04482", checked="reference:reference.naive_uniform.decode")
+@register("ancestral", checked="reference:reference.naive_uniform.decode")
 class Ancestral(Revise):
     provides = frozenset({Trait.WRITES_BLOCKS})
     requires: ClassVar[Reasons] = REQUIRES

@@ -20,9 +20,7 @@ from ..contracts import Canvas, Proposal, Revise, Revision, Update
 from ..select.denoise import Denoising, DenoisingState
 
 
-@register(
-    "renoise", paper="arXiv:2505.24857", checked="reference:models.families.test_diffusion_gemma.published_generate"
-)
+@register("renoise", checked="reference:models.families.test_diffusion_gemma.published_generate")
 class Renoise(Revise):
     provides = frozenset({Trait.RENOISES})
     requires: ClassVar[Reasons] = {

@@ -25,7 +25,7 @@ from ...traits import Reasons, Trait, Why
 from ..contracts import CAUSAL_KINDS, Canvas, Proposal, Select
 
 
-@register("counterfactual", paper="arXiv:2605.10980", checked="reference:samplers.masked.test_counterfactual.naive")
+@register("counterfactual", checked="reference:samplers.masked.test_counterfactual.naive")
 class Counterfactual(Select):
     provides = frozenset({Trait.LEAVE_ONE_OUT, Trait.GOES_BY_POSITION})  # drafts are kept by position
     conflicts: ClassVar[Reasons] = {

@@ -46,7 +46,7 @@ _PUBLISHED = (
 )
 
 
-@register("dawn", paper="arXiv:2602.06953", checked="reference:reference.naive_dependence.dawn")
+@register("dawn", checked="reference:reference.naive_dependence.dawn")
 class Dawn(Select):
     provides = frozenset({Trait.READS_WHOLE_ROW})
     conflicts: ClassVar[Reasons] = {

@@ -21,7 +21,7 @@ from ...traits import Reasons, Trait, Why
 from ..contracts import Canvas, Proposal, Select
 
 
-@register("defer", paper="arXiv:2606.19005", checked="reference:reference.naive_uniform.decode")
+@register("defer", checked="reference:reference.naive_uniform.decode")
 class Defer(Select):
     provides = frozenset({Trait.MAY_WAIT})
     requires: ClassVar[Reasons] = {

@@ -58,7 +58,7 @@ class State:
     round: Tensor
 
 
-@register("dus", paper="arXiv:2506.19037", checked="reference:reference.naive_selects.DUS")
+@register("dus", checked="reference:reference.naive_selects.DUS")
 class DUS(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"base": (2, 3, 4, 8)}
 

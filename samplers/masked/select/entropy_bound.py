@@ -25,9 +25,7 @@ from ...traits import Trait
 from ..contracts import Canvas, Proposal, Select
 
 
-@register(
-    "entropy_bound", paper="arXiv:2505.24857", checked="golden/sdar_moe reference:reference.naive_selects.entropy_bound"
-)
+@register("entropy_bound", checked="golden/sdar_moe reference:reference.naive_selects.entropy_bound")
 class EntropyBound(Select):
     default_propose = "entropy"
     default_of = "filtered"

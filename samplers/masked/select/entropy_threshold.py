@@ -43,7 +43,6 @@ class State:
 
 @register(
     "entropy_threshold",
-    paper="arXiv:2509.26488",
     checked="golden/llada "
     "reference:reference.naive_masked.entropy_threshold reference:reference.naive_selects.EntropyFloor",
 )

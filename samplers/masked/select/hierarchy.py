@@ -22,7 +22,7 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Select
 
 
-@register("hierarchy", paper="arXiv:2510.08666", checked="golden/llada reference:reference.naive_selects.hierarchy")
+@register("hierarchy", checked="golden/llada reference:reference.naive_selects.hierarchy")
 class Hierarchy(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"high": (0.9, 0.95, 0.8), "low": (0.4, 0.6)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"high": (0.98, 0.95, 0.9, 0.8, 0.7, 0.6)}

@@ -35,11 +35,7 @@ if TYPE_CHECKING:
 _DELIMITERS = frozenset((".", "!", "?", ";", "\n", "\n\n", "}", "。"))
 
 
-@register(
-    "leap",
-    paper="arXiv:2607.20467",
-    checked="reference:samplers.masked.test_leap.run reference:samplers.masked.test_leap.border",
-)
+@register("leap", checked="reference:samplers.masked.test_leap.run reference:samplers.masked.test_leap.border")
 class Leap(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.7, 0.9, 0.5)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)}

@@ -31,7 +31,7 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Select
 
 
-@register("learned", paper="arXiv:2509.25188", checked="hand")
+@register("learned", checked="hand")
 class Learned(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (None, 0.99, 0.9, 0.7)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.99, 0.95, 0.9, 0.8, 0.7, 0.5)}

@@ -24,7 +24,7 @@ from ...registry import register, resolve
 from ..contracts import Canvas, Choice, MaskedSampler, Proposal, Select
 
 
-@register("oracle", paper="arXiv:2509.25188", exact="greedy", checked="hand")
+@register("oracle", exact="greedy", checked="hand")
 class Oracle(Select):
     uses_answer = True
 

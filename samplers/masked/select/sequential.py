@@ -19,10 +19,7 @@ from ..contracts import Canvas, Proposal, Select
 
 
 @register(
-    "sequential",
-    paper="arXiv:2502.09992",
-    exact="greedy",
-    checked="golden/dimple golden/wedlm reference:reference.naive_masked.sequential",
+    "sequential", exact="greedy", checked="golden/dimple golden/wedlm reference:reference.naive_masked.sequential"
 )
 class Sequential(Select):
     provides = frozenset({Trait.NEEDS_NO_HOST})

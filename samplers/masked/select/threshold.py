@@ -30,7 +30,6 @@ from ..contracts import Canvas, MaskedSampler, Proposal, Select
 
 @register(
     "threshold",
-    paper="arXiv:2505.22618",
     checked="golden/dream golden/fast_dllm_v2 golden/llada "
     "reference:reference.naive_masked.threshold reference:reference.naive_selects.Relaxing",
 )

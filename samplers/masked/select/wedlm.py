@@ -23,7 +23,7 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Select
 
 
-@register("wedlm", paper="arXiv:2512.22737", checked="golden/wedlm")
+@register("wedlm", checked="golden/wedlm")
 class WeDLM(Select):
     default_propose = "entropy"
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.4, 0.2, 0.1, 0.05)}

@@ -23,7 +23,7 @@ from ...traits import Reasons, Trait, Why
 from ..contracts import Canvas, Proposal, Widen
 
 
-@register("localleap", paper="arXiv:2510.07081", checked="reference:reference.naive_selects.localleap")
+@register("localleap", checked="reference:reference.naive_selects.localleap")
 class LocalLeap(Widen):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"relaxed": (0.75, 0.6, 0.9), "radius": (4, 2)}
 

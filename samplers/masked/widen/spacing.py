@@ -25,7 +25,7 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Widen
 
 
-@register("spacing", paper="arXiv:2506.19037", checked="reference:reference.naive_selects.spacing")
+@register("spacing", checked="reference:reference.naive_selects.spacing")
 class Spacing(Widen):
     gap: Annotated[int | None, "least distance of two commits of a step; none: it shrinks as the block fills"] = None
     base: Annotated[int, "with gap=none, the first distance is the block's length divided by this"] = 2

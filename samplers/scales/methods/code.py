@@ -41,7 +41,7 @@ class Collaboration:
         return self.forward
 
 
-@register("code", paper="arXiv:2411.17787", checked="golden/code_var")
+@register("code", checked="golden/code_var")
 class CoDe(MapMethod):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (-1, -2, -3, -4)}
 

@@ -21,7 +21,7 @@ from ...registry import register
 from .map_decoding import MapMethod, Order
 
 
-@register("sequential", paper="arXiv:2404.02905", exact="distribution", checked="golden/var joint")
+@register("sequential", exact="distribution", checked="golden/var joint")
 class Sequential(MapMethod):
     temperatures: Annotated[
         str | None, "factor of the temperature per scale: 1.1x7/1 is 1.1 at the first seven, then 1"

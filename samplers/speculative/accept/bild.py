@@ -31,7 +31,7 @@ from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdic
 from ..ops.tree_walk import descend, reached
 
 
-@register("bild", paper="arXiv:2302.07863", checked="hand")
+@register("bild", checked="hand")
 class BigLittle(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"rollback": (1.0, 2.0, 3.0, 5.0, 8.0)}
 

@@ -32,9 +32,7 @@ from .greedy import follow
 _NOTHING = 1e-12  # a mass below this is rounding error
 
 
-@register(
-    "block", paper="arXiv:2403.10444", exact="distribution", checked="reference:reference.naive_acceptance.block joint"
-)
+@register("block", exact="distribution", checked="reference:reference.naive_acceptance.block joint")
 class BlockVerification(Acceptance):
     requires, conflicts = one_chain("verifies one chain per row", ", or accept with speculative")
 

@@ -32,7 +32,7 @@ from ..ops.relaxed import relaxed
 from ..ops.verification import Exact, Trial, judge
 
 
-@register("enrich", paper="arXiv:2502.20330", checked="reference:samplers.speculative.test_enrich.naive")
+@register("enrich", checked="reference:samplers.speculative.test_enrich.naive")
 class Enrich(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"eta": (1.0, 5.0, 10.0, 20.0, 40.0)}
 

@@ -32,7 +32,7 @@ from ..ops.verification import Exact, drafted_probs, judge, uniforms_of_nodes
 from .greedy import follow
 
 
-@register("fly", paper="arXiv:2511.22972", checked="reference:samplers.speculative.test_fly.naive")
+@register("fly", checked="reference:samplers.speculative.test_fly.naive")
 class Fly(Acceptance):
     requires, conflicts = one_chain("verifies one chain per row")
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"entropy": (0.9, 0.6, 0.3, 0.1, 0.0)}

@@ -23,7 +23,6 @@ from ..ops.tree_walk import descend, reached
 
 @register(
     "greedy",
-    paper="arXiv:1811.03115",
     exact="greedy",
     checked="golden/acceptance golden/heads golden/llamagen reference:samplers.ar_toys.plain_greedy",
 )

@@ -36,7 +36,7 @@ from .code_features import CodeFeatures
 _COMPARED = 10000  # rows of the authors' table of distances
 
 
-@register("gsd", paper="arXiv:2508.07747", checked="golden/acceptance reference:reference.naive_relaxed.grouped")
+@register("gsd", checked="golden/acceptance reference:reference.naive_relaxed.grouped")
 class Grouped(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"prob": (0.02, 0.05, 0.15, 0.3, 0.6)}
 

@@ -52,7 +52,6 @@ from .code_features import CodeFeatures, token_neighbours
 
 @register(
     "lantern",
-    paper="arXiv:2410.03355",
     checked="golden/acceptance "
     "reference:reference.naive_relaxed.transported reference:reference.naive_relaxed.published",
 )

@@ -26,12 +26,7 @@ from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdic
 from .greedy import follow
 
 
-@register(
-    "match",
-    paper="arXiv:2305.10427",
-    exact="distribution",
-    checked="reference:samplers.speculative.test_match.naive joint",
-)
+@register("match", exact="distribution", checked="reference:samplers.speculative.test_match.naive joint")
 class Match(Acceptance):
     noise: Annotated[
         Literal["fresh", "seeded"], "fresh: new noise per round; seeded: one noise per position for the whole request"

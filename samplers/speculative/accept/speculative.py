@@ -22,7 +22,6 @@ from ..ops.verification import judge
 
 @register(
     "speculative",
-    paper="arXiv:2211.17192",
     exact="distribution",
     checked="golden/acceptance reference:reference.naive_acceptance.recursive joint",
 )

@@ -26,7 +26,7 @@ from ..ops.tree_walk import longest, reached
 from .greedy import follow
 
 
-@register("topk", paper="arXiv:1811.03115", checked="reference:samplers.speculative.test_topk.naive")
+@register("topk", checked="reference:samplers.speculative.test_topk.naive")
 class TopK(Acceptance):
     provides = frozenset({Trait.LIKELIEST_ONLY})
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tolerance": (0.1, 0.3, 0.7, 1.5, 3.0)}

@@ -27,11 +27,7 @@ from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdic
 from ..ops.tree_walk import longest, reached
 
 
-@register(
-    "typical",
-    paper="arXiv:2401.10774",
-    checked="golden/acceptance golden/heads reference:reference.naive_acceptance.typical",
-)
+@register("typical", checked="golden/acceptance golden/heads reference:reference.naive_acceptance.typical")
 class Typical(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"epsilon": (0.3, 0.2, 0.09, 0.03, 0.01)}
 

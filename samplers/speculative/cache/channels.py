@@ -37,7 +37,7 @@ from ..contracts import DecodeContext
 from ..sparse_kv import LETS_GO, READS_PART, PerQueryAttention
 
 
-@register("channels", paper="arXiv:2408.07092", checked="reference:samplers.speculative.test_channels.naive")
+@register("channels", checked="reference:samplers.speculative.test_channels.naive")
 class Channels(PerQueryAttention):
     heavy: Annotated[int, "tokens that each query attends to because their labels match best"] = 256
     sink: Annotated[int, "first tokens that are always seen"] = 4

@@ -27,7 +27,7 @@ from ..sparse_kv import LETS_GO, READS_PART
 from .streaming import window_cache
 
 
-@register("lminfinite", paper="arXiv:2308.16137", checked="reference:reference.naive_window.naive")
+@register("lminfinite", checked="reference:reference.naive_window.naive")
 class LMInfinite(Cache):
     provides = frozenset({Trait.CHANGES_TARGET, Trait.MOVES_KV, Trait.LONGER_TEXTS})
     requires: ClassVar[Reasons] = {Trait.PLAIN_DECODER: READS_PART}

@@ -30,7 +30,7 @@ from ...registry import register
 from ..sparse_kv import Choice, CommittedSlots, SparseAttention
 
 
-@register("retrieval", paper="arXiv:2404.11912", checked="reference:samplers.speculative.test_retrieval.naive_chunks")
+@register("retrieval", checked="reference:samplers.speculative.test_retrieval.naive_chunks")
 class Retrieval(SparseAttention):
     budget: Annotated[int, "tokens in the chunks that are attended to"] = 512
     chunk: Annotated[int, "tokens per chunk"] = 8

@@ -30,7 +30,7 @@ from ..contracts import DecodeContext
 from ..sparse_kv import Choice, CommittedSlots, SparseAttention
 
 
-@register("streaming", paper="arXiv:2309.17453", checked="reference:reference.naive_window.naive")
+@register("streaming", checked="reference:reference.naive_window.naive")
 class Streaming(SparseAttention):
     sink: Annotated[int, "first tokens that are always seen"] = 16
     window: Annotated[int, "last tokens that are seen"] = 496

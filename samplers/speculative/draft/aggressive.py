@@ -33,9 +33,7 @@ from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 from .text_history import PerRow, chain
 
 
-@register(
-    "aggressive", paper="arXiv:2106.04970", exact="greedy", checked="reference:reference.naive_lookup.aggressive joint"
-)
+@register("aggressive", exact="greedy", checked="reference:reference.naive_lookup.aggressive joint")
 class Aggressive(Drafter):
     provides = frozenset({Trait.COPIES, Trait.DRAFTS_ONE_CHAIN})
 

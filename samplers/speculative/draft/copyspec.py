@@ -26,9 +26,7 @@ from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 from .text_history import NGramIndex, PerRow, chain, repeated
 
 
-@register(
-    "copyspec", paper="arXiv:2502.08923", exact="greedy", checked="reference:reference.naive_lookup.Copying joint"
-)
+@register("copyspec", exact="greedy", checked="reference:reference.naive_lookup.Copying joint")
 class CopySpec(Drafter):
     provides = frozenset({Trait.COPIES, Trait.DRAFTS_ONE_CHAIN, Trait.OBSERVES_TOKENS})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "suffix": (1, 3, 5)}

@@ -39,7 +39,7 @@ from .exit_states import Choice, ExitStates
 from .exits import parse_exits
 
 
-@register("del", paper="arXiv:2504.05598", exact="greedy", checked="joint")
+@register("del", exact="greedy", checked="joint")
 class DynamicExit(Drafter):
     provides = frozenset({Trait.DRAFTS_DURING_VERIFY, Trait.TAKES_SHAPE})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (8, 5, 12)}

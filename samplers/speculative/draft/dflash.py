@@ -219,9 +219,7 @@ def _spread(part: Tensor, rows: Tensor, batch: int) -> Tensor:
     return part.new_zeros(batch, *part.shape[1:]).index_copy_(0, rows, part)
 
 
-@register(
-    "dflash", paper="arXiv:2602.06036", exact="greedy", checked="reference:reference.naive_dflash.NaiveDFlash joint"
-)
+@register("dflash", exact="greedy", checked="reference:reference.naive_dflash.NaiveDFlash joint")
 class DFlash(ModuleDrafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (15, 7, 4)}
 

@@ -147,12 +147,7 @@ class DiffusionState(RowState):
         return error or ModelError(f"the draft model {self.model.name} gives logits that are not finite")
 
 
-@register(
-    "diffusion",
-    paper="arXiv:2512.20573",
-    exact="greedy",
-    checked="reference:reference.naive_diffusion_draft.draft joint",
-)
+@register("diffusion", exact="greedy", checked="reference:reference.naive_diffusion_draft.draft joint")
 class Diffusion(ModelDrafter):
     role = "the masked model that drafts"
     provides = frozenset({Trait.DRAFTS_ONE_CHAIN, Trait.OBSERVES_TOKENS})

@@ -32,7 +32,7 @@ from ..contracts import DecodeContext, Draft, Drafter, LowerLayerStates, Uniform
 from ..draft_model import DraftModelState
 
 
-@register("earlyexit", paper="arXiv:2404.16710", exact="greedy", checked="joint")
+@register("earlyexit", exact="greedy", checked="joint")
 class EarlyExit(Drafter):
     provides = frozenset(
         {

@@ -158,7 +158,7 @@ class BlockPairState(PairState):
         return output
 
 
-@register("falcon", paper="arXiv:2412.12639", exact="greedy", checked="reference:reference.naive_falcon.outputs joint")
+@register("falcon", exact="greedy", checked="reference:reference.naive_falcon.outputs joint")
 class Falcon(ModuleDrafter):
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 4
     block: Annotated[int | None, "tokens drafted per pass; default and maximum: as many as were trained"] = None

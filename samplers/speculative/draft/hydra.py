@@ -28,12 +28,7 @@ from .draft_heads import StaticState
 from .module_drafter import ModuleDrafter
 
 
-@register(
-    "hydra",
-    paper="arXiv:2402.05109",
-    exact="greedy",
-    checked="golden/heads reference:reference.naive_heads.hydra joint",
-)
+@register("hydra", exact="greedy", checked="golden/heads reference:reference.naive_heads.hydra joint")
 class Hydra(ModuleDrafter):
     def start(self, context: DecodeContext) -> HydraState:
         return HydraState(context, self.fitting_module(context))

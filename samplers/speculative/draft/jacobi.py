@@ -22,7 +22,6 @@ from .jacobi_window import JacobiWindow
 
 @register(
     "jacobi",
-    paper="arXiv:2305.10427",
     exact="greedy",
     checked="golden/llamagen reference:reference.naive_jacobi.sliding reference:reference.naive_jacobi.block joint",
 )

@@ -152,9 +152,7 @@ class AdapterState(Shallow):
         return raw
 
 
-@register(
-    "kangaroo", paper="arXiv:2404.18911", exact="greedy", checked="reference:reference.naive_kangaroo.states joint"
-)
+@register("kangaroo", exact="greedy", checked="reference:reference.naive_kangaroo.states joint")
 class Kangaroo(ModuleDrafter):
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 6
     layers: Annotated[

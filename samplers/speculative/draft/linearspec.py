@@ -120,12 +120,7 @@ class MaskedBlocks(RowState, DraftModel):
         return error or ModelError(f"{model.name} gives logits that are not finite while it drafts for itself")
 
 
-@register(
-    "linearspec",
-    paper="arXiv:2607.05722",
-    exact="greedy",
-    checked="reference:samplers.speculative.test_linearspec.naive joint",
-)
+@register("linearspec", exact="greedy", checked="reference:samplers.speculative.test_linearspec.naive joint")
 class LinearSpec(Drafter):
     provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH, Trait.ONE_FORWARD_DRAFTS})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (31, 15, 7)}

@@ -34,12 +34,7 @@ from ..draft_model import DraftModelState
 from .module_drafter import ModuleDrafter, module_failure, module_of
 
 
-@register(
-    "longspec",
-    paper="arXiv:2502.17421",
-    exact="greedy",
-    checked="reference:samplers.speculative.test_longspec.naive joint",
-)
+@register("longspec", exact="greedy", checked="reference:samplers.speculative.test_longspec.naive joint")
 class LongSpec(ModuleDrafter):
     conflicts: ClassVar[Reasons] = {
         Trait.CHANGES_TARGET: Why(

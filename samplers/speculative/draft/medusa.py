@@ -23,12 +23,7 @@ from .draft_heads import StaticState
 from .module_drafter import ModuleDrafter
 
 
-@register(
-    "medusa",
-    paper="arXiv:2401.10774",
-    exact="greedy",
-    checked="golden/heads reference:reference.naive_heads.medusa joint",
-)
+@register("medusa", exact="greedy", checked="golden/heads reference:reference.naive_heads.medusa joint")
 class Medusa(ModuleDrafter):
     @property
     def provides(self) -> frozenset[Trait]:

@@ -51,7 +51,7 @@ from .cross_vocabulary import CrossVocabularyState, TokenMap
 _NO_SHAPE = "leave the shape out, or use a drafter without map"
 
 
-@register("model", paper="arXiv:2211.17192", exact="greedy", checked="joint")
+@register("model", exact="greedy", checked="joint")
 class Model(ModelDrafter, StateDrafter):
     state: ClassVar[type[DraftModelState]] = DraftModelState
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}

@@ -29,7 +29,7 @@ from .eagle_state import PairState
 from .module_drafter import ModuleDrafter, module_of
 
 
-@register("mtp", paper="arXiv:2412.19437", exact="greedy", checked="reference:reference.naive_mtp.draft joint")
+@register("mtp", exact="greedy", checked="reference:reference.naive_mtp.draft joint")
 class Mtp(ModuleDrafter):
     name: Annotated[DraftModuleName | None, "embedded name, folder or hub id; by default the target's own files"] = None
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 3

@@ -72,7 +72,7 @@ class AheadState(DraftModelState):
         return {**super().to_observe(outcome), **own}
 
 
-@register("pearl", paper="arXiv:2408.11850", exact="greedy", checked="reference:reference.naive_pearl.pearl joint")
+@register("pearl", exact="greedy", checked="reference:reference.naive_pearl.pearl joint")
 class Pearl(Model):
     state: ClassVar[type[DraftModelState]] = AheadState
 

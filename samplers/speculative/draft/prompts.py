@@ -27,9 +27,7 @@ from ..contracts import ProbeLayout, ProbeNodes
 from .probe_drafter import ProbeDrafter
 
 
-@register(
-    "prompts", paper="arXiv:2405.18628", exact="greedy", checked="reference:reference.naive_queries.prompt_logits joint"
-)
+@register("prompts", exact="greedy", checked="reference:reference.naive_queries.prompt_logits joint")
 class Prompts(ProbeDrafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (3, 2, 1)}
 

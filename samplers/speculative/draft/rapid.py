@@ -91,9 +91,7 @@ def bm25(chunks: Sequence[np.ndarray], query: np.ndarray) -> np.ndarray:
     return scores
 
 
-@register(
-    "rapid", paper="arXiv:2502.20330", exact="greedy", checked="reference:samplers.speculative.test_rapid.naive joint"
-)
+@register("rapid", exact="greedy", checked="reference:samplers.speculative.test_rapid.naive joint")
 class Rapid(StateDrafter):
     provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}

@@ -265,12 +265,7 @@ class _Sources:
         return error
 
 
-@register(
-    "rasd",
-    paper="arXiv:2503.03434",
-    exact="greedy",
-    checked="reference:samplers.speculative.test_rasd.naive_continuations joint",
-)
+@register("rasd", exact="greedy", checked="reference:samplers.speculative.test_rasd.naive_continuations joint")
 class Rasd(Nesting):
     example: ClassVar[str] = 'rasd:model="model:name=...",store=texts.txt; add shape, length and acceptance with +'
 

@@ -21,7 +21,7 @@ from ...traits import Reasons, Trait, Why
 from .jacobi_window import JacobiWindow
 
 
-@register("seeded_jacobi", paper="arXiv:2002.03629", exact="greedy", checked="joint")
+@register("seeded_jacobi", exact="greedy", checked="joint")
 class SeededJacobi(JacobiWindow):
     name: ClassVar[str] = "seeded_jacobi"
     default_acceptance: ClassVar[str | None] = "match:noise=seeded"

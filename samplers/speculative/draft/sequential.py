@@ -18,12 +18,7 @@ from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 
 
-@register(
-    "sequential",
-    paper="arXiv:1706.03762",
-    exact="greedy",
-    checked="golden/llamagen reference:samplers.ar_toys.plain_greedy",
-)
+@register("sequential", exact="greedy", checked="golden/llamagen reference:samplers.ar_toys.plain_greedy")
 class Sequential(Drafter):
     provides = frozenset({Trait.OBSERVES_TOKENS})
 

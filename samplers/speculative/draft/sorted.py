@@ -157,7 +157,7 @@ class NestedState(DraftModelState):
             self.inputs[index[:, None], copy, part, where] = split[:, copy].to(self.inputs)
 
 
-@register("sorted", paper="arXiv:2407.01955", exact="greedy", checked="joint")
+@register("sorted", exact="greedy", checked="joint")
 class Sorted(ModelDrafter):
     provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})
     conflicts: ClassVar[Reasons] = {

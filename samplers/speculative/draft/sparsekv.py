@@ -39,7 +39,7 @@ from ..sparse_kv import (
 _State = SparseDraftState | PerQueryDraftState
 
 
-@register("sparsekv", paper="arXiv:2404.11912", exact="greedy", checked="joint")
+@register("sparsekv", exact="greedy", checked="joint")
 class SparseKV(Drafter):
     provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (4, 2, 6)}

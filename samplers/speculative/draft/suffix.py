@@ -134,7 +134,7 @@ class _Texts(PerRow[Places]):
         self.store = store
 
 
-@register("suffix", paper="arXiv:2411.04975", exact="greedy", checked="reference:reference.naive_lookup.suffix joint")
+@register("suffix", exact="greedy", checked="reference:reference.naive_lookup.suffix joint")
 class Suffix(Drafter):
     k: Annotated[int, "most tokens drafted"] = 32
     depth: Annotated[int, "longest match that is searched"] = 64

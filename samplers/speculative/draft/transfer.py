@@ -26,12 +26,7 @@ from ..contracts import ProbeInjection, ProbeLayout, ProbeNodes
 from .probe_drafter import ProbeDrafter
 
 
-@register(
-    "transfer",
-    paper="arXiv:2404.12022",
-    exact="greedy",
-    checked="reference:reference.naive_queries.pseudo_logits joint",
-)
+@register("transfer", exact="greedy", checked="reference:reference.naive_queries.pseudo_logits joint")
 class Transfer(ProbeDrafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (3, 2, 1)}
 

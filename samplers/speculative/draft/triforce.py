@@ -177,7 +177,7 @@ class Hierarchy:
         return (self.small if bool(self.middle.highest.isfinite()) else self.middle).failure()
 
 
-@register("triforce", paper="arXiv:2404.11912", exact="greedy", checked="joint")
+@register("triforce", exact="greedy", checked="joint")
 class TriForce(ModelDrafter):
     role = "the small draft model"
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (6, 4, 8), "k": (2, 3)}

@@ -21,7 +21,7 @@ from ...traits import Trait
 from ..contracts import DecodeContext, Length
 
 
-@register("fallback", paper="arXiv:2302.07863", exact="greedy", checked="joint")
+@register("fallback", exact="greedy", checked="joint")
 class Fallback(Length):
     provides = frozenset({Trait.DROPS_LAST, Trait.OBSERVES_TOKENS})
 

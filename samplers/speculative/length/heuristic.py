@@ -26,7 +26,7 @@ class _Wanted:
     k: np.ndarray  # [B]
 
 
-@register("heuristic", paper="arXiv:2405.04304", exact="greedy", checked="joint")
+@register("heuristic", exact="greedy", checked="joint")
 class Heuristic(Length):
     provides = frozenset({Trait.OBSERVES_TOKENS})
 

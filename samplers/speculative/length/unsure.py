@@ -19,7 +19,7 @@ from ...traits import Trait
 from ..contracts import DecodeContext, Length
 
 
-@register("unsure", paper="arXiv:2404.18911", exact="greedy", checked="joint")
+@register("unsure", exact="greedy", checked="joint")
 class Unsure(Length):
     provides = frozenset({Trait.OBSERVES_TOKENS})
 

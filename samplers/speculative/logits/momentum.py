@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     pass
 
 
-@register("momentum", paper="arXiv:2212.02175", checked="reference:samplers.speculative.test_momentum.naive_text")
+@register("momentum", checked="reference:samplers.speculative.test_momentum.naive_text")
 class Momentum(Logits):
     alpha: Annotated[float, "weight of the resistance, in probability; 0 is off"] = 0.2
     k: Annotated[int, "candidates considered where the likeliest token would close a circuit"] = 5

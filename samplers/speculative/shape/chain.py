@@ -22,9 +22,7 @@ from ..contracts import DecodeContext, Draft, DraftModel, Shape, SubsetLogits, U
 from .tree_growth import drops_last, never_stops, stopped_rows
 
 
-@register(
-    "chain", paper="arXiv:2211.17192", exact="greedy", checked="reference:samplers.speculative.test_chain.naive joint"
-)
+@register("chain", exact="greedy", checked="reference:samplers.speculative.test_chain.naive joint")
 class Chain(Shape):
     provides = frozenset({Trait.DRAFTS_ONE_CHAIN})
 

@@ -30,7 +30,7 @@ from .siblings import conditional_distributions, siblings
 from .tree_growth import Tree, drops_last, stopped_rows
 
 
-@register("dyspec", paper="arXiv:2410.11744", exact="greedy", checked="joint")
+@register("dyspec", exact="greedy", checked="joint")
 class DySpec(Shape):
     provides = frozenset({Trait.DRAFTS_TREES, Trait.ADAPTIVE_TREES})
 

@@ -34,12 +34,7 @@ from .tree_growth import drops_last, stopped_rows
 _TOP = "leave top out, or use another acceptance"
 
 
-@register(
-    "paths",
-    paper="arXiv:2401.10774",
-    exact="greedy",
-    checked="golden/heads reference:samplers.speculative.test_paths.ranked joint",
-)
+@register("paths", exact="greedy", checked="golden/heads reference:samplers.speculative.test_paths.ranked joint")
 class Paths(Shape):
     tree: Annotated[str, "name of a published tree, or its paths; the drafter's k cuts it"] = "mc_sim_7b_63"
     top: Annotated[bool, "the likeliest tokens at any temperature, instead of samples"] = False

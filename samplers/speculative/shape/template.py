@@ -32,7 +32,7 @@ from .siblings import conditional_distributions, siblings
 from .tree_growth import drops_last, stopped_rows
 
 
-@register("template", paper="arXiv:2305.09781", exact="greedy", checked="joint")
+@register("template", exact="greedy", checked="joint")
 class Template(Shape):
     widths: Annotated[str, "children of each node, level by level; the drafter's k cuts it"] = "1-1-3-1-1-1-1-1"
 

@@ -71,7 +71,7 @@ class Ngrams:
         return total
 
 
-@register("superposed", paper="arXiv:2405.18400", checked="reference:samplers.speculative.test_superposed.naive")
+@register("superposed", checked="reference:samplers.speculative.test_superposed.naive")
 class Superposed(Texts):
     k: Annotated[int, "drafts, and the most texts of a prompt"] = 3
     tokens: Annotated[int | None, "candidate tokens per forward; none: 3 * k, as published"] = None
