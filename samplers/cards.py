@@ -274,7 +274,9 @@ def _read(module: str, finder: Any) -> None:
         importlib.import_module(module)
         return
     for one in infos:
-        home = {} if "stage" in one.keywords else dict(zip(("family", "stage"), _home(one.name, module), strict=True))
+        home: dict[str, Any] = {}
+        if "stage" not in one.keywords:
+            home["family"], home["stage"] = _home(one.name, module)
         parameters = tuple(
             {**field, "default": format_value(field["default"]) if "default" in field else ""}
             for field in one.parameters
