@@ -81,9 +81,9 @@ class DFlashLayout:
         return names
 
     def fused_rows(self, name: str) -> tuple[int, ...]:
-        """Rows of each tensor in the fused parameter `name`."""
-        config, leaf = self.config, name.rpartition(".")[2]
-        rows = config.mlp_width if leaf.startswith("gate_up") else config.kv_heads * config.head_dim
+        """Rows of each tensor in a fused parameter with this last part of its name."""
+        config = self.config
+        rows = config.mlp_width if name.startswith("gate_up") else config.kv_heads * config.head_dim
         return rows, rows
 
 

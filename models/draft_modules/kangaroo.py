@@ -119,10 +119,8 @@ def _load(files: DraftFiles, target: LanguageModel, *, layers: int | None = None
         module,
         files,
         names,
-        fused_rows=lambda name: config.fused_rows(name.rpartition(".")[2]),
+        fused_rows=config.fused_rows,
         harmless=_HARMLESS,
-        dtype=target.dtype,
-        device=target.device,
     )
     module.rope = Rope.of(config)
     reason = "as requested" if layers else "exit_layer of its config" if stated else "the authors' default"

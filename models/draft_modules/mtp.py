@@ -185,10 +185,8 @@ def load(files: DraftFiles, target: LanguageModel) -> MtpModule:
         module,
         files,
         form.names,
-        fused_rows=lambda name: form.config.fused_rows(name.rpartition(".")[2]),
+        fused_rows=form.config.fused_rows,
         harmless=(rf"(?!{stem}).*", rf"{stem}(embed_tokens|shared_head\.head)\.weight", r".*rotary_emb\.inv_freq"),
-        dtype=target.dtype,
-        device=target.device,
     )
     module.rope = Rope.of(form.config)
     lines = [f"an MTP layer in {form.style} layout, {form.stem}*"]
