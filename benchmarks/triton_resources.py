@@ -21,7 +21,7 @@ import triton
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pardec.bench import launches  # noqa: E402
+from benchmarks import launches  # noqa: E402
 from pardec.bench.report import Column, markdown  # noqa: E402
 from tests import test_compiled_kernels as compiled  # noqa: E402
 

@@ -13,11 +13,11 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, dataclass_transform
 
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean, one_line
 
-from .outline import Unreadable, annotation, explanation, outlines
+from .outline import Unreadable, annotation, explanation, outlines, paper_of
 from .renamed import refuse_former_names
 from .spec import Policy, format_value
 
@@ -36,12 +36,13 @@ STAGES_OF: Mapping[Family, tuple[str, ...]] = {
     "continuous": CONTINUOUS,
     "scales": SCALES,
 }
-_FOLDERS = (
-    *(f"pardec.samplers.masked.{stage}" for stage in MASKED),
-    *(f"pardec.samplers.speculative.{stage}" for stage in AUTOREGRESSIVE),
-    "pardec.samplers.continuous.methods",
-    "pardec.samplers.scales.methods",
-)
+# The folders of methods, with the family and stage of each.
+_HOMES: Mapping[str, tuple[Family, str]] = {
+    **{f"pardec.samplers.masked.{stage}": ("masked", stage) for stage in MASKED},
+    **{f"pardec.samplers.speculative.{stage}": ("ar", stage) for stage in AUTOREGRESSIVE},
+    "pardec.samplers.continuous.methods": ("continuous", "vectors"),
+    "pardec.samplers.scales.methods": ("scales", "maps"),
+}
 
 FAMILY_LABELS: Mapping[str, str] = {
     "masked": "masked models",
@@ -120,15 +121,22 @@ class Card:
         return explanation(self.file) or self.summary
 
 
+@dataclass_transform(frozen_default=True)
 def register(
-    name: str, *, stage: str, family: Family | None = None, paper: str = "", exact: str = "relaxed", checked: str = ""
+    name: str,
+    *,
+    stage: str | None = None,
+    family: Family | None = None,
+    paper: str | None = None,
+    exact: str = "relaxed",
+    checked: str = "",
 ) -> Callable[[_T], _T]:
-    """Class decorator: adds a frozen dataclass to the registry under `name`.
+    """Class decorator: makes a class a frozen dataclass, and adds it to the registry under `name`.
 
     Args:
-        stage: one of `STAGES`.
+        stage: one of `STAGES`; None, in pardec's own folders of methods: that of the folder, and so is the family.
         family: of the models; None: the first that has the stage, which for "logits" and "cache" is "masked".
-        paper: "arXiv:<id>", which the class's module must name too; empty for a plain baseline.
+        paper: "arXiv:<id>", or the address of a page; None: the first one on arXiv in the docstring of the file.
         exact: "greedy" if the output is that of the family's `sequential`; "distribution" if it is drawn from the same
             distribution; else "relaxed". A method's own attribute `exact`, where it has one, takes precedence.
         checked: the words of `CHECKS` that apply, "golden" as "golden/<set>" for each recorded set, and "reference" as
@@ -136,29 +144,40 @@ def register(
     """
 
     def add(cls: _T) -> _T:
-        if stage in STAGES:  # `_add` refuses others
-            refuse_former_names(cls, name, family=family or stage_family(stage), stage=stage)
+        if "__dataclass_fields__" not in vars(cls):
+            dataclass(frozen=True)(cls)
+        of_family, of_stage = (family, stage) if stage is not None else _home(name, cls.__module__)
+        if of_stage in STAGES:  # `_add` refuses others
+            refuse_former_names(cls, name, family=of_family or stage_family(of_stage), stage=of_stage)
         source, line = _source(cls)
-        summary = (inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or "").split("\n")[0]
+        doc = inspect.getdoc(inspect.getmodule(cls)) or inspect.getdoc(cls) or ""
         key = _add(
             name,
             (cls.__module__, cls.__qualname__),
-            stage=stage,
-            family=family,
-            paper=paper,
+            stage=of_stage,
+            family=of_family,
+            paper=paper_of(doc) if paper is None else paper,
             exact=exact,
             checked=checked,
-            summary=summary,
+            summary=doc.split("\n")[0],
             parameters=_parameters(cls),
             file=source,
             line=line,
         )
         _classes[key] = cls
-        cls.registered = name, stage  # type: ignore[attr-defined]  # how specs name its objects
-        _complete(cls, stage, key[1])
+        cls.registered = name, of_stage  # type: ignore[attr-defined]  # how specs name its objects
+        _complete(cls, of_stage, key[1])
         return cls
 
     return add
+
+
+def _home(name: str, module: str) -> tuple[Family, str]:
+    """The family and stage of the methods in a module's folder. Raises SpecError for other folders."""
+    folder = module.rpartition(".")[0]
+    if folder not in _HOMES:
+        raise SpecError(f"{name}: stage is missing", hint=f"stages are {', '.join(STAGES)}")
+    return _HOMES[folder]
 
 
 def _complete(cls: type[Any], stage: str, family: str) -> None:
@@ -222,7 +241,7 @@ def order(card: Card) -> tuple[int, int, str]:
 @cache
 def _load_all() -> None:
     """Reads every method's file and imports methods of other packages (entry-point group `pardec.samplers`)."""
-    for folder in _FOLDERS:
+    for folder in _HOMES:
         spec = importlib.util.find_spec(folder)
         for finder, module, _ in pkgutil.iter_modules((spec and spec.submodule_search_locations) or (), folder + "."):
             if module in sys.modules:  # it is registered
@@ -255,6 +274,9 @@ def _read(module: str, finder: Any) -> None:
         importlib.import_module(module)
         return
     for one in infos:
+        home: dict[str, Any] = {}
+        if "stage" not in one.keywords:
+            home["family"], home["stage"] = _home(one.name, module)
         parameters = tuple(
             {**field, "default": format_value(field["default"]) if "default" in field else ""}
             for field in one.parameters
@@ -262,7 +284,7 @@ def _read(module: str, finder: Any) -> None:
         _add(
             one.name,
             (one.module, one.qualname),
-            **one.keywords,
+            **{"paper": one.paper, **home, **one.keywords},
             summary=one.summary,
             parameters=parameters,
             file=one.file,
@@ -333,5 +355,4 @@ def _parameters(cls: type) -> tuple[Mapping[str, str], ...]:
         default = "" if field.default is MISSING else format_value(field.default)
         return {"name": field.name, "type": kind, "default": default, "doc": doc}
 
-    # @dataclass runs before @register, so the fields are there.
     return tuple(describe(field) for field in fields(cls))

@@ -7,6 +7,7 @@ which one of them is not a literal has to be imported.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -28,6 +29,7 @@ class Outline:
     name: str
     keywords: Mapping[str, Any]  # arguments of `register`
     summary: str
+    paper: str
     parameters: tuple[Mapping[str, Any], ...]  # name, type, default (absent where there is none), doc
     file: str
     line: int
@@ -47,7 +49,18 @@ def outlines(module: str, file: str) -> Iterator[Outline]:
                 keywords = {str(keyword.arg): _value(keyword.value) for keyword in decorator.keywords}
                 line = node.decorator_list[0].lineno
                 fields = tuple(_fields(page, node).values())
-                yield Outline(module, node.name, name, keywords, page.summary, fields, file, line)
+                paper = paper_of(page.doc)
+                yield Outline(module, node.name, name, keywords, page.summary, paper, fields, file, line)
+
+
+def paper_of(doc: str) -> str:
+    """The first paper on arXiv that a docstring gives, as "arXiv:<id>"; empty without one.
+
+    >>> paper_of("A rule.\\n\\nIts Paper, https://arxiv.org/abs/2502.09992")
+    'arXiv:2502.09992'
+    """
+    found = re.search(r"arxiv\.org/abs/(\d+\.\d+)", doc)
+    return f"arXiv:{found[1]}" if found else ""
 
 
 def explanation(file: str) -> str:
@@ -68,7 +81,8 @@ class _Page:
         except (OSError, SyntaxError, ValueError) as error:
             raise Unreadable(file) from error
         self.module = module
-        self.summary = (ast.get_docstring(self.tree) or "").split("\n")[0]
+        self.doc = ast.get_docstring(self.tree) or ""
+        self.summary = self.doc.split("\n")[0]
 
     def base(self, name: str) -> tuple[_Page, ast.ClassDef]:
         """The class that `name` refers to in this file, and the file that defines it."""
@@ -106,7 +120,7 @@ def _fields(page: _Page, node: ast.ClassDef) -> dict[str, Mapping[str, Any]]:
         if not isinstance(base, ast.Name):
             raise Unreadable(ast.unparse(base))
         fields |= _fields(*page.base(base.id))
-    if not any(ast.unparse(decorator).startswith("dataclass") for decorator in node.decorator_list):
+    if not any(ast.unparse(decorator).startswith(("dataclass", "register")) for decorator in node.decorator_list):
         return fields
     for entry in node.body:
         if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -20,10 +22,17 @@ sys.path.insert(0, str(ROOT))
 import pardec  # noqa: E402
 from pardec.images import pngs  # noqa: E402
 from pardec.images.classes import NAMES  # noqa: E402
-from pardec.images.side_by_side import animation, unfolding  # noqa: E402
+from pardec.models.errors import SpecError  # noqa: E402
+from pardec.requests.images import with_defaults  # noqa: E402
+from pardec.samplers.events import Finished, Step  # noqa: E402
+from pardec.views.frames import MARGIN, encode, truncate  # noqa: E402
+from pardec.views.unfinished import Codes, unfinished  # noqa: E402
 
 FOLDER = ROOT / "docs" / "gallery"
 SCALE, LINE = 3, 14
+TITLE_LINE, TITLE_SIZE = 20, 13  # pixels
+MOST = 36  # frames, about
+COLOURS = 64  # colours of a frame
 
 
 @dataclass(frozen=True)
@@ -128,6 +137,63 @@ def draw(page: Page) -> None:
     (FOLDER / f"{page.model}.gif").write_bytes(animation(columns))
     (FOLDER / f"{page.model}.md").write_text(text(page, counts), encoding="utf-8")
     print(f"drew {page.model}")
+
+
+def unfolding(model: pardec.Model, prompt: Any = None, **arguments: Any) -> tuple[list[Image.Image], pardec.Result]:
+    """The image of a request after each of its forwards, with unknown tokens blank, and the result.
+
+    Args:
+        prompt: one caption, or None with `label`.
+        arguments: of `Model.generate`; missing ones take the checkpoint's values.
+
+    Raises:
+        SpecError: a text model, a model without a decoder, or a request for several images.
+    """
+    imaging = model.imaging
+    if imaging is None or not imaging.can_decode:
+        raise SpecError(f"{model.name} draws no images", hint="name an image model, with its decoder")
+    call = model.prepare(prompt, **with_defaults(imaging, arguments))
+    if len(call.seeds) != 1:
+        raise SpecError(
+            f"only one image can be shown, and {len(call.seeds)} are requested", hint="give one caption or class"
+        )
+    codes, images, result = Codes(imaging.layout), list[Image.Image](), None
+    for event in model.run(call):
+        codes(event)
+        if isinstance(event, Step):
+            images += unfinished(imaging, codes.codes, codes.latents)
+        elif isinstance(event, Finished):
+            result = model.result(call, event, 0.0)
+    assert result is not None, "a loop ends with Finished"
+    return images, result
+
+
+def animation(columns: Sequence[tuple[str, Sequence[Image.Image]]], *, scale: int = 3) -> bytes:
+    """A GIF with one column per (title, images after each forward); finished columns keep their last image.
+
+    `scale` repeats each pixel.
+    """
+    last = max(len(images) for _, images in columns)
+    stride = -(-last // MOST)
+    frames = [_frame(columns, min(step, last - 1), scale) for step in range(0, last + stride - 1, stride)]
+    return encode(frames, "GIF")
+
+
+def _frame(columns: Sequence[tuple[str, Sequence[Image.Image]]], step: int, scale: int) -> Image.Image:
+    font, tiles = ImageFont.load_default(TITLE_SIZE), []
+    for title, images in columns:
+        at = min(step, len(images) - 1)
+        image = images[at].resize((images[at].width * scale, images[at].height * scale), Image.Resampling.NEAREST)
+        tile = Image.new("RGB", (image.width, image.height + 2 * TITLE_LINE), "white")
+        tile.paste(image, (0, TITLE_LINE))
+        draw, ending = ImageDraw.Draw(tile), ", finished" if at == len(images) - 1 else ""
+        draw.text((0, 2), truncate(title, font, image.width), fill="#24292f", font=font)
+        draw.text((0, TITLE_LINE + image.height + 3), f"{at + 1} forwards{ending}", fill="#57606a", font=font)
+        tiles.append(tile)
+    sheet = pngs.sheet(tiles, (1, len(tiles)), gap=MARGIN, ground=(255, 255, 255))
+    framed = Image.new("RGB", (sheet.width + 2 * MARGIN, sheet.height + 2 * MARGIN), "white")
+    framed.paste(sheet, (MARGIN, MARGIN))
+    return framed.quantize(COLOURS, dither=Image.Dither.NONE)  # noise costs more than it shows
 
 
 def pardec_defaults(model: pardec.Model) -> dict[str, object]:

@@ -181,7 +181,7 @@ print(sorted(f for f in files if files.count(f) > 1), sorted(n for n in sys.modu
     "command",
     [
         "import pardec",
-        "from pardec.models import PardecError, embedded_names\nembedded_names()",
+        "from pardec.models.files.catalog import embedded_names\nembedded_names()",
         "from pardec.cli import main\nmain(['--help'])",
         "from pardec.cli import main\nmain(['compare', '--help'])",
     ],

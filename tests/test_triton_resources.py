@@ -16,7 +16,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import triton_resources  # noqa: E402
 
-from pardec.bench import launches  # noqa: E402
+from benchmarks import launches  # noqa: E402
 from tests.test_compiled_kernels import SPILLED, written  # noqa: E402
 
 

@@ -253,8 +253,6 @@ def load(files: DraftFiles, target: LanguageModel, *, taps: str | None = None) -
         layout.names,
         fused_rows=layout.fused_rows,
         harmless=_HARMLESS,
-        dtype=target.dtype,
-        device=target.device,
         by_rows=("embedding", "transition.table", *(("transition.output",) if layout.selected else ())),
     )
     lines = [

@@ -20,6 +20,7 @@ from ..families.llama_like import shape
 from ..files.weights import Published, count_parts
 from ..model import LanguageModel
 from .contracts import DraftFiles
+from .parameters import layer_names
 
 TRANSITIONS = ("vanilla", "gated", "rnn")
 _QUERY = "layers.0.self_attn.q_proj.weight"
@@ -80,9 +81,9 @@ class DFlashLayout:
         return names
 
     def fused_rows(self, name: str) -> tuple[int, ...]:
-        """Rows of each tensor in the fused parameter `name`."""
-        config, leaf = self.config, name.rpartition(".")[2]
-        rows = config.mlp_width if leaf.startswith("gate_up") else config.kv_heads * config.head_dim
+        """Rows of each tensor in a fused parameter with this last part of its name."""
+        config = self.config
+        rows = config.mlp_width if name.startswith("gate_up") else config.kv_heads * config.head_dim
         return rows, rows
 
 
@@ -310,19 +311,11 @@ def _layers(files: DraftFiles, config: Mapping[str, Any]) -> DecoderConfig:
 def _layer(stem: str) -> dict[str, str | tuple[str, ...]]:
     """Names of the parameters of one layer."""
     attention = stem + "self_attn."
-    return {
-        stem + "attn_norm": stem + "input_layernorm.weight",
-        stem + "mlp_norm": stem + "post_attention_layernorm.weight",
-        stem + "q_norm": attention + "q_norm.weight",
-        stem + "k_norm": attention + "k_norm.weight",
+    return layer_names(stem, stem) | {
         stem + "q_weight": attention + "q_proj.weight",
         stem + "q_bias": attention + "q_proj.bias",
         stem + "kv_weight": (attention + "k_proj.weight", attention + "v_proj.weight"),
         stem + "kv_bias": (attention + "k_proj.bias", attention + "v_proj.bias"),
-        stem + "out_weight": attention + "o_proj.weight",
-        stem + "out_bias": attention + "o_proj.bias",
-        stem + "gate_up_weight": (stem + "mlp.gate_proj.weight", stem + "mlp.up_proj.weight"),
-        stem + "down_weight": stem + "mlp.down_proj.weight",
         stem + "attn_conv.base": stem + "attention_conv.base_kernel",
         stem + "attn_conv.projection": stem + "attention_conv.kernel_projection.weight",
         stem + "mlp_conv.base": stem + "mlp_conv.base_kernel",

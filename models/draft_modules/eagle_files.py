@@ -21,6 +21,7 @@ from ..errors import ModelError
 from ..families.llama_like import shape
 from ..files.weights import Published, count_parts
 from .contracts import DraftFiles
+from .parameters import layer_names
 
 # Tensors of P-EAGLE, DFlash, and a drafter of blocks in EAGLE-1's layout, whose other tensors have EAGLE's names.
 _FOREIGN = ("mask_hidden", "hidden_norm.weight", "block_offsets.weight")
@@ -192,21 +193,3 @@ def layer_shape(
         qk_norm=f"{first}.self_attn.q_norm.weight" in published,
         tied=False,
     )
-
-
-def layer_names(parameter: str, stem: str) -> dict[str, str | tuple[str, ...]]:
-    """Published names of one layer's parameters, by the decoder's names after `parameter`."""
-    return {
-        parameter + "attn_norm": stem + "input_layernorm.weight",
-        parameter + "mlp_norm": stem + "post_attention_layernorm.weight",
-        parameter + "q_norm": stem + "self_attn.q_norm.weight",
-        parameter + "k_norm": stem + "self_attn.k_norm.weight",
-        parameter + "qkv_weight": tuple(stem + f"self_attn.{part}_proj.weight" for part in "qkv"),
-        parameter + "qkv_bias": tuple(stem + f"self_attn.{part}_proj.bias" for part in "qkv"),
-        parameter + "out_weight": stem + "self_attn.o_proj.weight",
-        parameter + "out_bias": stem + "self_attn.o_proj.bias",
-        parameter + "gate_up_weight": (stem + "mlp.gate_proj.weight", stem + "mlp.up_proj.weight"),
-        parameter + "gate_up_bias": (stem + "mlp.gate_proj.bias", stem + "mlp.up_proj.bias"),
-        parameter + "down_weight": stem + "mlp.down_proj.weight",
-        parameter + "down_bias": stem + "mlp.down_proj.bias",
-    }

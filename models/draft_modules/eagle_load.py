@@ -41,10 +41,8 @@ def load(
         module,
         files,
         names,
-        fused_rows=lambda name: config.fused_rows(name.rpartition(".")[2]),
+        fused_rows=config.fused_rows,
         harmless=harmless,
-        dtype=target.dtype,
-        device=target.device,
         by_rows=("embedding", *make.more_names),
     )
     module.vocabulary = ids

@@ -29,7 +29,7 @@ from ..layers.rope import Rope
 from ..model import LanguageModel
 from ..plan import Hidden, Plan, TargetStates
 from .contracts import DraftFiles, DraftKind, DraftModule, register
-from .parameters import fill, left_out, parameter
+from .parameters import fill, layer_names, left_out, parameter
 
 _EXIT = 2  # the authors' choice for models of 7 billion parameters
 _HARMLESS = (r".*rotary_emb\.inv_freq", r"embed_tokens\.weight", r"lm_head\.weight")
@@ -114,19 +114,13 @@ def _load(files: DraftFiles, target: LanguageModel, *, layers: int | None = None
         module = Kangaroo(files, target, config, exit_layers)
     names: dict[str, str | tuple[str, ...]] = {"norm": "norm.weight"}
     for index in range(config.layers):
-        stem = f"layers.{index}."
-        names[stem + "attn_norm"] = stem + "input_layernorm.weight"
-        names[stem + "qkv_weight"] = tuple(f"{stem}self_attn.{part}_proj.weight" for part in "qkv")
-        names[stem + "qkv_bias"] = tuple(f"{stem}self_attn.{part}_proj.bias" for part in "qkv")
-        names[stem + "out_weight"] = stem + "self_attn.o_proj.weight"
+        names |= layer_names(f"layers.{index}.", f"layers.{index}.")
     fill(
         module,
         files,
         names,
-        fused_rows=lambda name: config.fused_rows(name.rpartition(".")[2]),
+        fused_rows=config.fused_rows,
         harmless=_HARMLESS,
-        dtype=target.dtype,
-        device=target.device,
     )
     module.rope = Rope.of(config)
     reason = "as requested" if layers else "exit_layer of its config" if stated else "the authors' default"

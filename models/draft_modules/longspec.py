@@ -164,10 +164,8 @@ def _load(files: DraftFiles, target: LanguageModel) -> LongSpecModule:
         module,
         files,
         {name: stems if len(stems) > 1 else stems[0] for name, stems in names.items()},
-        fused_rows=lambda name: config.fused_rows(name.rpartition(".")[2]),
+        fused_rows=config.fused_rows,
         harmless=(rf"{prefix}cross_attn\.[kv]_proj\.(weight|bias)", r".*rotary_emb\.inv_freq"),
-        dtype=target.dtype,
-        device=target.device,
     )
     module.rope = Rope.of(config)
     about = f"a layer of width {config.width}, a window of {config.window}, keys of the target's last layer"

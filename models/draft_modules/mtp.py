@@ -37,8 +37,8 @@ from ..loading.unread import MTP_COUNTS
 from ..model import LanguageModel
 from ..plan import Hidden, Plan, TargetStates
 from .contracts import DraftFiles, DraftKind, DraftModule, register
-from .eagle_files import layer_names, layer_shape
-from .parameters import fill, left_out, parameter
+from .eagle_files import layer_shape
+from .parameters import fill, layer_names, left_out, parameter
 
 _MIMO, _NEXTN = r"model\.mtp_layers\.(\d+)\.input_proj\.weight", r"model\.layers\.(\d+)\.eh_proj\.weight"
 _OTHERS = r"(?:model\.)?mtp[._].*"  # layouts that are recognised only to be refused
@@ -185,10 +185,8 @@ def load(files: DraftFiles, target: LanguageModel) -> MtpModule:
         module,
         files,
         form.names,
-        fused_rows=lambda name: form.config.fused_rows(name.rpartition(".")[2]),
+        fused_rows=form.config.fused_rows,
         harmless=(rf"(?!{stem}).*", rf"{stem}(embed_tokens|shared_head\.head)\.weight", r".*rotary_emb\.inv_freq"),
-        dtype=target.dtype,
-        device=target.device,
     )
     module.rope = Rope.of(form.config)
     lines = [f"an MTP layer in {form.style} layout, {form.stem}*"]

@@ -16,26 +16,42 @@ from ..kernels.cpu import int8
 from ..kernels.cpu.packed import PackedWeight
 from ..loading.unread import other_frequencies
 from ..model import LanguageModel
-from .contracts import DraftFiles
+from .contracts import DraftFiles, DraftModule
 
 Names = Mapping[str, str | tuple[str, ...]]  # parameter -> published tensor, or those that are fused in it, in order
 
 
+def layer_names(parameter: str, stem: str) -> dict[str, str | tuple[str, ...]]:
+    """Published names of one layer's parameters, by the decoder's names after `parameter`."""
+    return {
+        parameter + "attn_norm": stem + "input_layernorm.weight",
+        parameter + "mlp_norm": stem + "post_attention_layernorm.weight",
+        parameter + "q_norm": stem + "self_attn.q_norm.weight",
+        parameter + "k_norm": stem + "self_attn.k_norm.weight",
+        parameter + "qkv_weight": tuple(stem + f"self_attn.{part}_proj.weight" for part in "qkv"),
+        parameter + "qkv_bias": tuple(stem + f"self_attn.{part}_proj.bias" for part in "qkv"),
+        parameter + "out_weight": stem + "self_attn.o_proj.weight",
+        parameter + "out_bias": stem + "self_attn.o_proj.bias",
+        parameter + "gate_up_weight": (stem + "mlp.gate_proj.weight", stem + "mlp.up_proj.weight"),
+        parameter + "gate_up_bias": (stem + "mlp.gate_proj.bias", stem + "mlp.up_proj.bias"),
+        parameter + "down_weight": stem + "mlp.down_proj.weight",
+        parameter + "down_bias": stem + "mlp.down_proj.bias",
+    }
+
+
 def fill(
-    module: nn.Module,
+    module: DraftModule,
     files: DraftFiles,
     names: Names,
     *,
     fused_rows: Callable[[str], tuple[int, ...]],
     harmless: Iterable[str],
-    dtype: torch.dtype,
-    device: torch.device,
     by_rows: tuple[str, ...] = (),
 ) -> None:
     """Reads every parameter of `module`, which is on the meta device; at most one further tensor is in memory.
 
     Args:
-        fused_rows: the rows of each part of a fused parameter.
+        fused_rows: the rows of each part of a fused parameter, by the last part of its name.
         harmless: patterns of tensors that need not be read.
         by_rows: parameters that are looked up by rows and not multiplied.
     """
@@ -43,7 +59,7 @@ def fill(
     parameters = dict(module.named_parameters())
     for name, parameter in parameters.items():
         parts = names[name]
-        rows = (len(parameter),) if isinstance(parts, str) else fused_rows(name)
+        rows = (len(parameter),) if isinstance(parts, str) else fused_rows(name.rpartition(".")[2])
         start = 0
         for part, count in zip((parts,) if isinstance(parts, str) else parts, rows, strict=True):
             wanted[part] = name, start, (count, *parameter.shape[1:])
@@ -56,9 +72,9 @@ def fill(
         if name not in rooms:
             shape = parameters[name].shape
             if name in by_rows:
-                rooms[name] = torch.empty(shape, dtype=dtype, device=device)
+                rooms[name] = torch.empty(shape, dtype=module.dtype, device=module.device)
             else:
-                rooms[name] = layout.empty(shape, dtype=dtype, device=device, source=tensor.dtype)
+                rooms[name] = layout.empty(shape, dtype=module.dtype, device=module.device, source=tensor.dtype)
         layout.fill(rooms[name], tensor, start)
 
     read({part: files.published[part] for part in wanted}, store)

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
+from pydantic import BaseModel, Field, StrictBool, StrictInt, StrictStr, field_validator, model_validator
 
 from ..requests.argument import Takes
 from ..requests.tools import MOST_TOOLS
@@ -53,10 +53,8 @@ class ToolResult(Block):
 Content = Annotated[Part | ToolUse | ToolResult, Field(discriminator="type")]
 
 
-class Turn(BaseModel):
+class Turn(BaseModel, extra="forbid"):
     """A message of a conversation."""
-
-    model_config = ConfigDict(extra="forbid")
 
     role: Literal["user", "assistant"]
     content: StrictStr | list[Content]
@@ -84,10 +82,8 @@ class Turn(BaseModel):
         return [*results, {**own, "tool_calls": calls} if calls else own]
 
 
-class Tool(BaseModel):
+class Tool(BaseModel, extra="forbid"):
     """A function that the answer may call."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["custom"] | None = None
     name: StrictStr
@@ -103,10 +99,8 @@ class Tool(BaseModel):
         return {"type": "function", "function": {"name": self.name, **description, "parameters": self.input_schema}}
 
 
-class Choice(BaseModel):
+class Choice(BaseModel, extra="forbid"):
     """Whether the answer calls a tool."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["auto", "any", "tool", "none"]
     name: StrictStr | None = None

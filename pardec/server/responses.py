@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import BaseModel, Field, StrictBool, StrictInt, StrictStr
 
 from ..requests.argument import Takes
 from ..requests.tools import MOST_TOOLS
@@ -18,29 +18,23 @@ from .schemas import ChatBody, Sampled, joined, numbers
 RENAMED = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
 
 
-class InputPart(BaseModel):
+class InputPart(BaseModel, extra="ignore"):
     """A part of an input message."""
-
-    model_config = ConfigDict(extra="ignore")
 
     type: Literal["input_text", "output_text"]
     text: StrictStr
 
 
-class InputMessage(BaseModel):
+class InputMessage(BaseModel, extra="ignore"):
     """A message of the input."""
-
-    model_config = ConfigDict(extra="ignore")
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: StrictStr | list[InputPart]
 
 
-class CallItem(BaseModel):
+class CallItem(BaseModel, extra="ignore"):
     """A call in an earlier answer."""
-
-    model_config = ConfigDict(extra="ignore")
 
     type: Literal["function_call"]
     call_id: StrictStr
@@ -48,20 +42,16 @@ class CallItem(BaseModel):
     arguments: StrictStr
 
 
-class CallOutput(BaseModel):
+class CallOutput(BaseModel, extra="ignore"):
     """The result of a call."""
-
-    model_config = ConfigDict(extra="ignore")
 
     type: Literal["function_call_output"]
     call_id: StrictStr
     output: StrictStr | list[InputPart]
 
 
-class FunctionTool(BaseModel):
+class FunctionTool(BaseModel, extra="forbid"):
     """A function that the answer may call."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"]
     name: StrictStr
@@ -75,19 +65,15 @@ class FunctionTool(BaseModel):
         return {"type": "function", "function": self.model_dump(exclude={"type", "strict"}, exclude_none=True)}
 
 
-class FunctionChoice(BaseModel):
+class FunctionChoice(BaseModel, extra="forbid"):
     """The function that the answer has to call."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"]
     name: StrictStr
 
 
-class TextOptions(BaseModel):
+class TextOptions(BaseModel, extra="forbid"):
     """The form of the text."""
-
-    model_config = ConfigDict(extra="forbid")
 
     format: dict[str, Any] | None = None
     verbosity: Literal["medium"] | None = None

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import (
     BaseModel,
-    ConfigDict,
     Field,
     StrictBool,
     StrictFloat,
@@ -84,10 +83,8 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 _INSTEAD = dict.fromkeys(("previous_response_id", "conversation"), "nothing is stored, send the whole conversation")
 
 
-class Body(BaseModel):
+class Body(BaseModel, extra="forbid"):
     """A request's body, without the fields that change nothing: those that are null, and those above."""
-
-    model_config = ConfigDict(extra="forbid")
 
     def as_text(self) -> Body:
         """The same request as a body of a completion or a chat completion, if it is one for text."""
@@ -142,10 +139,8 @@ class Sampled(Body):
     sampler: StrictStr | None = None
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(BaseModel, extra="forbid"):
     """The contents of a stream in addition to text."""
-
-    model_config = ConfigDict(extra="forbid")
 
     include_usage: StrictBool | None = None
     include_denoise: StrictBool | None = None  # events "denoise" with the canvas, also where it may still change
@@ -187,10 +182,8 @@ class CompletionBody(TextBody):
     logprobs: Annotated[StrictInt, Field(ge=0)] | None = None
 
 
-class Block(BaseModel):
+class Block(BaseModel, extra="forbid"):
     """A part of a message; `cache_control` and empty fields are ignored."""
-
-    model_config = ConfigDict(extra="forbid")
 
     @model_validator(mode="before")
     @classmethod
@@ -216,19 +209,15 @@ def joined(content: str | Sequence[_HasText]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(BaseModel, extra="forbid"):
     """The name of a called function, and its arguments as JSON."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: StrictStr
     arguments: StrictStr
 
 
-class ToolCall(BaseModel):
+class ToolCall(BaseModel, extra="ignore"):
     """A call in an earlier answer."""
-
-    model_config = ConfigDict(extra="ignore")
 
     id: StrictStr = ""
     type: Literal["function"] = "function"
@@ -238,10 +227,8 @@ class ToolCall(BaseModel):
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
-class Message(BaseModel):
+class Message(BaseModel, extra="ignore"):
     """A message of a conversation; `name`, `refusal` and empty fields are ignored."""
-
-    model_config = ConfigDict(extra="ignore")
 
     role: StrictStr
     tool_calls: list[ToolCall] | None = None

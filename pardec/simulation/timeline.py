@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-_CLOSE = 1e-9  # tolerance, relative to the whole time, for rounded sums
-
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -66,21 +64,3 @@ class Timeline:
     def utilisation(self) -> dict[str, float]:
         """Per device or link, the share of the whole time in which it runs something."""
         return {device: seconds / self.seconds if self.seconds else 0.0 for device, seconds in self.busy().items()}
-
-    def violations(self) -> list[str]:
-        """Reads of unfinished outputs, and overlapping intervals of one device; none, if the clock is right."""
-        ends = {interval.makes: interval.end for interval in self.intervals}
-        slack = _CLOSE * self.seconds
-        wrong = [
-            f"{interval.name} of row {interval.row}, round {interval.round} reads {each} before it is there"
-            for interval in self.intervals
-            for each in interval.reads
-            if each not in ends or ends[each] > interval.start + slack
-        ]
-        last: dict[str, Interval] = {}
-        for interval in sorted(self.intervals, key=lambda each: (each.start, each.end)):
-            before = last.get(interval.device)
-            if before is not None and before.end > interval.start + slack:
-                wrong.append(f"{before.name} and {interval.name} overlap on {interval.device}")
-            last[interval.device] = interval
-        return wrong

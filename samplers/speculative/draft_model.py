@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from pardec.models import finite
 from pardec.models.caches.kv_cache import KVCache
+from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Hidden, Plan, Visible
@@ -23,17 +24,18 @@ from ..host_transfer import download, upload
 from ..ops.position_sets import first_columns
 from ..prefix_reuse import DraftReuse
 from ..traits import Trait
-from .contracts import DecodeContext, Draft, Drafter, DraftModel, RoundResult, SubsetLogits, Uniforms, Verdict
+from .contracts import (
+    DecodeContext,
+    Draft,
+    Drafter,
+    DraftModel,
+    RoundResult,
+    SpeculativeSampler,
+    SubsetLogits,
+    Uniforms,
+    Verdict,
+)
 from .forward import CacheRows, catch_up_groups
-
-
-def demand_name(kind: str, name: str | None, what: str = "the draft model") -> None:
-    """Raises SpecError where the drafter `kind` has no `name`, which names `what`."""
-    if not name:
-        raise SpecError(
-            f"{kind}: name is missing; it names {what}",
-            hint=f"write {kind}:name=... with an embedded name, a folder or a hub id of the target's vocabulary",
-        )
 
 
 def parameter_ratio(target: LanguageModel, draft_model: object) -> float | None:
@@ -65,6 +67,28 @@ class DraftState(RowState):
         """The error for logits of this round that are not finite."""
         error = finite.failure(self.model, self.runs, cfg=self.context.request.cfg)
         return error or ModelError(f"the draft model {self.model.name} gives logits that are not finite")
+
+
+class ModelDrafter(Drafter):
+    """A drafter that is a second model, which its parameter `name` names."""
+
+    name: str | None
+    role: ClassVar[str] = "the draft model"
+
+    def check(self, sampler: SpeculativeSampler) -> None:
+        if not self.name:
+            kind = self.registered[0]
+            raise SpecError(
+                f"{kind}: name is missing; it names {self.role}",
+                hint=f"write {kind}:name=... with an embedded name, a folder or a hub id of the target's vocabulary",
+            )
+
+    @property
+    def needed_model(self) -> str | None:
+        return self.name
+
+    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
+        return parameter_ratio(target, draft_model)
 
 
 class StateDrafter(Drafter):

@@ -41,11 +41,11 @@ def load(folder: Path, block: int | None = None) -> pardec.Model:
     return pardec.load(folder, device="cpu", dtype="float32", **more)
 
 
-CALLS: dict[str, Reader] = {}  # by the case's method
-PURE: dict[str, Pure] = {}  # cases without a decode, by method; a module has them where it needs them
+CALLS: dict[str, Reader] = {}  # by the case's method; a module has of these three what it needs
+PURE: dict[str, Pure] = {}  # cases without a decode, by method
 REPLAYS: dict[str, Replay] = {}
 for _module in pkgutil.iter_modules(__path__):
     _found = importlib.import_module(f"{__name__}.{_module.name}")
-    CALLS |= _found.CALLS
+    CALLS |= getattr(_found, "CALLS", {})
     PURE |= getattr(_found, "PURE", {})
     REPLAYS |= getattr(_found, "REPLAYS", {})

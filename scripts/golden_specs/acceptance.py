@@ -20,7 +20,6 @@ from pardec.samplers.speculative.accept.typical import Typical
 from pardec.samplers.speculative.contracts import Acceptance, Draft, TargetDistributions
 
 Case = dict[str, Any]
-CALLS: dict[str, Any] = {}  # none is a decode
 
 _CLOSE = 1e-5  # tolerance of probabilities
 _LEAST = 1e-12  # smaller probabilities are not compared by their ratio

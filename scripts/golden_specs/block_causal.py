@@ -242,4 +242,3 @@ REPLAYS: dict[str, Replay] = {
     "llada2_generate": _replay(_llada2),
     "llada21_generate": _replay(_llada21),
 }
-CALLS: dict[str, Any] = {}

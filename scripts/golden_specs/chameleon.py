@@ -34,7 +34,6 @@ from pardec.requests.images import intersect
 from pardec.requests.prompts import Row
 from pardec.samplers.ops.distribution import filter_logits
 
-CALLS: dict[str, Any] = {}  # none is a decode
 _LOOSE = 1e-4
 
 

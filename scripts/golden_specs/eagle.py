@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from golden_specs import TOLERANCE, Case, Reader, Replay, load, relative
+from golden_specs import TOLERANCE, Case, Replay, load, relative
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.draft_modules.load import load_draft_module
 from pardec.models.plan import Hidden, Plan, Visible
@@ -294,7 +294,6 @@ def _rounds(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
     return None
 
 
-CALLS: dict[str, Reader] = {}
 REPLAYS: dict[str, Replay] = {
     "eagle_forward": _forward,
     "eagle3_forward": _forward,

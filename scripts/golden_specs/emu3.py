@@ -13,7 +13,6 @@ from pardec.models.images.emu3 import TOKENS, Emu3Imaging, Emu3Words
 from pardec.requests.images import intersect
 from pardec.requests.prompts import Row
 
-CALLS: dict[str, Any] = {}  # none is a decode
 _NAMED = {"eol": "<|extra_200|>", "eof": "<|extra_201|>", "eoi": "<|image end|>", "eos": "<|extra_204|>"}
 
 

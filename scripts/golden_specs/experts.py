@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from golden_specs import TOLERANCE, Case, Reader, Replay, load, relative
+from golden_specs import TOLERANCE, Case, Replay, load, relative
 from pardec.models.kernels.experts import route
 from pardec.models.kernels.ops import REFERENCE
 from pardec.models.layers.sparse_layer import SparseLayer
@@ -28,5 +28,4 @@ def _moe_block(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | No
     return f"outputs differ by {error:.1e}" if (error := relative(found, expected)) > TOLERANCE else None
 
 
-CALLS: dict[str, Reader] = {}
 REPLAYS: dict[str, Replay] = {"moe_block": _moe_block}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import pardec
-from golden_specs import TOLERANCE, Case, Reader, Replay, load, relative
+from golden_specs import TOLERANCE, Case, Replay, load, relative
 from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.draft_modules.load import load_draft_module
 from pardec.models.plan import Plan
@@ -199,7 +199,6 @@ def _rounds(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
     return None if int(loop.text.nfe[0]) == case["nfe"] else f"{loop.text.nfe[0]} forwards, expected {case['nfe']}"
 
 
-CALLS: dict[str, Reader] = {}
 REPLAYS: dict[str, Replay] = {
     "medusa_forward": _medusa_logits,
     "medusa_buffers": _buffers,

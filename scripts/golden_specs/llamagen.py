@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import pardec
-from golden_specs import TOLERANCE, Case, Reader, Replay, relative
+from golden_specs import TOLERANCE, Case, Replay, relative
 from pardec.models.images.conditioned import Conditioned, Prefix
 from pardec.models.images.contracts import Condition
 from pardec.models.images.vq import VQ, load_vq
@@ -156,7 +156,6 @@ def _filters(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None
     return f"probabilities differ by {error:.1e}" if error > LOOSE else None
 
 
-CALLS: dict[str, Reader] = {}
 REPLAYS: dict[str, Replay] = {
     "vq_encode": _encode,
     "vq_decode": _decode,

@@ -9,7 +9,6 @@ import numpy as np
 from pardec.samplers.speculative.draft.lookahead import Pool
 
 Case = dict[str, Any]
-CALLS: dict[str, Any] = {}  # none is a decode
 
 
 def pool(case: Case, *_: object) -> str | None:

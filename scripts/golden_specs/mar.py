@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from golden_specs import TOLERANCE, Case, Reader, Replay, relative
+from golden_specs import TOLERANCE, Case, Replay, relative
 from pardec.models.continuous.contracts import ContinuousModel, States
 from pardec.models.continuous.diffusion_head import DiffusionHead, MARHead
 from pardec.models.continuous.mar import MARBackbone
@@ -136,7 +136,6 @@ def _picture(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None
     return f"the picture differs by {error:.1e}" if error > TOLERANCE else None
 
 
-CALLS: dict[str, Reader] = {}
 REPLAYS: dict[str, Replay] = {
     "mar/forward": _forward,
     "mar/diffloss_net": _net,

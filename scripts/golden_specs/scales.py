@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import pardec
-from golden_specs import TOLERANCE, Case, Pure, Reader, Replay, load, relative
+from golden_specs import TOLERANCE, Case, Pure, Replay, load, relative
 from pardec.models.images.contracts import Imaging
 from pardec.models.scales.contracts import ScaleModel
 from pardec.samplers.ops.distribution import filter_logits
@@ -157,7 +157,6 @@ def _filter(case: Case, _: Path, tensors: dict[str, Tensor]) -> str | None:
     return None if picks == case["picks"] else f"{picks}, expected {case['picks']}"
 
 
-CALLS: dict[str, Reader] = {}
 PURE: dict[str, Pure] = {}
 REPLAYS: dict[str, Replay] = {
     "var_generate": _var,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from golden_specs import Case, Reader, Replay
+from golden_specs import Case, Replay
 from golden_specs.llamagen import LOOSE, apart, arguments, model_of
 from pardec.samplers.spec import parse
 from pardec.samplers.speculative.accept.greedy import follow
@@ -185,5 +185,4 @@ def _window(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
     return None
 
 
-CALLS: dict[str, Reader] = {}
 REPLAYS: dict[str, Replay] = {"sjd_generate": _window, "jacobi_generate": _window}

@@ -87,7 +87,6 @@ def indices(case: Case, *_: object) -> str | None:
     return None if found == case["table"] else f"{found}, expected {case['table']}"
 
 
-CALLS: dict[str, object] = {}
 REPLAYS = {
     "var_phi_index": indices,
     "var_vae_encode": encode,

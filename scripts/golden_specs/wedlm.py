@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from golden_specs import TOLERANCE, Case, Reader, Replay, load, relative
+from golden_specs import TOLERANCE, Case, Replay, load, relative
 from golden_specs.block_causal import compare
 from pardec.models.plan import Plan, Visible
 
@@ -44,7 +44,6 @@ def _logits(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
     return f"logits differ by {error:.1e}" if error > TOLERANCE else None
 
 
-CALLS: dict[str, Reader] = {}
 REPLAYS: dict[str, Replay] = {
     "wedlm_decode": _decode,
     "wedlm_hf_generate": _blocks,

@@ -17,6 +17,7 @@ from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.simulation import Machine, simulate
 from tests.pardec.simulation import test_schedules as schedules
+from tests.pardec.simulation.timelines import violations
 from tests.samplers.ar_toys import rows, run
 from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, named, near, target
 
@@ -73,7 +74,7 @@ def test_a_drafter_on_a_second_device_beats_the_target_alone_on_the_clock() -> N
     report = simulate(model, prompts, sampler=spec, machine=machine, schedules=["dovetail"], max_new_tokens=40)
     clock = report.of("dovetail")
     assert report.result.tokens == model.generate(prompts, max_new_tokens=40).tokens
-    assert clock.timeline.violations() == []
+    assert violations(clock.timeline) == []
     sends = [each for each in clock.timeline.intervals if each.copies]
     assert clock.rounds < len(sends) <= 2 * clock.rounds
     assert sum(each.end - each.start for each in sends) < 0.05 * clock.seconds

@@ -82,6 +82,12 @@ def test_a_stage_that_does_not_exist_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("scratch")
+def test_a_file_outside_of_the_folders_of_methods_names_its_stage() -> None:
+    with pytest.raises(SpecError, match="mine: stage is missing"):
+        register("mine")(dataclass(frozen=True)(type("Mine", (), {})))
+
+
+@pytest.mark.usefixtures("scratch")
 @pytest.mark.parametrize(
     ("stage", "family", "former", "today"),
     [

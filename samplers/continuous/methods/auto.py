@@ -40,8 +40,7 @@ class Pair:
     timer: RoundTimer
 
 
-@register("auto", stage="vectors", paper="arXiv:2505.15141", exact="distribution", checked="hand")
-@dataclass(frozen=True)
+@register("auto", exact="distribution", checked="hand")
 class Auto(GroupMethod):
     _exact: ClassVar[Any]  # `cspd` of the same settings; None without `draft`
 

@@ -303,13 +303,7 @@ def _replacements(
     return first_accepted(proposals, passed, target.mean)
 
 
-@register(
-    "cspd",
-    stage="vectors",
-    paper="arXiv:2411.11925",
-    checked="golden/acceptance reference:samplers.continuous.test_cspd_published.plainly",
-)
-@dataclass(frozen=True)
+@register("cspd", checked="golden/acceptance reference:samplers.continuous.test_cspd_published.plainly")
 class CSpD(CSpDSettings):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (64, 32, 16, 8)}  # the same as mar's
 

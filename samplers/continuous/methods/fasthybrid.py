@@ -49,11 +49,9 @@ class Ahead:
 
 @register(
     "fasthybrid",
-    stage="vectors",
     paper="https://cvpr.thecvf.com/virtual/2026/poster/38500",
     checked="reference:samplers.continuous.test_fasthybrid.naive",
 )
-@dataclass(frozen=True)
 class FastHybrid(LookaheadMethod):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.95, 0.9, 0.8, 0.6, 0.4)}
 

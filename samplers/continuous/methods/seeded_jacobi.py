@@ -40,8 +40,7 @@ class Iterate:
     sampled: Tensor  # [n, S] bool
 
 
-@register("seeded_jacobi", stage="vectors", paper="arXiv:2002.03629", checked="hand")
-@dataclass(frozen=True)
+@register("seeded_jacobi", checked="hand")
 class SeededJacobi(LookaheadMethod):
     window: Annotated[int, "groups that are sampled at once"] = 8
     tol: Annotated[float, "a token is settled if no value of it changes by more, in units of the tokens"] = 1e-3

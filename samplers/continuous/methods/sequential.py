@@ -7,7 +7,6 @@ Exact: distribution: one token per step, each conditioned on all before it; the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from ...ops.denoising_paths import Last
@@ -16,8 +15,7 @@ from ...registry import register
 from .groups import GroupMethod
 
 
-@register("sequential", stage="vectors", paper="arXiv:2406.11838", exact="distribution", checked="hand")
-@dataclass(frozen=True)
+@register("sequential", exact="distribution", checked="hand")
 class Sequential(GroupMethod):
     steps: ClassVar[int] = 1 << 20  # type: ignore[misc]  # more than there are tokens: each step samples one
 

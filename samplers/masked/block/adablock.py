@@ -38,8 +38,7 @@ class State:
     block_end: np.ndarray
 
 
-@register("adablock", stage="block", paper="arXiv:2509.26432", checked="reference:reference.naive_blocks.AdaBlock")
-@dataclass(frozen=True)
+@register("adablock", checked="reference:reference.naive_blocks.AdaBlock")
 class AdaptiveBlock(Block):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.3, 0.5, 0.7)}
 

@@ -29,8 +29,7 @@ class State:
     refreshed: np.ndarray
 
 
-@register("dcd", stage="block", paper="arXiv:2601.02076", checked="reference:reference.naive_blocks.Dcd")
-@dataclass(frozen=True)
+@register("dcd", checked="reference:reference.naive_blocks.Dcd")
 class DeferredCommitment(Block):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"masks": (None, 8, 16)}
 

@@ -27,8 +27,7 @@ class State:
     border: np.ndarray
 
 
-@register("dsb", stage="block", paper="arXiv:2602.05992", checked="reference:reference.naive_blocks.Dsb")
-@dataclass(frozen=True)
+@register("dsb", checked="reference:reference.naive_blocks.Dsb")
 class DynamicSlidingBlock(Block):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"most": (None, 32, 64)}
 

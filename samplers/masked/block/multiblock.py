@@ -33,8 +33,7 @@ class State:
     first: np.ndarray
 
 
-@register("multiblock", stage="block", paper="arXiv:2601.07568", checked="reference:reference.naive_blocks.MultiBlock")
-@dataclass(frozen=True)
+@register("multiblock", checked="reference:reference.naive_blocks.MultiBlock")
 class MultiBlock(Block):
     # Its spans begin and end with blocks of the grid, as block-causal families need.
     conflicts: ClassVar[Reasons] = {

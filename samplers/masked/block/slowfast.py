@@ -37,8 +37,7 @@ class State:
     last: np.ndarray  # the previous estimate of the end
 
 
-@register("slowfast", stage="block", paper="arXiv:2506.10848", checked="reference:reference.naive_blocks.SlowFast")
-@dataclass(frozen=True)
+@register("slowfast", checked="reference:reference.naive_blocks.SlowFast")
 class SlowFast(Block):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.3, 0.5), "steps": (6, 3)}
 

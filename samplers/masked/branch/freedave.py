@@ -34,7 +34,6 @@ Exact: greedy: the output of the sampler without it, greedy or sampled; not with
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -78,14 +77,7 @@ def other_tokens(tokens: Tensor, at: Tensor, rank: np.ndarray, proposal: Proposa
     return tokens.index_copy(0, row, torch.where(marked, order.gather(1, index), tokens[row]))
 
 
-@register(
-    "freedave",
-    stage="branch",
-    paper="arXiv:2510.00294",
-    exact="greedy",
-    checked="reference:samplers.masked.test_freedave.naive_graph joint",
-)
-@dataclass(frozen=True)
+@register("freedave", exact="greedy", checked="reference:samplers.masked.test_freedave.naive_graph joint")
 class FreeDave(Branch):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"drafts": (4, 2, 8)}
 

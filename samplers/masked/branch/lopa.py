@@ -14,7 +14,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -28,8 +27,7 @@ from ...registry import register
 from ..contracts import Branch, Choice, Hypotheses, Proposal
 
 
-@register("lopa", stage="branch", paper="arXiv:2512.16229", checked="reference:samplers.masked.test_lopa.naive")
-@dataclass(frozen=True)
+@register("lopa", checked="reference:samplers.masked.test_lopa.naive")
 class LookaheadParallel(Branch):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"branches": (2, 4, 8)}
 

@@ -31,14 +31,7 @@ class State:
     final: np.ndarray  # [B]
 
 
-@register(
-    "block",
-    stage="cache",
-    paper="arXiv:2510.06303",
-    exact="greedy",
-    checked="golden/llada2 golden/sdar_moe reference:reference.naive_caches.block",
-)
-@dataclass(frozen=True)
+@register("block", exact="greedy", checked="golden/llada2 golden/sdar_moe reference:reference.naive_caches.block")
 class BlockCache(Cache):
     attention = "block-causal"
     requires: ClassVar[Reasons] = {Trait.BLOCK_CAUSAL: FINISHED_BLOCKS}

@@ -34,12 +34,10 @@ class State:
 
 @register(
     "causal",
-    stage="cache",
     paper="https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B",
     exact="greedy",
     checked="reference:models.families.test_nemotron.naive",
 )
-@dataclass(frozen=True)
 class CausalPrefix(Cache):
     attention = "causal-prefix"
 

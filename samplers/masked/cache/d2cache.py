@@ -29,7 +29,6 @@ Transformers, https://arxiv.org/abs/2005.00928:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -83,10 +82,7 @@ class State(RowState):
         self.probability, self.importance = read["probability"], read["importance"]
 
 
-@register(
-    "d2cache", stage="cache", paper="arXiv:2509.23094", checked="reference:reference.naive_dependence.DualAdaptive"
-)
-@dataclass(frozen=True)
+@register("d2cache", checked="reference:reference.naive_dependence.DualAdaptive")
 class DualAdaptiveCache(Cache):
     attention = "bidirectional"
     conflicts: ClassVar[Reasons] = dict.fromkeys(

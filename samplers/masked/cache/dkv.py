@@ -19,7 +19,7 @@ Exact: no, but for `refresh=1` with `prompt=refresh`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -33,13 +33,7 @@ from ..contracts import Cache, Canvas, QuerySpec
 from .changes import LastTokens, elapsed, rows_predicting
 
 
-@register(
-    "dkv",
-    stage="cache",
-    paper="arXiv:2505.15781",
-    checked="golden/dream golden/llada reference:reference.naive_caches.dkv",
-)
-@dataclass(frozen=True)
+@register("dkv", checked="golden/dream golden/llada reference:reference.naive_caches.dkv")
 class DelayedCache(Cache):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (8, 4), "prompt": ("refresh", "keep")}
 

@@ -14,7 +14,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -26,13 +25,7 @@ from ..contracts import Cache, Canvas, QuerySpec
 from .changes import LastTokens, elapsed
 
 
-@register(
-    "dkv_greedy",
-    stage="cache",
-    paper="arXiv:2505.15781",
-    checked="golden/llada reference:reference.naive_caches.dkv_greedy",
-)
-@dataclass(frozen=True)
+@register("dkv_greedy", checked="golden/llada reference:reference.naive_caches.dkv_greedy")
 class GreedyDelayedCache(Cache):
     requires: ClassVar[Reasons] = {
         Trait.KNOWN_ORDER: Why(

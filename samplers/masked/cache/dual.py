@@ -14,7 +14,6 @@ entering a block only the last one and the new one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -24,13 +23,7 @@ from ..contracts import Canvas
 from .span_cache import SpanCache
 
 
-@register(
-    "dual",
-    stage="cache",
-    paper="arXiv:2505.22618",
-    checked="golden/dream golden/llada reference:samplers.cache_checks.ByHand",
-)
-@dataclass(frozen=True)
+@register("dual", checked="golden/dream golden/llada reference:samplers.cache_checks.ByHand")
 class Dual(SpanCache):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}
 

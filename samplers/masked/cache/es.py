@@ -21,7 +21,6 @@ Exact: no, but for `refresh=1`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -51,8 +50,7 @@ class State(RowState):
         self.tokens = LastTokens(canvas)
 
 
-@register("es", stage="cache", paper="arXiv:2603.10088", checked="reference:reference.naive_es.decode")
-@dataclass(frozen=True)
+@register("es", checked="reference:reference.naive_es.decode")
 class EarlySkipping(Cache):
     attention = "bidirectional"
     conflicts: ClassVar[Reasons] = {

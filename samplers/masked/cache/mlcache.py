@@ -17,7 +17,6 @@ Exact: no, but for `refresh=1`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -32,8 +31,7 @@ from .changes import LEAVE_ONE_OUT_REUSED, elapsed
 _WARMUP = 0.3  # share of a schedule's steps that are warm-up
 
 
-@register("mlcache", stage="cache", paper="arXiv:2510.06308", checked="reference:reference.naive_pictures.picture")
-@dataclass(frozen=True)
+@register("mlcache", checked="reference:reference.naive_pictures.picture")
 class MaxLogitCache(Cache):
     provides = frozenset({Trait.STORES_KV, Trait.REUSES_PREDICTIONS})
     conflicts: ClassVar[Reasons] = {Trait.LEAVE_ONE_OUT: LEAVE_ONE_OUT_REUSED}

@@ -35,14 +35,7 @@ class State:
     final: np.ndarray  # [B]
 
 
-@register(
-    "next_sequence",
-    stage="cache",
-    paper="arXiv:2509.24007",
-    exact="greedy",
-    checked="reference:models.families.test_sdlm.naive",
-)
-@dataclass(frozen=True)
+@register("next_sequence", exact="greedy", checked="reference:models.families.test_sdlm.naive")
 class NextSequence(Cache):
     attention = "causal-prefix"
     conflicts: ClassVar[Reasons] = {

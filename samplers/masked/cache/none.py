@@ -9,8 +9,6 @@ Exact: greedy, by definition.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ...registry import register
@@ -20,12 +18,9 @@ from ..contracts import Cache, Canvas, QuerySpec
 
 @register(
     "none",
-    stage="cache",
-    paper="arXiv:2502.09992",
     exact="greedy",
     checked="golden/dimple golden/dream golden/llada golden/wedlm reference:samplers.cache_checks.ByHand",
 )
-@dataclass(frozen=True)
 class NoCache(Cache):
     provides = frozenset({Trait.KV_OF_TOKENS, Trait.WHOLE_BLOCK})
 

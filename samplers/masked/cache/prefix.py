@@ -15,7 +15,6 @@ entering a block only the last one and the new one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -25,13 +24,7 @@ from ..contracts import Canvas
 from .span_cache import SpanCache
 
 
-@register(
-    "prefix",
-    stage="cache",
-    paper="arXiv:2505.22618",
-    checked="golden/dimple golden/dream golden/llada reference:samplers.cache_checks.ByHand",
-)
-@dataclass(frozen=True)
+@register("prefix", checked="golden/dimple golden/dream golden/llada reference:samplers.cache_checks.ByHand")
 class Prefix(SpanCache):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"refresh": (0, 4)}
 

@@ -21,7 +21,7 @@ Exact: no, but for `refresh=1`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -40,8 +40,7 @@ _LEAST = 1 / 32  # share of the answer, before the peak
 _PUBLISHED = ((0.75, 0.12, 0.52), (0.5, 1 / 6, 5 / 6))  # peak, first and last, of LLaDA and of shifted families
 
 
-@register("spa", stage="cache", paper="arXiv:2602.02544", checked="reference:reference.naive_spa.decode")
-@dataclass(frozen=True)
+@register("spa", checked="reference:reference.naive_spa.decode")
 class SingularProxyCache(Cache):
     attention = "bidirectional"
     conflicts: ClassVar[Reasons] = {

@@ -35,8 +35,7 @@ class State:
     whole: np.ndarray  # whether a forward has computed all of the active block
 
 
-@register("subblock", stage="cache", paper="arXiv:2509.26328", checked="golden/fast_dllm_v2")
-@dataclass(frozen=True)
+@register("subblock", checked="golden/fast_dllm_v2")
 class SubBlock(Cache):
     attention = "block-causal"
     requires: ClassVar[Reasons] = {Trait.BLOCK_CAUSAL: FINISHED_BLOCKS}

@@ -13,7 +13,6 @@ Exact: no; in block-causal families, where nothing after the block is seen, yes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -24,13 +23,7 @@ from ..contracts import Canvas
 from .span_cache import PublishedCounts, SpanCache
 
 
-@register(
-    "vicinity",
-    stage="cache",
-    paper="arXiv:2510.08666",
-    checked="golden/llada reference:reference.naive_caches.vicinity",
-)
-@dataclass(frozen=True)
+@register("vicinity", checked="golden/llada reference:reference.naive_caches.vicinity")
 class Vicinity(SpanCache):
     commits_on_refresh = False
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"warmup": (0, 4)}

@@ -31,8 +31,7 @@ class State:
     final: np.ndarray  # [B]
 
 
-@register("window", stage="cache", paper="arXiv:2512.22737", exact="greedy", checked="golden/wedlm")
-@dataclass(frozen=True)
+@register("window", exact="greedy", checked="golden/wedlm")
 class Window(Cache):
     attention = "windowed-causal"
 

@@ -18,7 +18,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
@@ -33,13 +32,7 @@ if TYPE_CHECKING:
     pass
 
 
-@register(
-    "adaptive_length",
-    stage="finish",
-    paper="arXiv:2511.21759",
-    checked="reference:samplers.masked.test_adaptive_length.naive",
-)
-@dataclass(frozen=True)
+@register("adaptive_length", checked="reference:samplers.masked.test_adaptive_length.naive")
 class AdaptiveLength(Finish):
     conflicts: ClassVar[Reasons] = dict.fromkeys(
         CAUSAL_KINDS,

@@ -12,7 +12,6 @@ Exact: greedy, up to the end token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -21,14 +20,7 @@ from ...registry import register
 from ..contracts import Canvas, Finish, Request
 
 
-@register(
-    "eos",
-    stage="finish",
-    paper="arXiv:2502.09992",
-    exact="greedy",
-    checked="golden/fast_dllm_v2 golden/llada golden/llada2",
-)
-@dataclass(frozen=True)
+@register("eos", exact="greedy", checked="golden/fast_dllm_v2 golden/llada golden/llada2")
 class Eos(Finish):
     reference: Annotated[bool, "stop at the end of a block only"] = False
 

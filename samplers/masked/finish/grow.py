@@ -20,7 +20,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -34,8 +33,7 @@ from ..contracts import CAUSAL_KINDS, Canvas, Finish, Growth, Predictions, Propo
 _TAIL = 32  # positions at the end of a row that are searched for end tokens
 
 
-@register("grow", stage="finish", paper="arXiv:2508.00819", checked="reference:reference.naive_grow.decode")
-@dataclass(frozen=True)
+@register("grow", checked="reference:reference.naive_grow.decode")
 class Grow(Finish):
     provides = frozenset({Trait.MOVES_TOKENS, Trait.READS_WHOLE_ROW})
     conflicts: ClassVar[Reasons] = {

@@ -22,7 +22,6 @@ Exact: no.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -39,13 +38,7 @@ from ..query_plan import visible_open
 _BOUNDS = (0.33, 0.67)  # progress at which early becomes mid, and mid becomes late
 
 
-@register(
-    "prophet",
-    stage="finish",
-    paper="arXiv:2508.19982",
-    checked="golden/llada reference:reference.naive_prophet.prophet",
-)
-@dataclass(frozen=True)
+@register("prophet", checked="golden/llada reference:reference.naive_prophet.prophet")
 class Prophet(Finish):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"early": (7.5, 10.0, 15.0)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"early": (15.0, 10.0, 7.5, 5.0, 2.5)}

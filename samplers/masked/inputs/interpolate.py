@@ -35,8 +35,7 @@ class Mixtures:
     change: Tensor | None = None  # [B, W, E]; None before the first forward
 
 
-@register("interpolate", stage="inputs", paper="arXiv:2604.08302", checked="reference:reference.naive_revise.dmax")
-@dataclass(frozen=True)
+@register("interpolate", checked="reference:reference.naive_revise.dmax")
 class Interpolate(Inputs):
     conflicts: ClassVar[Reasons] = {
         **Inputs.conflicts,

@@ -43,13 +43,7 @@ class Drafts:
     logits: Tensor | None = None  # [B, W, V] of the last forward; with `alternate` from masks alone
 
 
-@register(
-    "provisional",
-    stage="inputs",
-    paper="arXiv:2607.20467",
-    checked="reference:samplers.masked.test_provisional.naive",
-)
-@dataclass(frozen=True)
+@register("provisional", checked="reference:samplers.masked.test_provisional.naive")
 class Provisional(Inputs):
     conflicts: ClassVar[Reasons] = {
         **Inputs.conflicts,

@@ -30,13 +30,7 @@ class Signal:
     expected: Tensor | None = None
 
 
-@register(
-    "selfcondition",
-    stage="inputs",
-    paper="arXiv:2208.04202",
-    checked="reference:models.families.test_diffusion_gemma.published_generate",
-)
-@dataclass(frozen=True)
+@register("selfcondition", checked="reference:models.families.test_diffusion_gemma.published_generate")
 class SelfCondition(Inputs):
     provides = frozenset({Trait.ADDS_TO_INPUTS, Trait.OBSERVES_CHANGED_LOGITS})
     requires: ClassVar[Reasons] = {

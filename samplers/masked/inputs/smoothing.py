@@ -39,10 +39,7 @@ class Mixture:
     expected: Tensor | None = None
 
 
-@register(
-    "smoothing", stage="inputs", paper="arXiv:2510.08666", checked="reference:samplers.masked.test_smoothing.naive"
-)
-@dataclass(frozen=True)
+@register("smoothing", checked="reference:samplers.masked.test_smoothing.naive")
 class Smoothing(Inputs):
     weight: Annotated[float, "weight of the mixture at the first forward"] = 0.15
     growth: Annotated[float, "increase of the weight per forward"] = 0.02

@@ -33,11 +33,9 @@ class State:
 
 @register(
     "anneal",
-    stage="logits",
     paper="https://huggingface.co/google/diffusiongemma-26B-A4B-it",
     checked="reference:models.families.test_diffusion_gemma.published_generate",
 )
-@dataclass(frozen=True)
 class Anneal(Logits):
     high: Annotated[float, "temperature of the first step"] = 0.8
     low: Annotated[float, "temperature that the last step approaches"] = 0.4

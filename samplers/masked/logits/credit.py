@@ -46,10 +46,7 @@ class Credits:
     share: np.ndarray  # [B] float32: committed positions of the block, as a share of `size`
 
 
-@register(
-    "credit", stage="logits", paper="arXiv:2510.06133", checked="golden/llada reference:reference.naive_selects.Credit"
-)
-@dataclass(frozen=True)
+@register("credit", checked="golden/llada reference:reference.naive_selects.Credit")
 class Credit(Logits):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"free": (False, True)}
 

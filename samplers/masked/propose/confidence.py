@@ -11,7 +11,6 @@ Exact: greedy with `of=raw`, which is the order that `sequential` is defined in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ...registry import register
@@ -21,13 +20,10 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 
 @register(
     "confidence",
-    stage="propose",
-    paper="arXiv:2502.09992",
     exact="greedy",
     checked="golden/dimple golden/dream golden/fast_dllm_v2 golden/llada golden/llada2 golden/sdar_moe "
     "golden/wedlm reference:reference.naive_masked.decode",
 )
-@dataclass(frozen=True)
 class Confidence(Propose):
     provides = frozenset({Trait.NEEDS_NO_HOST})
 

@@ -14,7 +14,6 @@ Exact: no; `sequential` is defined in order of confidence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -25,8 +24,7 @@ from ...registry import register
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
-@register("density", stage="propose", paper="arXiv:2509.23094", checked="reference:reference.naive_dependence.density")
-@dataclass(frozen=True)
+@register("density", checked="reference:reference.naive_dependence.density")
 class Density(Propose):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"sigma": (10.0, 2.0, 40.0)}
 

@@ -9,7 +9,6 @@ Dream 7B: Diffusion Large Language Models, https://arxiv.org/abs/2508.15487
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ...registry import register
@@ -19,12 +18,9 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 
 @register(
     "entropy",
-    stage="propose",
-    paper="arXiv:2508.15487",
     checked="golden/dimple golden/dream golden/llada golden/sdar_moe golden/wedlm "
     "reference:reference.naive_masked.decode",
 )
-@dataclass(frozen=True)
 class Entropy(Propose):
     provides = frozenset({Trait.NEEDS_NO_HOST, Trait.SCORES_BY_ENTROPY, Trait.SCORES_WITHOUT_PROBABILITY})
 

@@ -12,15 +12,12 @@ Exact: no; `sequential` is defined in order of confidence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...registry import register
 from ...traits import Trait
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
-@register("leftmost", stage="propose", paper="arXiv:2505.16990", checked="golden/dimple golden/sdar_moe")
-@dataclass(frozen=True)
+@register("leftmost", checked="golden/dimple golden/sdar_moe")
 class Leftmost(Propose):
     provides = frozenset({Trait.NEEDS_NO_HOST, Trait.SCORES_WITHOUT_PROBABILITY})
 

@@ -9,7 +9,6 @@ Train for the Worst, Plan for the Best ("top probability margin"), https://arxiv
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ...registry import register
@@ -17,13 +16,7 @@ from ...traits import Trait
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
-@register(
-    "margin",
-    stage="propose",
-    paper="arXiv:2502.06768",
-    checked="golden/dimple golden/dream reference:reference.naive_masked.decode",
-)
-@dataclass(frozen=True)
+@register("margin", checked="golden/dimple golden/dream reference:reference.naive_masked.decode")
 class Margin(Propose):
     provides = frozenset({Trait.NEEDS_NO_HOST})
 

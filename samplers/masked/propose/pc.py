@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -32,8 +32,7 @@ from ...registry import register
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
-@register("pc", stage="propose", paper="arXiv:2508.13021", checked="reference:reference.naive_selects.PC")
-@dataclass(frozen=True)
+@register("pc", checked="reference:reference.naive_selects.PC")
 class PC(Propose):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"decay": (0.25, 0.0, 1.0)}
     _surprisal: ClassVar[Tensor | None] = None  # [V] -ln f; an instance has its own once a corpus is counted

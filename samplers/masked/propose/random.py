@@ -10,8 +10,6 @@ Exact: no; `sequential` is defined in order of confidence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ...registry import register
@@ -19,10 +17,7 @@ from ...traits import Trait
 from ..contracts import Canvas, Evidence, Proposal, Propose
 
 
-@register(
-    "random", stage="propose", paper="arXiv:2502.09992", checked="golden/llada reference:reference.naive_masked.decode"
-)
-@dataclass(frozen=True)
+@register("random", checked="golden/llada reference:reference.naive_masked.decode")
 class Random(Propose):
     provides = frozenset({Trait.KNOWN_SCORES})
 

@@ -17,7 +17,6 @@ Exact: no.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -28,8 +27,7 @@ from ..contracts import Canvas, Request
 from .suffix import SuffixQuery
 
 
-@register("dpad", stage="query", paper="arXiv:2508.14148", checked="reference:reference.naive_query.dpad")
-@dataclass(frozen=True)
+@register("dpad", checked="reference:reference.naive_query.dpad")
 class SuffixDropout(SuffixQuery):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"window": (512, 256, 128)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"window": (512, 256, 128, 64, 32)}

@@ -66,8 +66,7 @@ class SuffixQuery(Query):
         return state.suffix
 
 
-@register("suffix", stage="query", paper="arXiv:2601.17917", checked="reference:reference.naive_query.suffix")
-@dataclass(frozen=True)
+@register("suffix", checked="reference:reference.naive_query.suffix")
 class SuffixWindow(SuffixQuery):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"window": (256, 96, 32)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"window": (256, 96, 32, 8, 0)}

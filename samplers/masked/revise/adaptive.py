@@ -17,7 +17,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -30,13 +29,7 @@ from ..contracts import Canvas, Proposal, Revise, Revision
 from ..ops.uniform_noise import CONFLICTS, REQUIRES, NoisyState, current_tokens, whole_block
 
 
-@register(
-    "adaptive",
-    stage="revise",
-    paper="arXiv:2512.10858",
-    checked="reference:reference.naive_uniform.decode",
-)
-@dataclass(frozen=True)
+@register("adaptive", checked="reference:reference.naive_uniform.decode")
 class Adaptive(Revise):
     provides = frozenset({Trait.WRITES_BLOCKS})
     requires: ClassVar[Reasons] = REQUIRES

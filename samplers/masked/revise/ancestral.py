@@ -19,7 +19,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar
 
@@ -44,13 +43,7 @@ from ..ops.uniform_noise import (
 )
 
 
-@register(
-    "ancestral",
-    stage="revise",
-    paper="arXiv:2503.04482",
-    checked="reference:reference.naive_uniform.decode",
-)
-@dataclass(frozen=True)
+@register("ancestral", checked="reference:reference.naive_uniform.decode")
 class Ancestral(Revise):
     provides = frozenset({Trait.WRITES_BLOCKS})
     requires: ClassVar[Reasons] = REQUIRES

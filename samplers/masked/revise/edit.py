@@ -36,10 +36,7 @@ class State:
     begun: np.ndarray  # the clock when the block was entered
 
 
-@register(
-    "edit", stage="revise", paper="arXiv:2602.08676", checked="golden/llada2 reference:reference.naive_revise.edit"
-)
-@dataclass(frozen=True)
+@register("edit", checked="golden/llada2 reference:reference.naive_revise.edit")
 class Edit(Revise):
     tau: Annotated[float, "an edit needs a new token of more than this probability"] = 0.9
     post: Annotated[int, "most further forwards on a complete block"] = 16

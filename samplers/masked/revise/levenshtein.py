@@ -144,11 +144,9 @@ def edit_sources(movable: Tensor, deleted: Tensor, split: Tensor) -> Tensor:
 
 @register(
     "levenshtein",
-    stage="revise",
     paper="https://huggingface.co/inclusionAI/LLaDA2.2-flash",
     checked="reference:samplers.masked.test_levenshtein.naive",
 )
-@dataclass(frozen=True)
 class Levenshtein(Revise):
     provides = frozenset({Trait.MOVES_TOKENS})
     default_select = "threshold:tau=0.5"

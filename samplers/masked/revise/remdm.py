@@ -35,8 +35,7 @@ class Rounds:
     left: Tensor  # rounds left
 
 
-@register("remdm", stage="revise", paper="arXiv:2503.00307", checked="reference:reference.naive_revise.remdm")
-@dataclass(frozen=True)
+@register("remdm", checked="reference:reference.naive_revise.remdm")
 class Remdm(Revise):
     at: Annotated[float, "committed share of the block at which reopening begins"] = 0.875
     rounds: Annotated[int, "steps of a block that reopen tokens"] = 4

@@ -9,7 +9,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from torch import Tensor
@@ -21,13 +20,7 @@ from ..contracts import Canvas, Proposal, Revise, Revision, Update
 from ..select.denoise import Denoising, DenoisingState
 
 
-@register(
-    "renoise",
-    stage="revise",
-    paper="arXiv:2505.24857",
-    checked="reference:models.families.test_diffusion_gemma.published_generate",
-)
-@dataclass(frozen=True)
+@register("renoise", checked="reference:models.families.test_diffusion_gemma.published_generate")
 class Renoise(Revise):
     provides = frozenset({Trait.RENOISES})
     requires: ClassVar[Reasons] = {

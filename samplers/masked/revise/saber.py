@@ -38,8 +38,7 @@ class Before:
     probability: Tensor
 
 
-@register("saber", stage="revise", paper="arXiv:2510.18165", checked="reference:reference.naive_revise.saber")
-@dataclass(frozen=True)
+@register("saber", checked="reference:reference.naive_revise.saber")
 class Saber(Revise):
     least: Annotated[int, "fewest positions that a step commits, where the spec names no select"] = 2
     reference: Annotated[bool, "compare probabilities of the likeliest token, not of the committed one"] = False

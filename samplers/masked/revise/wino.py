@@ -42,8 +42,7 @@ class State:
     before: Tensor
 
 
-@register("wino", stage="revise", paper="arXiv:2507.18578", checked="reference:reference.naive_revise.wino")
-@dataclass(frozen=True)
+@register("wino", checked="reference:reference.naive_revise.wino")
 class Wino(Revise):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"draft": (0.6, 0.7, 0.8)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"draft": (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)}

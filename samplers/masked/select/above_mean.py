@@ -34,8 +34,7 @@ class Scores:
     known: Tensor  # [B, W] bool, the positions with a score in `last`
 
 
-@register("above_mean", stage="select", paper="arXiv:2510.18165", checked="reference:reference.naive_revise.saber")
-@dataclass(frozen=True)
+@register("above_mean", checked="reference:reference.naive_revise.saber")
 class AboveMean(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"least": (1, 2, 3, 4, 6, 8)}
 

@@ -10,7 +10,6 @@ Exact: no; `tau=1,least=1` leaves only the tokens that the model is certain of.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from torch import Tensor
@@ -22,11 +21,9 @@ from ..contracts import Canvas, Proposal, Select
 
 @register(
     "bound",
-    stage="select",
     paper="https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B",
     checked="reference:reference.naive_selects.bound",
 )
-@dataclass(frozen=True)
 class Bound(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (2.0, 1.0, 0.5), "least": (0.45, 0.7)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)}

@@ -37,10 +37,7 @@ class State:
     carried: Tensor  # [B, 1] int64
 
 
-@register(
-    "carry", stage="select", paper="arXiv:2505.22618", checked="golden/dream reference:reference.naive_schedules.carry"
-)
-@dataclass(frozen=True)
+@register("carry", checked="golden/dream reference:reference.naive_schedules.carry")
 class Carry(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}

@@ -44,13 +44,7 @@ class State:
     last: np.ndarray  # [B] bool, the coming step is the block's last
 
 
-@register(
-    "confident",
-    stage="select",
-    paper="arXiv:2505.16990",
-    checked="golden/dimple reference:reference.naive_schedules.confident",
-)
-@dataclass(frozen=True)
+@register("confident", checked="golden/dimple reference:reference.naive_schedules.confident")
 class Confident(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.95, 0.98, 0.9, 0.8, 0.7)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)}

@@ -9,7 +9,6 @@ Exact: no; `tau=1` goes from left to right unless the model is certain.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from torch import Tensor
@@ -18,8 +17,7 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Select
 
 
-@register("contiguous", stage="select", paper="arXiv:2604.08302", checked="reference:reference.naive_revise.dmax")
-@dataclass(frozen=True)
+@register("contiguous", checked="reference:reference.naive_revise.dmax")
 class Contiguous(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.5, 0.7, 0.9, 0.3)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.3)}

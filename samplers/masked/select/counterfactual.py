@@ -16,7 +16,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from torch import Tensor
@@ -26,13 +25,7 @@ from ...traits import Reasons, Trait, Why
 from ..contracts import CAUSAL_KINDS, Canvas, Proposal, Select
 
 
-@register(
-    "counterfactual",
-    stage="select",
-    paper="arXiv:2605.10980",
-    checked="reference:samplers.masked.test_counterfactual.naive",
-)
-@dataclass(frozen=True)
+@register("counterfactual", checked="reference:samplers.masked.test_counterfactual.naive")
 class Counterfactual(Select):
     provides = frozenset({Trait.LEAVE_ONE_OUT, Trait.GOES_BY_POSITION})  # drafts are kept by position
     conflicts: ClassVar[Reasons] = {

@@ -9,7 +9,6 @@ Exact: no; tau = 1 leaves only the tokens that the model is certain of.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from torch import Tensor
@@ -21,11 +20,9 @@ from ..contracts import Canvas, Proposal, Select
 
 @register(
     "cumulative",
-    stage="select",
     paper="https://huggingface.co/nvidia/Nemotron-Labs-Diffusion-8B",
     checked="reference:reference.naive_selects.cumulative",
 )
-@dataclass(frozen=True)
 class Cumulative(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.8, 0.6, 0.95)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.98, 0.95, 0.9, 0.8, 0.6, 0.4, 0.2)}

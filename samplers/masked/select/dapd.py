@@ -39,8 +39,7 @@ class State:
     masks: np.ndarray  # [B] open positions when the block was entered
 
 
-@register("dapd", stage="select", paper="arXiv:2603.12996", checked="reference:reference.naive_dependence.Dapd")
-@dataclass(frozen=True)
+@register("dapd", checked="reference:reference.naive_dependence.Dapd")
 class Dapd(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"switch": (0.5, 0.75, 1.0), "tau": (0.9, 0.8, 0.95)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"first": (0.001, 0.003, 0.01, 0.02, 0.05)}

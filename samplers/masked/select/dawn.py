@@ -24,7 +24,7 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
@@ -46,8 +46,7 @@ _PUBLISHED = (
 )
 
 
-@register("dawn", stage="select", paper="arXiv:2602.06953", checked="reference:reference.naive_dependence.dawn")
-@dataclass(frozen=True)
+@register("dawn", checked="reference:reference.naive_dependence.dawn")
 class Dawn(Select):
     provides = frozenset({Trait.READS_WHOLE_ROW})
     conflicts: ClassVar[Reasons] = {

@@ -11,7 +11,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -22,8 +21,7 @@ from ...traits import Reasons, Trait, Why
 from ..contracts import Canvas, Proposal, Select
 
 
-@register("defer", stage="select", paper="arXiv:2606.19005", checked="reference:reference.naive_uniform.decode")
-@dataclass(frozen=True)
+@register("defer", checked="reference:reference.naive_uniform.decode")
 class Defer(Select):
     provides = frozenset({Trait.MAY_WAIT})
     requires: ClassVar[Reasons] = {

@@ -26,13 +26,7 @@ from ...traits import Reasons, Trait, Why
 from ..contracts import Canvas, Choice, Proposal, Select
 
 
-@register(
-    "denoise",
-    stage="select",
-    paper="arXiv:2505.24857",
-    checked="reference:models.families.test_diffusion_gemma.published_generate",
-)
-@dataclass(frozen=True)
+@register("denoise", checked="reference:models.families.test_diffusion_gemma.published_generate")
 class Denoise(Select):
     provides = frozenset({Trait.MAY_WAIT})
     requires: ClassVar[Reasons] = {

@@ -58,8 +58,7 @@ class State:
     round: Tensor
 
 
-@register("dus", stage="select", paper="arXiv:2506.19037", checked="reference:reference.naive_selects.DUS")
-@dataclass(frozen=True)
+@register("dus", checked="reference:reference.naive_selects.DUS")
 class DUS(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"base": (2, 3, 4, 8)}
 

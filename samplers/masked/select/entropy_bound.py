@@ -13,7 +13,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -26,13 +25,7 @@ from ...traits import Trait
 from ..contracts import Canvas, Proposal, Select
 
 
-@register(
-    "entropy_bound",
-    stage="select",
-    paper="arXiv:2505.24857",
-    checked="golden/sdar_moe reference:reference.naive_selects.entropy_bound",
-)
-@dataclass(frozen=True)
+@register("entropy_bound", checked="golden/sdar_moe reference:reference.naive_selects.entropy_bound")
 class EntropyBound(Select):
     default_propose = "entropy"
     default_of = "filtered"

@@ -43,12 +43,9 @@ class State:
 
 @register(
     "entropy_threshold",
-    stage="select",
-    paper="arXiv:2509.26488",
     checked="golden/llada "
     "reference:reference.naive_masked.entropy_threshold reference:reference.naive_selects.EntropyFloor",
 )
-@dataclass(frozen=True)
 class EntropyThreshold(Select):
     default_propose = "entropy"
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.45, 0.1, 0.2, 0.7)}

@@ -11,7 +11,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -23,10 +22,7 @@ from ...traits import Trait
 from ..contracts import Canvas, Proposal, Select
 
 
-@register(
-    "factor", stage="select", paper="arXiv:2505.22618", checked="golden/llada reference:reference.naive_masked.factor"
-)
-@dataclass(frozen=True)
+@register("factor", checked="golden/llada reference:reference.naive_masked.factor")
 class Factor(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (1.0, 0.5, 1.5, 2.0)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"f": (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)}

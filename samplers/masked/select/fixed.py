@@ -37,10 +37,7 @@ class Block:
     quota: np.ndarray  # committed at the coming step
 
 
-@register(
-    "fixed", stage="select", paper="arXiv:2502.09992", checked="golden/llada reference:reference.naive_masked.fixed"
-)
-@dataclass(frozen=True)
+@register("fixed", checked="golden/llada reference:reference.naive_masked.fixed")
 class Fixed(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}

@@ -13,7 +13,6 @@ Exact: no; `low=1,high=none` is `sequential`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -23,13 +22,7 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Select
 
 
-@register(
-    "hierarchy",
-    stage="select",
-    paper="arXiv:2510.08666",
-    checked="golden/llada reference:reference.naive_selects.hierarchy",
-)
-@dataclass(frozen=True)
+@register("hierarchy", checked="golden/llada reference:reference.naive_selects.hierarchy")
 class Hierarchy(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"high": (0.9, 0.95, 0.8), "low": (0.4, 0.6)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"high": (0.98, 0.95, 0.9, 0.8, 0.7, 0.6)}

@@ -42,8 +42,7 @@ class Past:
     clock: BlockClock
 
 
-@register("klass", stage="select", paper="arXiv:2511.05664", checked="reference:reference.naive_selects.Klass")
-@dataclass(frozen=True)
+@register("klass", checked="reference:reference.naive_selects.Klass")
 class Klass(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.7), "kl": (0.01, 0.1), "history": (2, 1)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)}

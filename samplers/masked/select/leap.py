@@ -17,7 +17,7 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import torch
@@ -35,13 +35,7 @@ if TYPE_CHECKING:
 _DELIMITERS = frozenset((".", "!", "?", ";", "\n", "\n\n", "}", "。"))
 
 
-@register(
-    "leap",
-    stage="select",
-    paper="arXiv:2607.20467",
-    checked="reference:samplers.masked.test_leap.run reference:samplers.masked.test_leap.border",
-)
-@dataclass(frozen=True)
+@register("leap", checked="reference:samplers.masked.test_leap.run reference:samplers.masked.test_leap.border")
 class Leap(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.7, 0.9, 0.5)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.98, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5)}

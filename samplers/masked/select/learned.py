@@ -14,7 +14,7 @@ Exact: no; `tau=1` is `sequential`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -31,8 +31,7 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Select
 
 
-@register("learned", stage="select", paper="arXiv:2509.25188", checked="hand")
-@dataclass(frozen=True)
+@register("learned", checked="hand")
 class Learned(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (None, 0.99, 0.9, 0.7)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.99, 0.95, 0.9, 0.8, 0.7, 0.5)}

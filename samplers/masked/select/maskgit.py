@@ -44,8 +44,7 @@ class State:
     factor: np.ndarray  # [B] the factor of the noise at the coming step
 
 
-@register("maskgit", stage="select", paper="arXiv:2202.04200", checked="reference:reference.naive_pictures.picture")
-@dataclass(frozen=True)
+@register("maskgit", checked="reference:reference.naive_pictures.picture")
 class MaskGIT(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}

@@ -12,7 +12,6 @@ Exact: greedy, as long as `of` is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import torch
@@ -25,8 +24,7 @@ from ...registry import register, resolve
 from ..contracts import Canvas, Choice, MaskedSampler, Proposal, Select
 
 
-@register("oracle", stage="select", paper="arXiv:2509.25188", exact="greedy", checked="hand")
-@dataclass(frozen=True)
+@register("oracle", exact="greedy", checked="hand")
 class Oracle(Select):
     uses_answer = True
 

@@ -38,13 +38,7 @@ class State:
     idle: np.ndarray  # [B] further steps that the last forward served
 
 
-@register(
-    "origin",
-    stage="select",
-    paper="arXiv:2508.15487",
-    checked="golden/dream reference:reference.naive_schedules.origin",
-)
-@dataclass(frozen=True)
+@register("origin", checked="golden/dream reference:reference.naive_schedules.origin")
 class Origin(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}

@@ -35,8 +35,7 @@ class State:
     least: np.ndarray  # the least number committed at the coming step
 
 
-@register("quota", stage="select", paper="arXiv:2510.06303", checked="golden/llada2 golden/sdar_moe")
-@dataclass(frozen=True)
+@register("quota", paper="arXiv:2510.06303", checked="golden/llada2 golden/sdar_moe")
 class Quota(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.95, 0.98, 0.8, 0.7, 0.5)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.98, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5)}

@@ -9,8 +9,6 @@ Exact: greedy, by definition.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from torch import Tensor
 
@@ -21,13 +19,8 @@ from ..contracts import Canvas, Proposal, Select
 
 
 @register(
-    "sequential",
-    stage="select",
-    paper="arXiv:2502.09992",
-    exact="greedy",
-    checked="golden/dimple golden/wedlm reference:reference.naive_masked.sequential",
+    "sequential", exact="greedy", checked="golden/dimple golden/wedlm reference:reference.naive_masked.sequential"
 )
-@dataclass(frozen=True)
 class Sequential(Select):
     provides = frozenset({Trait.NEEDS_NO_HOST})
 

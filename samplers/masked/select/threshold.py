@@ -15,7 +15,6 @@ Exact: no; tau = 1 leaves only the tokens that the model is certain of.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -31,12 +30,9 @@ from ..contracts import Canvas, MaskedSampler, Proposal, Select
 
 @register(
     "threshold",
-    stage="select",
-    paper="arXiv:2505.22618",
     checked="golden/dream golden/fast_dllm_v2 golden/llada "
     "reference:reference.naive_masked.threshold reference:reference.naive_selects.Relaxing",
 )
-@dataclass(frozen=True)
 class Threshold(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.9, 0.95, 0.97, 0.98, 0.99, 0.8, 0.7, 0.6, 0.5)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {

@@ -40,13 +40,7 @@ class State:
     quota: np.ndarray  # [B] committed at the coming step
 
 
-@register(
-    "timesteps",
-    stage="select",
-    paper="arXiv:2508.15487",
-    checked="golden/dimple golden/dream reference:reference.naive_schedules.timesteps",
-)
-@dataclass(frozen=True)
+@register("timesteps", checked="golden/dimple golden/dream reference:reference.naive_schedules.timesteps")
 class Timesteps(Select):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (16, 8, 4)}
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (128, 64, 32, 16, 8)}

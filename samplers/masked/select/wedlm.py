@@ -12,7 +12,6 @@ Exact: no; `tau=none` commits one position a forward.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -24,8 +23,7 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Select
 
 
-@register("wedlm", stage="select", paper="arXiv:2512.22737", checked="golden/wedlm")
-@dataclass(frozen=True)
+@register("wedlm", checked="golden/wedlm")
 class WeDLM(Select):
     default_propose = "entropy"
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tau": (0.4, 0.2, 0.1, 0.05)}

@@ -13,7 +13,6 @@ Exact: no; `radius=0` adds nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from torch import Tensor
@@ -24,8 +23,7 @@ from ...traits import Reasons, Trait, Why
 from ..contracts import Canvas, Proposal, Widen
 
 
-@register("localleap", stage="widen", paper="arXiv:2510.07081", checked="reference:reference.naive_selects.localleap")
-@dataclass(frozen=True)
+@register("localleap", checked="reference:reference.naive_selects.localleap")
 class LocalLeap(Widen):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"relaxed": (0.75, 0.6, 0.9), "radius": (4, 2)}
 

@@ -13,7 +13,6 @@ Exact: no.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -26,8 +25,7 @@ from ...registry import register
 from ..contracts import Canvas, Proposal, Widen
 
 
-@register("spacing", stage="widen", paper="arXiv:2506.19037", checked="reference:reference.naive_selects.spacing")
-@dataclass(frozen=True)
+@register("spacing", checked="reference:reference.naive_selects.spacing")
 class Spacing(Widen):
     gap: Annotated[int | None, "least distance of two commits of a step; none: it shrinks as the block fills"] = None
     base: Annotated[int, "with gap=none, the first distance is the block's length divided by this"] = 2

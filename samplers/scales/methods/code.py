@@ -15,7 +15,6 @@ model, with none that of the refiner.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pardec.models.errors import ModelError, SpecError
@@ -42,8 +41,7 @@ class Collaboration:
         return self.forward
 
 
-@register("code", stage="maps", paper="arXiv:2411.17787", checked="golden/code_var")
-@dataclass(frozen=True)
+@register("code", checked="golden/code_var")
 class CoDe(MapMethod):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (-1, -2, -3, -4)}
 

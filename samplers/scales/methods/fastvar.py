@@ -63,8 +63,7 @@ class Pruning:
             self.added[layer] = states - self.before
 
 
-@register("fastvar", stage="maps", paper="arXiv:2503.23367", checked="reference:samplers.scales.test_fastvar.naive")
-@dataclass(frozen=True)
+@register("fastvar", checked="reference:samplers.scales.test_fastvar.naive")
 class FastVAR(MapMethod):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"keep": (0.8, 0.65, 0.5, 0.35)}
 

@@ -15,15 +15,13 @@ Exact: distribution: the baseline of the family.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from ...registry import register
 from .map_decoding import MapMethod, Order
 
 
-@register("sequential", stage="maps", paper="arXiv:2404.02905", exact="distribution", checked="golden/var joint")
-@dataclass(frozen=True)
+@register("sequential", exact="distribution", checked="golden/var joint")
 class Sequential(MapMethod):
     temperatures: Annotated[
         str | None, "factor of the temperature per scale: 1.1x7/1 is 1.1 at the first seven, then 1"

@@ -19,7 +19,6 @@ Exact: no. With rollback=0 only tokens of probability 1 are accepted, which is s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -32,8 +31,7 @@ from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdic
 from ..ops.tree_walk import descend, reached
 
 
-@register("bild", stage="accept", paper="arXiv:2302.07863", checked="hand")
-@dataclass(frozen=True)
+@register("bild", checked="hand")
 class BigLittle(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"rollback": (1.0, 2.0, 3.0, 5.0, 8.0)}
 

@@ -19,8 +19,6 @@ Exact: distribution.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -34,14 +32,7 @@ from .greedy import follow
 _NOTHING = 1e-12  # a mass below this is rounding error
 
 
-@register(
-    "block",
-    stage="accept",
-    paper="arXiv:2403.10444",
-    exact="distribution",
-    checked="reference:reference.naive_acceptance.block joint",
-)
-@dataclass(frozen=True)
+@register("block", exact="distribution", checked="reference:reference.naive_acceptance.block joint")
 class BlockVerification(Acceptance):
     requires, conflicts = one_chain("verifies one chain per row", ", or accept with speculative")
 

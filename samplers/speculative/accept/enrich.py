@@ -20,7 +20,6 @@ Exact: no, except with eta=0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -33,10 +32,7 @@ from ..ops.relaxed import relaxed
 from ..ops.verification import Exact, Trial, judge
 
 
-@register(
-    "enrich", stage="accept", paper="arXiv:2502.20330", checked="reference:samplers.speculative.test_enrich.naive"
-)
-@dataclass(frozen=True)
+@register("enrich", checked="reference:samplers.speculative.test_enrich.naive")
 class Enrich(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"eta": (1.0, 5.0, 10.0, 20.0, 40.0)}
 

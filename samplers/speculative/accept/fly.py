@@ -18,7 +18,6 @@ Exact: no, except where `entropy` is more than the sum can be, which is 1.1 for 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import e, log
 from typing import Annotated, ClassVar
 
@@ -33,8 +32,7 @@ from ..ops.verification import Exact, drafted_probs, judge, uniforms_of_nodes
 from .greedy import follow
 
 
-@register("fly", stage="accept", paper="arXiv:2511.22972", checked="reference:samplers.speculative.test_fly.naive")
-@dataclass(frozen=True)
+@register("fly", checked="reference:samplers.speculative.test_fly.naive")
 class Fly(Acceptance):
     requires, conflicts = one_chain("verifies one chain per row")
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"entropy": (0.9, 0.6, 0.3, 0.1, 0.0)}

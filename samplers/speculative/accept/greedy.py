@@ -9,8 +9,6 @@ Exact: greedy. The temperature must be 0, since this rule ignores every other pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,12 +23,9 @@ from ..ops.tree_walk import descend, reached
 
 @register(
     "greedy",
-    stage="accept",
-    paper="arXiv:1811.03115",
     exact="greedy",
     checked="golden/acceptance golden/heads golden/llamagen reference:samplers.ar_toys.plain_greedy",
 )
-@dataclass(frozen=True)
 class Greedy(Acceptance):
     provides = frozenset({Trait.FOLLOWS_PICK, Trait.LIKELIEST_ONLY, Trait.NEEDS_NO_HOST})
 

@@ -22,7 +22,6 @@ Exact: no, except with group=0, prob=0 or dist=0. At temperature 0 it is `greedy
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -37,13 +36,7 @@ from .code_features import CodeFeatures
 _COMPARED = 10000  # rows of the authors' table of distances
 
 
-@register(
-    "gsd",
-    stage="accept",
-    paper="arXiv:2508.07747",
-    checked="golden/acceptance reference:reference.naive_relaxed.grouped",
-)
-@dataclass(frozen=True)
+@register("gsd", checked="golden/acceptance reference:reference.naive_relaxed.grouped")
 class Grouped(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"prob": (0.02, 0.05, 0.15, 0.3, 0.6)}
 

@@ -50,8 +50,7 @@ class JudgeState(RowState):
     thr: float
 
 
-@register("judge", stage="accept", paper="arXiv:2501.19309", checked="reference:samplers.speculative.test_judge.naive")
-@dataclass(frozen=True)
+@register("judge", checked="reference:samplers.speculative.test_judge.naive")
 class Judge(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"thr": (0.02, 0.05, 0.1, 0.2, 0.4)}
 

@@ -15,7 +15,6 @@ Exact: distribution.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -39,14 +38,7 @@ from ..ops.verification import judge, total
 _HALVINGS = 36  # halvings of an interval of length k: finer than float32 probabilities
 
 
-@register(
-    "kseq",
-    stage="accept",
-    paper="arXiv:2310.15141",
-    exact="distribution",
-    checked="reference:reference.naive_acceptance.rho joint",
-)
-@dataclass(frozen=True)
+@register("kseq", exact="distribution", checked="reference:reference.naive_acceptance.rho joint")
 class KSeq(Acceptance):
     requires: ClassVar[Reasons] = {
         Trait.TAKES_SHAPE: Why(

@@ -30,7 +30,7 @@ Exact: no, except with k=0, delta=0 or ratio=1.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -52,12 +52,9 @@ from .code_features import CodeFeatures, token_neighbours
 
 @register(
     "lantern",
-    stage="accept",
-    paper="arXiv:2410.03355",
     checked="golden/acceptance "
     "reference:reference.naive_relaxed.transported reference:reference.naive_relaxed.published",
 )
-@dataclass(frozen=True)
 class Lantern(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"delta": (0.05, 0.1, 0.2, 0.3, 0.5)}
 

@@ -22,7 +22,7 @@ Exact: no, except with mix=0 or tv=0, in reference mode eps=1, or at temperature
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -40,10 +40,7 @@ _NOTHING = 1e-12  # a distance below this is rounding error
 _LEAST = 1e-4  # least eps: its square divides probabilities in float32
 
 
-@register(
-    "lenience", stage="accept", paper="arXiv:2310.08461", checked="reference:samplers.speculative.test_lenience.naive"
-)
-@dataclass(frozen=True)
+@register("lenience", paper="arXiv:2310.08461", checked="reference:samplers.speculative.test_lenience.naive")
 class Lenience(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"mix": (0.05, 0.1, 0.2, 0.35, 0.5)}
 

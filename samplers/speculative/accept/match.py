@@ -14,7 +14,6 @@ Exact: distribution. At temperature 0 it is `greedy`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
@@ -27,14 +26,7 @@ from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdic
 from .greedy import follow
 
 
-@register(
-    "match",
-    stage="accept",
-    paper="arXiv:2305.10427",
-    exact="distribution",
-    checked="reference:samplers.speculative.test_match.naive joint",
-)
-@dataclass(frozen=True)
+@register("match", exact="distribution", checked="reference:samplers.speculative.test_match.naive joint")
 class Match(Acceptance):
     noise: Annotated[
         Literal["fresh", "seeded"], "fresh: new noise per round; seeded: one noise per position for the whole request"

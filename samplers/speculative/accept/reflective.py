@@ -83,13 +83,7 @@ class Reflection(RowState):
 _PROBE = " Let me check this again: "
 
 
-@register(
-    "reflective",
-    stage="accept",
-    paper="arXiv:2505.18629",
-    checked="reference:samplers.speculative.test_reflective.naive",
-)
-@dataclass(frozen=True)
+@register("reflective", checked="reference:samplers.speculative.test_reflective.naive")
 class Reflective(Acceptance):
     requires, _one_chain = one_chain("repeats one drafted chain per row")
     conflicts: ClassVar[Reasons] = {

@@ -15,7 +15,6 @@ Exact: distribution.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from ...registry import register
@@ -25,12 +24,10 @@ from ..ops.verification import judge
 
 @register(
     "rrs",
-    stage="accept",
     paper="arXiv:2402.14160",
     exact="distribution",
     checked="reference:reference.naive_acceptance.recursive joint",
 )
-@dataclass(frozen=True)
 class RecursiveRejection(Acceptance):
     replacement: Annotated[bool, "siblings are sampled independently, as in SpecInfer"] = False
 

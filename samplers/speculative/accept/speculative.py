@@ -14,8 +14,6 @@ Exact: distribution.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...registry import register
 from ...traits import Trait
 from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdict
@@ -24,12 +22,9 @@ from ..ops.verification import judge
 
 @register(
     "speculative",
-    stage="accept",
-    paper="arXiv:2211.17192",
     exact="distribution",
     checked="golden/acceptance reference:reference.naive_acceptance.recursive joint",
 )
-@dataclass(frozen=True)
 class Speculative(Acceptance):
     provides = frozenset({Trait.NEEDS_NO_HOST})
 

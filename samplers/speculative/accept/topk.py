@@ -15,7 +15,6 @@ likeliest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -27,8 +26,7 @@ from ..ops.tree_walk import longest, reached
 from .greedy import follow
 
 
-@register("topk", stage="accept", paper="arXiv:1811.03115", checked="reference:samplers.speculative.test_topk.naive")
-@dataclass(frozen=True)
+@register("topk", checked="reference:samplers.speculative.test_topk.naive")
 class TopK(Acceptance):
     provides = frozenset({Trait.LIKELIEST_ONLY})
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"tolerance": (0.1, 0.3, 0.7, 1.5, 3.0)}

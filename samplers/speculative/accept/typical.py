@@ -16,7 +16,6 @@ Exact: no. At temperature 0 it is `greedy`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
@@ -28,13 +27,7 @@ from ..contracts import Acceptance, Draft, TargetDistributions, Uniforms, Verdic
 from ..ops.tree_walk import longest, reached
 
 
-@register(
-    "typical",
-    stage="accept",
-    paper="arXiv:2401.10774",
-    checked="golden/acceptance golden/heads reference:reference.naive_acceptance.typical",
-)
-@dataclass(frozen=True)
+@register("typical", checked="golden/acceptance golden/heads reference:reference.naive_acceptance.typical")
 class Typical(Acceptance):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"epsilon": (0.3, 0.2, 0.09, 0.03, 0.01)}
 

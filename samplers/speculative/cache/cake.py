@@ -143,14 +143,7 @@ def best(slots: Tensor, score: Tensor, budget: np.ndarray) -> Tensor:
 _ALL = 1 << 40  # one layer may keep nearly everything: the cache is as long as the text
 
 
-@register(
-    "cake",
-    stage="cache",
-    family="ar",
-    paper="arXiv:2503.12491",
-    checked="reference:samplers.speculative.test_cake.naive_kept",
-)
-@dataclass(frozen=True)
+@register("cake", checked="reference:samplers.speculative.test_cake.naive_kept")
 class Cake(SparseAttention):
     budget: Annotated[int, "tokens that a layer keeps on average"] = 512
     window: Annotated[int, "last tokens, which are always kept and whose queries score the others"] = 32

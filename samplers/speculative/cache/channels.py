@@ -18,7 +18,6 @@ Exact: no; while a text has at most heavy + sink + window tokens, nothing is lef
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -38,14 +37,7 @@ from ..contracts import DecodeContext
 from ..sparse_kv import LETS_GO, READS_PART, PerQueryAttention
 
 
-@register(
-    "channels",
-    stage="cache",
-    family="ar",
-    paper="arXiv:2408.07092",
-    checked="reference:samplers.speculative.test_channels.naive",
-)
-@dataclass(frozen=True)
+@register("channels", checked="reference:samplers.speculative.test_channels.naive")
 class Channels(PerQueryAttention):
     heavy: Annotated[int, "tokens that each query attends to because their labels match best"] = 256
     sink: Annotated[int, "first tokens that are always seen"] = 4

@@ -34,8 +34,7 @@ from .stored_cache import StoredKV
 _LONGEST = 128  # tokens of a chunk: where an outlier stands fits two bytes, of heads of at most 256 channels
 
 
-@register("gear", stage="cache", family="ar", paper="arXiv:2403.05527", checked="reference:reference.naive_stores.gear")
-@dataclass(frozen=True)
+@register("gear", checked="reference:reference.naive_stores.gear")
 class Gear(StoredKV):
     bits: Annotated[int, "bits per code: 2, 3, 4 or 8"] = 2
     rank: Annotated[int, "rank of the error's approximation, per head and chunk"] = 4

@@ -25,8 +25,7 @@ from ...registry import register
 from .stored_cache import StoredKV
 
 
-@register("int8", stage="cache", family="ar", paper="arXiv:1712.05877", checked="reference:reference.naive_stores.int8")
-@dataclass(frozen=True)
+@register("int8", checked="reference:reference.naive_stores.int8")
 class Int8(StoredKV):
     residual: Annotated[int, "newest tokens that stay exact"] = 32
     chunk: Annotated[int, "tokens that are encoded together"] = 32

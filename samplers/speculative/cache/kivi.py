@@ -28,14 +28,7 @@ from ...registry import register
 from .stored_cache import StoredKV
 
 
-@register(
-    "kivi",
-    stage="cache",
-    family="ar",
-    paper="arXiv:2402.02750",
-    checked="reference:reference.naive_stores.by_channel reference:reference.naive_stores.by_token",
-)
-@dataclass(frozen=True)
+@register("kivi", checked="reference:reference.naive_stores.by_channel reference:reference.naive_stores.by_token")
 class Kivi(StoredKV):
     bits: Annotated[int, "bits per code: 2, 3, 4 or 8; 16 stores K/V unchanged"] = 4
     group: Annotated[int, "tokens per group of keys, which are encoded together, and channels per group of values"] = 32

@@ -15,7 +15,6 @@ Exact: no; while a text has at most `window` tokens, it gives what no cache give
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pardec.models.caches.kv_cache import KVCache
@@ -28,10 +27,7 @@ from ..sparse_kv import LETS_GO, READS_PART
 from .streaming import window_cache
 
 
-@register(
-    "lminfinite", stage="cache", family="ar", paper="arXiv:2308.16137", checked="reference:reference.naive_window.naive"
-)
-@dataclass(frozen=True)
+@register("lminfinite", checked="reference:reference.naive_window.naive")
 class LMInfinite(Cache):
     provides = frozenset({Trait.CHANGES_TARGET, Trait.MOVES_KV, Trait.LONGER_TEXTS})
     requires: ClassVar[Reasons] = {Trait.PLAIN_DECODER: READS_PART}

@@ -26,10 +26,7 @@ from ...registry import register
 from .stored_cache import StoredKV
 
 
-@register(
-    "mustafar", stage="cache", family="ar", paper="arXiv:2505.22913", checked="reference:reference.naive_stores.pruned"
-)
-@dataclass(frozen=True)
+@register("mustafar", checked="reference:reference.naive_stores.pruned")
 class Mustafar(StoredKV):
     sparsity: Annotated[float, "share of a head's entries that are dropped"] = 0.5
     residual: Annotated[int, "newest tokens that stay dense"] = 32

@@ -16,7 +16,6 @@ Exact: no; while a text has at most `budget` tokens, nothing is left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -31,14 +30,7 @@ from ...registry import register
 from ..sparse_kv import Choice, CommittedSlots, SparseAttention
 
 
-@register(
-    "retrieval",
-    stage="cache",
-    family="ar",
-    paper="arXiv:2404.11912",
-    checked="reference:samplers.speculative.test_retrieval.naive_chunks",
-)
-@dataclass(frozen=True)
+@register("retrieval", checked="reference:samplers.speculative.test_retrieval.naive_chunks")
 class Retrieval(SparseAttention):
     budget: Annotated[int, "tokens in the chunks that are attended to"] = 512
     chunk: Annotated[int, "tokens per chunk"] = 8

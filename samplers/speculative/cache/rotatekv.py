@@ -36,10 +36,7 @@ from .stored_cache import StoredKV
 _CLIP = 0.8  # the authors' at 2 bits
 
 
-@register(
-    "rotatekv", stage="cache", family="ar", paper="arXiv:2501.16383", checked="reference:reference.naive_stores.rotated"
-)
-@dataclass(frozen=True)
+@register("rotatekv", checked="reference:reference.naive_stores.rotated")
 class RotateKV(StoredKV):
     bits: Annotated[int, "bits per code: 2, 3, 4 or 8; 16 only rotates"] = 2
     group: Annotated[int, "most channels that share a scale; fewer if this does not divide the rotated ones"] = 64

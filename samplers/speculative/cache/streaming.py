@@ -13,7 +13,6 @@ Exact: no; while a text has at most sink + window tokens, nothing is left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -31,10 +30,7 @@ from ..contracts import DecodeContext
 from ..sparse_kv import Choice, CommittedSlots, SparseAttention
 
 
-@register(
-    "streaming", stage="cache", family="ar", paper="arXiv:2309.17453", checked="reference:reference.naive_window.naive"
-)
-@dataclass(frozen=True)
+@register("streaming", checked="reference:reference.naive_window.naive")
 class Streaming(SparseAttention):
     sink: Annotated[int, "first tokens that are always seen"] = 16
     window: Annotated[int, "last tokens that are seen"] = 496

@@ -140,10 +140,7 @@ def roll_out(table: Trigrams, pair: Pair, uniforms: np.ndarray, explore: float, 
     return best(nodes, most)
 
 
-@register(
-    "aded", stage="draft", paper="arXiv:2407.12021", exact="greedy", checked="reference:reference.naive_aded.tree joint"
-)
-@dataclass(frozen=True)
+@register("aded", exact="greedy", checked="reference:reference.naive_aded.tree joint")
 class Aded(Drafter):
     k: Annotated[int, "tokens of a roll-out, which is how deep the tree grows"] = 6
     nodes: Annotated[int, "most drafted tokens"] = 32

@@ -20,7 +20,6 @@ Exact: greedy and distribution, with an exact acceptance: every drafted token is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -34,14 +33,7 @@ from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 from .text_history import PerRow, chain
 
 
-@register(
-    "aggressive",
-    stage="draft",
-    paper="arXiv:2106.04970",
-    exact="greedy",
-    checked="reference:reference.naive_lookup.aggressive joint",
-)
-@dataclass(frozen=True)
+@register("aggressive", exact="greedy", checked="reference:reference.naive_lookup.aggressive joint")
 class Aggressive(Drafter):
     provides = frozenset({Trait.COPIES, Trait.DRAFTS_ONE_CHAIN})
 

@@ -182,8 +182,7 @@ _COST = 0.1  # cost of a drafting forward, if the drafter cannot estimate it
 _EXAMPLE = 'auto:model="model:name=...",copy="lookup:k=7"; add shape, length and acceptance with +'
 
 
-@register("auto", stage="draft", paper="arXiv:2510.20064", exact="greedy", checked="joint")
-@dataclass(frozen=True)
+@register("auto", paper="arXiv:2510.20064", exact="greedy", checked="joint")
 class Auto(Nesting):
     example: ClassVar[str] = _EXAMPLE
     _copy: ClassVar[Any]

@@ -16,7 +16,6 @@ Exact: greedy and distribution, with an exact acceptance: every drafted token is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -27,14 +26,7 @@ from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 from .text_history import NGramIndex, PerRow, chain, repeated
 
 
-@register(
-    "copyspec",
-    stage="draft",
-    paper="arXiv:2502.08923",
-    exact="greedy",
-    checked="reference:reference.naive_lookup.Copying joint",
-)
-@dataclass(frozen=True)
+@register("copyspec", exact="greedy", checked="reference:reference.naive_lookup.Copying joint")
 class CopySpec(Drafter):
     provides = frozenset({Trait.COPIES, Trait.DRAFTS_ONE_CHAIN, Trait.OBSERVES_TOKENS})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "suffix": (1, 3, 5)}

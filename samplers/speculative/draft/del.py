@@ -21,7 +21,7 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -39,8 +39,7 @@ from .exit_states import Choice, ExitStates
 from .exits import parse_exits
 
 
-@register("del", stage="draft", paper="arXiv:2504.05598", exact="greedy", checked="joint")
-@dataclass(frozen=True)
+@register("del", exact="greedy", checked="joint")
 class DynamicExit(Drafter):
     provides = frozenset({Trait.DRAFTS_DURING_VERIFY, Trait.TAKES_SHAPE})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (8, 5, 12)}

@@ -19,7 +19,7 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -219,14 +219,7 @@ def _spread(part: Tensor, rows: Tensor, batch: int) -> Tensor:
     return part.new_zeros(batch, *part.shape[1:]).index_copy_(0, rows, part)
 
 
-@register(
-    "dflash",
-    stage="draft",
-    paper="arXiv:2602.06036",
-    exact="greedy",
-    checked="reference:reference.naive_dflash.NaiveDFlash joint",
-)
-@dataclass(frozen=True)
+@register("dflash", exact="greedy", checked="reference:reference.naive_dflash.NaiveDFlash joint")
 class DFlash(ModuleDrafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (15, 7, 4)}
 

@@ -17,7 +17,7 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from pardec.models import finite
-from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError, PardecError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
@@ -35,8 +34,8 @@ from ...host_transfer import download, upload
 from ...registry import register
 from ...spec import ModelName
 from ...traits import Reasons, Trait, Why
-from ..contracts import DecodeContext, Draft, Drafter, SpeculativeSampler, Uniforms
-from ..draft_model import check_tokens, demand_name, parameter_ratio
+from ..contracts import DecodeContext, Draft, Uniforms
+from ..draft_model import ModelDrafter, check_tokens
 from ..forward import CacheRows
 
 
@@ -148,15 +147,9 @@ class DiffusionState(RowState):
         return error or ModelError(f"the draft model {self.model.name} gives logits that are not finite")
 
 
-@register(
-    "diffusion",
-    stage="draft",
-    paper="arXiv:2512.20573",
-    exact="greedy",
-    checked="reference:reference.naive_diffusion_draft.draft joint",
-)
-@dataclass(frozen=True)
-class Diffusion(Drafter):
+@register("diffusion", exact="greedy", checked="reference:reference.naive_diffusion_draft.draft joint")
+class Diffusion(ModelDrafter):
+    role = "the masked model that drafts"
     provides = frozenset({Trait.DRAFTS_ONE_CHAIN, Trait.OBSERVES_TOKENS})
     conflicts: ClassVar[Reasons] = {
         Trait.CONDITIONS: Why("{me} drafts text, and the request has image conditions", "draft with eagle"),
@@ -174,16 +167,6 @@ class Diffusion(Drafter):
     def __post_init__(self) -> None:
         self.require("k", "step", "small", "block", least=1)
         self.require("low", "tau", least=0)
-
-    def check(self, sampler: SpeculativeSampler) -> None:
-        demand_name("diffusion", self.name, "the masked model that drafts")
-
-    @property
-    def needed_model(self) -> str | None:
-        return self.name
-
-    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        return parameter_ratio(target, draft_model)
 
     def start(self, context: DecodeContext) -> DiffusionState:
         drafter = context.request.draft_model

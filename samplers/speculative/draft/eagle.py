@@ -20,7 +20,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -52,12 +51,10 @@ class PromptPairState(PairState):
 
 @register(
     "eagle",
-    stage="draft",
     paper="arXiv:2503.01840",
     exact="greedy",
     checked="golden/eagle reference:reference.naive_eagle.draft joint",
 )
-@dataclass(frozen=True)
 class Eagle(ModuleDrafter):
     taps: Annotated[
         str | None, "target layers whose outputs an EAGLE-3 module reads, as 1-29-57; by default its config's"

@@ -14,7 +14,7 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -32,8 +32,7 @@ from ..contracts import DecodeContext, Draft, Drafter, LowerLayerStates, Uniform
 from ..draft_model import DraftModelState
 
 
-@register("earlyexit", stage="draft", paper="arXiv:2404.16710", exact="greedy", checked="joint")
-@dataclass(frozen=True)
+@register("earlyexit", exact="greedy", checked="joint")
 class EarlyExit(Drafter):
     provides = frozenset(
         {

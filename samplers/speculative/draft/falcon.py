@@ -13,7 +13,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -159,14 +158,7 @@ class BlockPairState(PairState):
         return output
 
 
-@register(
-    "falcon",
-    stage="draft",
-    paper="arXiv:2412.12639",
-    exact="greedy",
-    checked="reference:reference.naive_falcon.outputs joint",
-)
-@dataclass(frozen=True)
+@register("falcon", exact="greedy", checked="reference:reference.naive_falcon.outputs joint")
 class Falcon(ModuleDrafter):
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 4
     block: Annotated[int | None, "tokens drafted per pass; default and maximum: as many as were trained"] = None

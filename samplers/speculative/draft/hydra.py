@@ -15,8 +15,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -30,14 +28,7 @@ from .draft_heads import StaticState
 from .module_drafter import ModuleDrafter
 
 
-@register(
-    "hydra",
-    stage="draft",
-    paper="arXiv:2402.05109",
-    exact="greedy",
-    checked="golden/heads reference:reference.naive_heads.hydra joint",
-)
-@dataclass(frozen=True)
+@register("hydra", exact="greedy", checked="golden/heads reference:reference.naive_heads.hydra joint")
 class Hydra(ModuleDrafter):
     def start(self, context: DecodeContext) -> HydraState:
         return HydraState(context, self.fitting_module(context))

@@ -84,14 +84,7 @@ class MaskState(ProbeState):
         return error or ModelError(f"{model.name} gives logits that are not finite at masks")
 
 
-@register(
-    "idlm",
-    stage="draft",
-    paper="arXiv:2604.11035",
-    exact="greedy",
-    checked="reference:reference.naive_idlm.decode joint",
-)
-@dataclass(frozen=True)
+@register("idlm", exact="greedy", checked="reference:reference.naive_idlm.decode joint")
 class Idlm(StateDrafter):
     provides = frozenset(
         {

@@ -14,7 +14,6 @@ Exact: greedy, and distribution with an exact acceptance, unless a block may be 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ...registry import register
@@ -23,11 +22,8 @@ from .jacobi_window import JacobiWindow
 
 @register(
     "jacobi",
-    stage="draft",
-    paper="arXiv:2305.10427",
     exact="greedy",
     checked="golden/llamagen reference:reference.naive_jacobi.sliding reference:reference.naive_jacobi.block joint",
 )
-@dataclass(frozen=True)
 class Jacobi(JacobiWindow):
     name: ClassVar[str] = "jacobi"

@@ -17,7 +17,7 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -152,14 +152,7 @@ class AdapterState(Shallow):
         return raw
 
 
-@register(
-    "kangaroo",
-    stage="draft",
-    paper="arXiv:2404.18911",
-    exact="greedy",
-    checked="reference:reference.naive_kangaroo.states joint",
-)
-@dataclass(frozen=True)
+@register("kangaroo", exact="greedy", checked="reference:reference.naive_kangaroo.states joint")
 class Kangaroo(ModuleDrafter):
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 6
     layers: Annotated[

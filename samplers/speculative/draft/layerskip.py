@@ -262,8 +262,7 @@ class Search:
 _TRAITS = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})
 
 
-@register("layerskip", stage="draft", paper="arXiv:2410.06916", exact="greedy", checked="joint")
-@dataclass(frozen=True)
+@register("layerskip", exact="greedy", checked="joint")
 class LayerSkip(Drafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"ratio": (0.45, 0.3, 0.6), "k": (5, 3)}
 

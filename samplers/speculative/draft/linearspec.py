@@ -23,7 +23,7 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -120,14 +120,7 @@ class MaskedBlocks(RowState, DraftModel):
         return error or ModelError(f"{model.name} gives logits that are not finite while it drafts for itself")
 
 
-@register(
-    "linearspec",
-    stage="draft",
-    paper="arXiv:2607.05722",
-    exact="greedy",
-    checked="reference:samplers.speculative.test_linearspec.naive joint",
-)
-@dataclass(frozen=True)
+@register("linearspec", exact="greedy", checked="reference:samplers.speculative.test_linearspec.naive joint")
 class LinearSpec(Drafter):
     provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH, Trait.ONE_FORWARD_DRAFTS})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (31, 15, 7)}

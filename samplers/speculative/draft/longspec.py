@@ -16,7 +16,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -35,14 +34,7 @@ from ..draft_model import DraftModelState
 from .module_drafter import ModuleDrafter, module_failure, module_of
 
 
-@register(
-    "longspec",
-    stage="draft",
-    paper="arXiv:2502.17421",
-    exact="greedy",
-    checked="reference:samplers.speculative.test_longspec.naive joint",
-)
-@dataclass(frozen=True)
+@register("longspec", exact="greedy", checked="reference:samplers.speculative.test_longspec.naive joint")
 class LongSpec(ModuleDrafter):
     conflicts: ClassVar[Reasons] = {
         Trait.CHANGES_TARGET: Why(

@@ -89,14 +89,7 @@ class LookaheadState:
     pools: PerRow[Pool]
 
 
-@register(
-    "lookahead",
-    stage="draft",
-    paper="arXiv:2402.02057",
-    exact="greedy",
-    checked="reference:reference.naive_jacobi.lookahead joint",
-)
-@dataclass(frozen=True)
+@register("lookahead", exact="greedy", checked="reference:reference.naive_jacobi.lookahead joint")
 class Lookahead(Drafter):
     window: Annotated[int, "columns of the window, the text's last token included"] = 7
     ngram: Annotated[int, "tokens of the n-grams in the pool, the key included"] = 5

@@ -16,7 +16,6 @@ Exact: greedy and distribution, with an exact acceptance: every drafted token is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -33,14 +32,7 @@ from .text_history import GridIndex, NGramIndex, PerRow, SuffixIndex, chain, rep
 Index = NGramIndex | SuffixIndex | GridIndex
 
 
-@register(
-    "lookup",
-    stage="draft",
-    paper="arXiv:2304.04487",
-    exact="greedy",
-    checked="reference:reference.naive_lookup.lookup joint",
-)
-@dataclass(frozen=True)
+@register("lookup", exact="greedy", checked="reference:reference.naive_lookup.lookup joint")
 class Lookup(Drafter):
     provides = frozenset({Trait.COPIES, Trait.DRAFTS_ONE_CHAIN, Trait.OBSERVES_TOKENS})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (10, 5), "max_ngram": (3, 2)}

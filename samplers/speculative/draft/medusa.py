@@ -16,8 +16,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ...registry import register
 from ...traits import Trait
 from ..contracts import DecodeContext
@@ -25,14 +23,7 @@ from .draft_heads import StaticState
 from .module_drafter import ModuleDrafter
 
 
-@register(
-    "medusa",
-    stage="draft",
-    paper="arXiv:2401.10774",
-    exact="greedy",
-    checked="golden/heads reference:reference.naive_heads.medusa joint",
-)
-@dataclass(frozen=True)
+@register("medusa", exact="greedy", checked="golden/heads reference:reference.naive_heads.medusa joint")
 class Medusa(ModuleDrafter):
     @property
     def provides(self) -> frozenset[Trait]:

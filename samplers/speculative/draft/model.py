@@ -32,12 +32,10 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
 from pardec.models.cuda_graphs.runner import plain_decoder
-from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
 from pardec.models.trimmed import Trimmed
@@ -46,24 +44,15 @@ from ...registry import register
 from ...request import conditioned_model
 from ...spec import ModelName
 from ...traits import Reasons, Trait, Why
-from ..contracts import DecodeContext, SpeculativeSampler
-from ..draft_model import (
-    DraftModelState,
-    StateDrafter,
-    check_device,
-    check_pair,
-    check_texts,
-    demand_name,
-    parameter_ratio,
-)
+from ..contracts import DecodeContext
+from ..draft_model import DraftModelState, ModelDrafter, StateDrafter, check_device, check_pair, check_texts
 from .cross_vocabulary import CrossVocabularyState, TokenMap
 
 _NO_SHAPE = "leave the shape out, or use a drafter without map"
 
 
-@register("model", stage="draft", paper="arXiv:2211.17192", exact="greedy", checked="joint")
-@dataclass(frozen=True)
-class Model(StateDrafter):
+@register("model", exact="greedy", checked="joint")
+class Model(ModelDrafter, StateDrafter):
     state: ClassVar[type[DraftModelState]] = DraftModelState
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}
 
@@ -87,9 +76,6 @@ class Model(StateDrafter):
         # Not a field: the maps are no part of the sampler's identity.
         object.__setattr__(self, "_maps", WeakKeyDictionary[Any, TokenMap]())
 
-    def check(self, sampler: SpeculativeSampler) -> None:
-        demand_name(self.registered[0], self.name)
-
     @property
     def provides(self) -> frozenset[Trait]:
         traits = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH, Trait.OBSERVES_TOKENS})
@@ -101,15 +87,8 @@ class Model(StateDrafter):
         return {} if self.map == "ids" else {Trait.DRAFTS_TREES: tree}
 
     @property
-    def needed_model(self) -> str | None:
-        return self.name
-
-    @property
     def needed_vocabulary(self) -> str | None:
         return self.vocab
-
-    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        return parameter_ratio(target, draft_model)
 
     def start(self, context: DecodeContext) -> DraftModelState | CrossVocabularyState:
         drafter = context.request.draft_model

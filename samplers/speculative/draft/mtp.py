@@ -17,7 +17,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from pardec.models.draft_modules.contracts import ModuleName
@@ -30,14 +29,7 @@ from .eagle_state import PairState
 from .module_drafter import ModuleDrafter, module_of
 
 
-@register(
-    "mtp",
-    stage="draft",
-    paper="arXiv:2412.19437",
-    exact="greedy",
-    checked="reference:reference.naive_mtp.draft joint",
-)
-@dataclass(frozen=True)
+@register("mtp", exact="greedy", checked="reference:reference.naive_mtp.draft joint")
 class Mtp(ModuleDrafter):
     name: Annotated[DraftModuleName | None, "embedded name, folder or hub id; by default the target's own files"] = None
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 3

@@ -18,7 +18,7 @@ Exact: greedy and distribution, with an exact acceptance.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -72,14 +72,7 @@ class AheadState(DraftModelState):
         return {**super().to_observe(outcome), **own}
 
 
-@register(
-    "pearl",
-    stage="draft",
-    paper="arXiv:2408.11850",
-    exact="greedy",
-    checked="reference:reference.naive_pearl.pearl joint",
-)
-@dataclass(frozen=True)
+@register("pearl", exact="greedy", checked="reference:reference.naive_pearl.pearl joint")
 class Pearl(Model):
     state: ClassVar[type[DraftModelState]] = AheadState
 

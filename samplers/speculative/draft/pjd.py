@@ -66,8 +66,7 @@ class Grid:
     known: np.ndarray  # [B, N] bool: predicted in the last round
 
 
-@register("pjd", stage="draft", paper="arXiv:2606.05703", checked="hand")
-@dataclass(frozen=True)
+@register("pjd", checked="hand")
 class Pjd(Drafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"lag": (None, 4, 8)}
 

@@ -17,7 +17,7 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from pardec.models.draft_modules.prompts import PromptVectors
@@ -27,14 +27,7 @@ from ..contracts import ProbeLayout, ProbeNodes
 from .probe_drafter import ProbeDrafter
 
 
-@register(
-    "prompts",
-    stage="draft",
-    paper="arXiv:2405.18628",
-    exact="greedy",
-    checked="reference:reference.naive_queries.prompt_logits joint",
-)
-@dataclass(frozen=True)
+@register("prompts", exact="greedy", checked="reference:reference.naive_queries.prompt_logits joint")
 class Prompts(ProbeDrafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (3, 2, 1)}
 

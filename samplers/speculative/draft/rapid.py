@@ -25,7 +25,6 @@ Terms are token ids, so that BM25 needs no knowledge of the language.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -92,14 +91,7 @@ def bm25(chunks: Sequence[np.ndarray], query: np.ndarray) -> np.ndarray:
     return scores
 
 
-@register(
-    "rapid",
-    stage="draft",
-    paper="arXiv:2502.20330",
-    exact="greedy",
-    checked="reference:samplers.speculative.test_rapid.naive joint",
-)
-@dataclass(frozen=True)
+@register("rapid", exact="greedy", checked="reference:samplers.speculative.test_rapid.naive joint")
 class Rapid(StateDrafter):
     provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}

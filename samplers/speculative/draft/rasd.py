@@ -265,14 +265,7 @@ class _Sources:
         return error
 
 
-@register(
-    "rasd",
-    stage="draft",
-    paper="arXiv:2503.03434",
-    exact="greedy",
-    checked="reference:samplers.speculative.test_rasd.naive_continuations joint",
-)
-@dataclass(frozen=True)
+@register("rasd", exact="greedy", checked="reference:samplers.speculative.test_rasd.naive_continuations joint")
 class Rasd(Nesting):
     example: ClassVar[str] = 'rasd:model="model:name=...",store=texts.txt; add shape, length and acceptance with +'
 

@@ -82,14 +82,7 @@ class Matrix(RowState):
 _LOGITS = 1 << 24  # logits of the prompt computed at a time
 
 
-@register(
-    "recycling",
-    stage="draft",
-    paper="arXiv:2408.08696",
-    exact="greedy",
-    checked="reference:reference.naive_lookup.Recycled joint",
-)
-@dataclass(frozen=True)
+@register("recycling", exact="greedy", checked="reference:reference.naive_lookup.Recycled joint")
 class Recycling(Drafter):
     k: Annotated[int, "candidates remembered for each token"] = 8
     tree: Annotated[str, "nodes at each depth"] = "8-21-25-15-8-3"

@@ -14,7 +14,6 @@ Exact: greedy and distribution, unless a block may be left early.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ...registry import register
@@ -22,8 +21,7 @@ from ...traits import Reasons, Trait, Why
 from .jacobi_window import JacobiWindow
 
 
-@register("seeded_jacobi", stage="draft", paper="arXiv:2002.03629", exact="greedy", checked="joint")
-@dataclass(frozen=True)
+@register("seeded_jacobi", exact="greedy", checked="joint")
 class SeededJacobi(JacobiWindow):
     name: ClassVar[str] = "seeded_jacobi"
     default_acceptance: ClassVar[str | None] = "match:noise=seeded"

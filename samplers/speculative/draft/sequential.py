@@ -9,8 +9,6 @@ Exact: greedy and distribution, by definition.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from pardec.models.model import LanguageModel
@@ -20,14 +18,7 @@ from ...traits import Trait
 from ..contracts import DecodeContext, Draft, Drafter, Uniforms
 
 
-@register(
-    "sequential",
-    stage="draft",
-    paper="arXiv:1706.03762",
-    exact="greedy",
-    checked="golden/llamagen reference:samplers.ar_toys.plain_greedy",
-)
-@dataclass(frozen=True)
+@register("sequential", exact="greedy", checked="golden/llamagen reference:samplers.ar_toys.plain_greedy")
 class Sequential(Drafter):
     provides = frozenset({Trait.OBSERVES_TOKENS})
 

@@ -126,8 +126,7 @@ class WindowState:
     counts: np.ndarray  # [B] on the host: positions of the latest draft
 
 
-@register("sjd", stage="draft", paper="arXiv:2410.01699", exact="greedy", checked="golden/llamagen joint")
-@dataclass(frozen=True)
+@register("sjd", exact="greedy", checked="golden/llamagen joint")
 class Sjd(Drafter):
     window: Annotated[
         int | None, "tokens fed in a forward, the last known one included; none: 32 of an image, 16 of text"

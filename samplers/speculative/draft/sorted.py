@@ -19,7 +19,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, ClassVar
 
@@ -28,7 +27,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pardec.models.draft_modules.contracts import DraftModule
 from pardec.models.errors import ModelError
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Hidden, Plan, Visible
@@ -38,8 +36,8 @@ from ...registry import register
 from ...request import conditioned_model
 from ...spec import ModelName
 from ...traits import Reasons, Trait, Why
-from ..contracts import DecodeContext, Draft, Drafter, RoundResult, SpeculativeSampler, SubsetLogits, Uniforms
-from ..draft_model import DraftModelState, check_pair, demand_name, parameter_ratio
+from ..contracts import DecodeContext, Draft, RoundResult, SubsetLogits, Uniforms
+from ..draft_model import DraftModelState, ModelDrafter, check_pair
 from ..forward import catch_up_groups
 from .exits import all_copies, fitting_exits, parse_exits
 
@@ -159,9 +157,8 @@ class NestedState(DraftModelState):
             self.inputs[index[:, None], copy, part, where] = split[:, copy].to(self.inputs)
 
 
-@register("sorted", stage="draft", paper="arXiv:2407.01955", exact="greedy", checked="joint")
-@dataclass(frozen=True)
-class Sorted(Drafter):
+@register("sorted", exact="greedy", checked="joint")
+class Sorted(ModelDrafter):
     provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})
     conflicts: ClassVar[Reasons] = {
         Trait.DRAFTS_TREES: Why(
@@ -179,17 +176,6 @@ class Sorted(Drafter):
         self.require("k", least=1)
         self.require("tau", least=0, most=1)
         parse_exits("sorted", self.exits)
-
-    def check(self, sampler: SpeculativeSampler) -> None:
-        demand_name("sorted", self.name)
-
-    @property
-    def needed_model(self) -> str | None:
-        return self.name
-
-    def cost_ratio(self, target: LanguageModel, draft_model: LanguageModel | DraftModule | None) -> float | None:
-        """The cost ratio of all the drafter's layers, an upper bound."""
-        return parameter_ratio(target, draft_model)
 
     def start(self, context: DecodeContext) -> NestedState:
         drafter = context.request.draft_model

@@ -16,7 +16,6 @@ Exact: greedy and distribution, with an exact acceptance, whichever cache drafts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -40,8 +39,7 @@ from ..sparse_kv import (
 _State = SparseDraftState | PerQueryDraftState
 
 
-@register("sparsekv", stage="draft", paper="arXiv:2404.11912", exact="greedy", checked="joint")
-@dataclass(frozen=True)
+@register("sparsekv", exact="greedy", checked="joint")
 class SparseKV(Drafter):
     provides = frozenset({Trait.TAKES_SHAPE, Trait.TAKES_LENGTH})
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (4, 2, 6)}

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Annotated, Any
 from weakref import WeakKeyDictionary
@@ -135,14 +134,7 @@ class _Texts(PerRow[Places]):
         self.store = store
 
 
-@register(
-    "suffix",
-    stage="draft",
-    paper="arXiv:2411.04975",
-    exact="greedy",
-    checked="reference:reference.naive_lookup.suffix joint",
-)
-@dataclass(frozen=True)
+@register("suffix", exact="greedy", checked="reference:reference.naive_lookup.suffix joint")
 class Suffix(Drafter):
     k: Annotated[int, "most tokens drafted"] = 32
     depth: Annotated[int, "longest match that is searched"] = 64

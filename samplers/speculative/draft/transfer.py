@@ -15,7 +15,7 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -26,14 +26,7 @@ from ..contracts import ProbeInjection, ProbeLayout, ProbeNodes
 from .probe_drafter import ProbeDrafter
 
 
-@register(
-    "transfer",
-    stage="draft",
-    paper="arXiv:2404.12022",
-    exact="greedy",
-    checked="reference:reference.naive_queries.pseudo_logits joint",
-)
-@dataclass(frozen=True)
+@register("transfer", exact="greedy", checked="reference:reference.naive_queries.pseudo_logits joint")
 class Transfer(ProbeDrafter):
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (3, 2, 1)}
 

@@ -36,17 +36,8 @@ from ...ops.inverse_cdf import sample
 from ...registry import register
 from ...spec import ModelName
 from ...traits import Reasons, Trait
-from ..contracts import (
-    DecodeContext,
-    Draft,
-    Drafter,
-    InverseCDFUniforms,
-    RoundResult,
-    SpeculativeSampler,
-    TargetDistributions,
-    Uniforms,
-)
-from ..draft_model import DraftModelState, check_pair, demand_name
+from ..contracts import DecodeContext, Draft, InverseCDFUniforms, RoundResult, TargetDistributions, Uniforms
+from ..draft_model import DraftModelState, ModelDrafter, check_pair
 from ..ops.verification import judge
 from ..sequences import Sequences
 from ..shape.chain import Chain
@@ -186,9 +177,9 @@ class Hierarchy:
         return (self.small if bool(self.middle.highest.isfinite()) else self.middle).failure()
 
 
-@register("triforce", stage="draft", paper="arXiv:2404.11912", exact="greedy", checked="joint")
-@dataclass(frozen=True)
-class TriForce(Drafter):
+@register("triforce", exact="greedy", checked="joint")
+class TriForce(ModelDrafter):
+    role = "the small draft model"
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"gamma": (6, 4, 8), "k": (2, 3)}
     requires: ClassVar[Reasons] = {Trait.PLAIN_DECODER: READS_PART}
     conflicts: ClassVar[Reasons] = {Trait.ENCODES_KV: COPIES_KV, Trait.MOVES_KV: FINDS_KV}
@@ -207,12 +198,8 @@ class TriForce(Drafter):
             self, "_attention", sparse_attention_of(self.read, "triforce")
         )  # no field: it follows from the spec
 
-    def check(self, sampler: SpeculativeSampler) -> None:
-        demand_name("triforce", self.name, "the small draft model")
-
-    @property
-    def needed_model(self) -> str | None:
-        return self.name
+    def cost_ratio(self, target: object, draft_model: object) -> None:
+        """None: a round has forwards of both models."""
 
     @property
     def last_queries(self) -> int:

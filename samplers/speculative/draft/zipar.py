@@ -47,8 +47,7 @@ class ImageProgress:
     fed: np.ndarray  # [B, T] each node's cell of the token grid, -1 for padding and before the first
 
 
-@register("zipar", stage="draft", paper="arXiv:2412.04062", checked="hand")
-@dataclass(frozen=True)
+@register("zipar", checked="hand")
 class Zipar(Drafter):
     default_acceptance: ClassVar[str | None] = "match"
     requires: ClassVar[Reasons] = {

@@ -46,8 +46,7 @@ class _Counts:
     spent: np.ndarray  # [B] cost of these rounds, with decay
 
 
-@register("calibrated", stage="length", paper="arXiv:2405.19715", exact="greedy", checked="joint")
-@dataclass(frozen=True)
+@register("calibrated", exact="greedy", checked="joint")
 class Calibrated(Length):
     provides = frozenset({Trait.OBSERVES_TOKENS})
 

@@ -12,7 +12,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from torch import Tensor
@@ -22,8 +21,7 @@ from ...traits import Trait
 from ..contracts import DecodeContext, Length
 
 
-@register("fallback", stage="length", paper="arXiv:2302.07863", exact="greedy", checked="joint")
-@dataclass(frozen=True)
+@register("fallback", exact="greedy", checked="joint")
 class Fallback(Length):
     provides = frozenset({Trait.DROPS_LAST, Trait.OBSERVES_TOKENS})
 

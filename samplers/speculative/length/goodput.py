@@ -116,8 +116,7 @@ class _Memory:
     rounds: list[Round] = field(default_factory=list)
 
 
-@register("goodput", stage="length", paper="arXiv:2406.14066", exact="greedy", checked="joint")
-@dataclass(frozen=True)
+@register("goodput", exact="greedy", checked="joint")
 class Goodput(Length):
     provides = frozenset({Trait.DROPS_LAST, Trait.TIMES_ROUNDS, Trait.OBSERVES_TOKENS})
 

@@ -26,8 +26,7 @@ class _Wanted:
     k: np.ndarray  # [B]
 
 
-@register("heuristic", stage="length", paper="arXiv:2405.04304", exact="greedy", checked="joint")
-@dataclass(frozen=True)
+@register("heuristic", exact="greedy", checked="joint")
 class Heuristic(Length):
     provides = frozenset({Trait.OBSERVES_TOKENS})
 

@@ -10,7 +10,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from torch import Tensor
@@ -20,8 +19,7 @@ from ...traits import Trait
 from ..contracts import DecodeContext, Length
 
 
-@register("unsure", stage="length", paper="arXiv:2404.18911", exact="greedy", checked="joint")
-@dataclass(frozen=True)
+@register("unsure", exact="greedy", checked="joint")
 class Unsure(Length):
     provides = frozenset({Trait.OBSERVES_TOKENS})
 

@@ -20,7 +20,6 @@ Exact: no; `alpha=0` changes nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import torch
@@ -37,14 +36,7 @@ if TYPE_CHECKING:
     pass
 
 
-@register(
-    "momentum",
-    stage="logits",
-    family="ar",
-    paper="arXiv:2212.02175",
-    checked="reference:samplers.speculative.test_momentum.naive_text",
-)
-@dataclass(frozen=True)
+@register("momentum", checked="reference:samplers.speculative.test_momentum.naive_text")
 class Momentum(Logits):
     alpha: Annotated[float, "weight of the resistance, in probability; 0 is off"] = 0.2
     k: Annotated[int, "candidates considered where the likeliest token would close a circuit"] = 5

@@ -18,7 +18,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -30,14 +29,7 @@ from ..contracts import DecodeContext, Draft, DraftModel, Shape, Uniforms
 from .tree_growth import Tree, drops_last, stopped_rows
 
 
-@register(
-    "beam",
-    stage="shape",
-    paper="arXiv:2406.16858",
-    exact="greedy",
-    checked="golden/eagle reference:samplers.speculative.test_beam.naive joint",
-)
-@dataclass(frozen=True)
+@register("beam", exact="greedy", checked="golden/eagle reference:samplers.speculative.test_beam.naive joint")
 class Beam(Shape):
     beams: Annotated[int, "nodes expanded per level, and children of each"] = 10
     nodes: Annotated[int, "most drafted tokens"] = 60

@@ -10,8 +10,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,14 +22,7 @@ from ..contracts import DecodeContext, Draft, DraftModel, Shape, SubsetLogits, U
 from .tree_growth import drops_last, never_stops, stopped_rows
 
 
-@register(
-    "chain",
-    stage="shape",
-    paper="arXiv:2211.17192",
-    exact="greedy",
-    checked="reference:samplers.speculative.test_chain.naive joint",
-)
-@dataclass(frozen=True)
+@register("chain", exact="greedy", checked="reference:samplers.speculative.test_chain.naive joint")
 class Chain(Shape):
     provides = frozenset({Trait.DRAFTS_ONE_CHAIN})
 

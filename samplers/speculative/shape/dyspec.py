@@ -15,7 +15,7 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -30,8 +30,7 @@ from .siblings import conditional_distributions, siblings
 from .tree_growth import Tree, drops_last, stopped_rows
 
 
-@register("dyspec", stage="shape", paper="arXiv:2410.11744", exact="greedy", checked="joint")
-@dataclass(frozen=True)
+@register("dyspec", exact="greedy", checked="joint")
 class DySpec(Shape):
     provides = frozenset({Trait.DRAFTS_TREES, Trait.ADAPTIVE_TREES})
 

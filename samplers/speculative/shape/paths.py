@@ -8,7 +8,7 @@ Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads
 
 `tree` is the name of a published one, or paths joined by '-' whose ranks are joined by '.': 0-1-0.0-0.1-1.0. A path's
 parents, and its siblings of lower ranks, must be in the tree. Only nodes that have children are expanded.
-`best_paths` in `prompt_trees.py` grows the tree that is best for measured hit rates.
+`best_paths` in `scripts/prompt_tree.py` grows the tree that is best for measured hit rates.
 
 Deviates from the authors' code: at a temperature theirs keeps the likeliest tokens, which is `top=true`.
 Exact: greedy and distribution, with an exact acceptance.
@@ -16,7 +16,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -35,14 +34,7 @@ from .tree_growth import drops_last, stopped_rows
 _TOP = "leave top out, or use another acceptance"
 
 
-@register(
-    "paths",
-    stage="shape",
-    paper="arXiv:2401.10774",
-    exact="greedy",
-    checked="golden/heads reference:samplers.speculative.test_paths.ranked joint",
-)
-@dataclass(frozen=True)
+@register("paths", exact="greedy", checked="golden/heads reference:samplers.speculative.test_paths.ranked joint")
 class Paths(Shape):
     tree: Annotated[str, "name of a published tree, or its paths; the drafter's k cuts it"] = "mc_sim_7b_63"
     top: Annotated[bool, "the likeliest tokens at any temperature, instead of samples"] = False

@@ -15,7 +15,6 @@ Exact: greedy and distribution, with an exact acceptance.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Annotated
 
@@ -33,8 +32,7 @@ from .siblings import conditional_distributions, siblings
 from .tree_growth import drops_last, stopped_rows
 
 
-@register("template", stage="shape", paper="arXiv:2305.09781", exact="greedy", checked="joint")
-@dataclass(frozen=True)
+@register("template", exact="greedy", checked="joint")
 class Template(Shape):
     widths: Annotated[str, "children of each node, level by level; the drafter's k cuts it"] = "1-1-3-1-1-1-1-1"
 

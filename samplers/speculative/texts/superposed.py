@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -72,13 +71,7 @@ class Ngrams:
         return total
 
 
-@register(
-    "superposed",
-    stage="texts",
-    paper="arXiv:2405.18400",
-    checked="reference:samplers.speculative.test_superposed.naive",
-)
-@dataclass(frozen=True)
+@register("superposed", checked="reference:samplers.speculative.test_superposed.naive")
 class Superposed(Texts):
     k: Annotated[int, "drafts, and the most texts of a prompt"] = 3
     tokens: Annotated[int | None, "candidate tokens per forward; none: 3 * k, as published"] = None

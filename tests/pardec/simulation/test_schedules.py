@@ -14,6 +14,7 @@ from pardec.simulation.exits import Exit
 from pardec.simulation.schedules import timeline
 from pardec.simulation.setting import ID_BYTES, Round, Setting
 from pardec.simulation.timeline import Timeline
+from tests.pardec.simulation.timelines import violations
 
 K = 4
 # Two rows of rounds that draft K tokens, of which so many are accepted.
@@ -61,7 +62,7 @@ def test_nothing_is_read_before_it_is_there_and_no_device_does_two_things(
             clock(name, where)
         return
     done = clock(name, where)
-    assert done.violations() == []
+    assert violations(done) == []
     assert all(share <= 1 + 1e-9 for share in done.utilisation().values())
     assert done.seconds == pytest.approx(max(each.end for each in done.intervals))
     rounds = {(each.row, each.round) for each in done.intervals}
@@ -74,9 +75,9 @@ def test_what_breaks_causality_is_reported() -> None:
     at = next(index for index, each in enumerate(done.intervals) if each.name == "verify")
     early = replace(done.intervals[at], start=0.1)
     done.intervals[at] = early
-    assert any("reads" in each for each in done.violations())
+    assert any("reads" in each for each in violations(done))
     done.intervals[at] = replace(early, reads=(), start=0.0, end=9.0)
-    assert any("overlap on a" in each for each in done.violations())
+    assert any("overlap on a" in each for each in violations(done))
     with pytest.raises(KeyError):
         Timeline().run("verify", "a", 1.0, reads=("nothing",), makes="x", row=0, round=0)
 

@@ -21,6 +21,7 @@ from pardec.simulation.report import document, page
 from pardec.simulation.run import Report
 from pardec.simulation.setting import rounds
 from tests.pardec.simulation import test_schedules as schedules
+from tests.pardec.simulation.timelines import violations
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/two_gpus.toml"
 DRAFT = "model:name=tiny-llama-draft,k=4"
@@ -57,7 +58,7 @@ def test_rounds_have_the_tokens_of_the_run(spec: str) -> None:
     real = sum(map(len, report.result.tokens))
     for each in report.simulations:
         assert each.tokens == real - len(prompts())  # each row's first is of its prompt's forward
-        assert each.timeline.violations() == []
+        assert violations(each.timeline) == []
         assert each.tokens_per_second == pytest.approx(each.tokens / each.seconds)
     for row, drafting in zip(rounds(report.result), report.result.draft_forwards or [0] * 3, strict=True):
         assert sum(each.forwards for each in row) == pytest.approx(drafting)
@@ -111,7 +112,7 @@ def test_deeper_exits_name_more_and_rollouts_hide_behind_the_upper_layers() -> N
     assert behind[0] is not None
     assert behind[0] > 2
     clock, plain = report.of("mirror"), report.of("plain")
-    assert clock.timeline.violations() == []
+    assert violations(clock.timeline) == []
     assert clock.rounds == plain.rounds
     assert clock.seconds < 0.9 * plain.seconds
     exits = report.exits.at(2, 4)

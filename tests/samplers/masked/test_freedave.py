@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import import_module
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,11 @@ from pardec import Model
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
-from pardec.samplers.masked.branch.draft_sets import (
-    StepCounts,
-    draft_graph,
-    follows,
-    graph_of,
-    read_nodes,
-    text_of,
-    tree_tokens,
-)
+from pardec.samplers.masked.branch.draft_sets import follows, graph_of, read_nodes, text_of, tree_tokens
 from pardec.samplers.masked.branch.freedave import FreeDave, of_ranks
 from pardec.samplers.masked.contracts import Choice
 from pardec.samplers.masked.loop import decode
+from scripts.draft_graph import StepCounts, draft_graph, main
 from tests.samplers.eight_tokens import proposal
 from tests.samplers.parity import recorded
 from tests.samplers.spec_checks import defaults_are
@@ -357,13 +349,12 @@ def test_a_counted_graph_takes_fewer_forwards_than_nested_drafts_of_as_many_rows
 
 
 def test_the_script_prints_a_graph_that_freedave_reads(capsys: pytest.CaptureFixture[str]) -> None:
-    script = import_module("scripts.draft_graph")
-    script.main(["tiny-llada", "--task=arithmetic", "--problems=3", "--batch=2", "--drafts=3", "--tokens=10", "--own"])
+    main(["tiny-llada", "--task=arithmetic", "--problems=3", "--batch=2", "--drafts=3", "--tokens=10", "--own"])
     printed = capsys.readouterr()
     assert len(read_nodes(printed.out.strip())) == 3
     assert "times after 1 steps: 0\n" in printed.err
     with pytest.raises(SystemExit, match="has drafts already"):
-        script.main(["tiny-llada", "--task=arithmetic", "--problems=1", "-s", "freedave+sequential"])
+        main(["tiny-llada", "--task=arithmetic", "--problems=1", "-s", "freedave+sequential"])
 
 
 def test_hypotheses_keep_to_what_the_tokens_of_a_schema_allow_beside_each_other() -> None:

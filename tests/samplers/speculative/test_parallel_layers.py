@@ -16,6 +16,7 @@ from pardec.samplers.speculative.draft_model import DraftModelState
 from pardec.simulation import Machine, simulate
 from tests.models import test_layer_groups as groups
 from tests.pardec.simulation import test_schedules as schedules
+from tests.pardec.simulation.timelines import violations
 from tests.samplers.ar_toys import rows, run, toy_ar
 from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, named, target
 
@@ -67,4 +68,4 @@ def test_layers_in_parallel_draft_faster_and_lose_little_acceptance() -> None:
         assert report.result.tokens == expected
         assert report.result.acceptance_rate > 0.7
         assert report.of("easyspec").seconds < report.of("plain").seconds
-        assert report.of("easyspec").timeline.violations() == []
+        assert violations(report.of("easyspec").timeline) == []

@@ -15,9 +15,9 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.shape.beam import Beam
 from pardec.samplers.speculative.shape.paths import Paths
 from pardec.samplers.speculative.shape.paths_tree import TREES, tree_text
-from pardec.samplers.speculative.shape.prompt_trees import accepted, best_paths, value
 from pardec.samplers.speculative.shape.siblings import likeliest
 from pardec.samplers.speculative.shape.template import Template
+from scripts.prompt_tree import accepted, best_paths, value
 from tests.samplers.ar_toys import run
 from tests.samplers.fake_draft_model import Told, grown, named, near, nodes, target, written
 

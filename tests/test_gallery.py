@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import pardec
-from pardec.images.side_by_side import MOST, animation, unfolding
 from pardec.models.errors import SpecError
 from pardec.models.files.catalog import embedded_names
 from pardec.samplers import registry
-
-ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import gallery  # noqa: E402
+from scripts import gallery
+from scripts.gallery import MOST, animation, unfolding
 
 CAPTION = "a small red circle left of a large blue square on grey"
 

@@ -1,6 +1,6 @@
 """Counts what one layer starts on a GPU, on a machine without one.
 
-    python -m pardec.bench.launches
+    python benchmarks/launches.py
 
 The tensors are on the device "meta", which holds no numbers, and the kernels are those that a GPU's tensors take. An
 operation of PyTorch counts as one launch, except for views and memory that is only reserved; a sum that goes elsewhere
@@ -10,10 +10,12 @@ would start. Libraries may start more than one kernel for an operation, as split
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -23,14 +25,16 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pardec.models.decoder_config import DecoderConfig
-from pardec.models.families import FAMILIES
-from pardec.models.kernels import ops
-from pardec.models.loading import assemble
-from pardec.models.plan import Plan, Visible
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-from .published import config_of
-from .report import Column, markdown
+from pardec.bench.published import config_of  # noqa: E402
+from pardec.bench.report import Column, markdown  # noqa: E402
+from pardec.models.decoder_config import DecoderConfig  # noqa: E402
+from pardec.models.families import FAMILIES  # noqa: E402
+from pardec.models.kernels import ops  # noqa: E402
+from pardec.models.loading import assemble  # noqa: E402
+from pardec.models.plan import Plan, Visible  # noqa: E402
 
 META = torch.device("meta")
 ARCHITECTURE = 90  # the architecture that Triton would compile for
@@ -38,11 +42,11 @@ _RESERVES = ("aten::empty", "aten::new_empty", "prim::")
 PROMPT, WINDOW = 448, 32
 
 
-class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Launches(TorchDispatchMode):
     """Counts the operations that start work on a GPU, by name."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

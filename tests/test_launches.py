@@ -7,8 +7,8 @@ import importlib.util
 import pytest
 import torch
 
-from pardec.bench import launches
-from pardec.bench.launches import Forward, Launches, of_a_layer
+from benchmarks import launches
+from benchmarks.launches import Forward, Launches, of_a_layer
 from pardec.bench.published import config_of
 from pardec.models.families import FAMILIES
 from pardec.models.plan import Visible

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 from itertools import product
 from pathlib import Path
 
@@ -14,11 +13,12 @@ from pardec import load
 from pardec.models.errors import SpecError
 from pardec.samplers.speculative.contracts import Draft, ProbeLayout
 from pardec.samplers.speculative.probe_nodes import after_every
-from pardec.samplers.speculative.shape.prompt_trees import (
+from scripts.prompt_tree import (
     PromptTree,
     Rates,
     best_paths,
     fastest_tree,
+    main,
     prompt_tree,
     steady,
 )
@@ -28,7 +28,6 @@ from tests.samplers.fake_draft_model import NEW, RAGGED, apart, target
 from tests.samplers.heldout_answers import answered
 from tests.samplers.module_files import learned, prompts, random
 
-ROOT = Path(__file__).resolve().parents[3]
 RATES = [[0.6, 0.2], [0.5, 0.1]]
 CHAIN = ((0,), (0, 0))
 
@@ -105,7 +104,6 @@ def test_the_spec_keeps_greedy_decoding_and_the_script_prints_it(capsys: pytest.
     plain = model.generate(prompts, sampler="sequential", max_new_tokens=24)
     assert model.generate(prompts, sampler=spec, max_new_tokens=24).text == plain.text
     text = " / ".join(" ".join(map(str, level)) for level in rates)
-    main = runpy.run_path(str(ROOT / "scripts" / "prompt_tree.py"))["main"]
     command = ["tiny-llama-prompts", "--rates", text, "--inputs"]
     capsys.readouterr()
     main([*command, "24"])
