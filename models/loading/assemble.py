@@ -303,7 +303,7 @@ def _parameter(weight: Weight) -> nn.Parameter | nn.ParameterList:
 def _has_layout(names: Mapping[str, str | tuple[str, ...]], layers: int, published: Container[str]) -> bool:
     """Whether some layer has all of the `names` that belong to a layer."""
     every = [stem for each in names.values() for stem in ((each,) if isinstance(each, str) else each)]
-    stems = [stem for stem in every if "{i}" in stem]
+    stems = [stem.replace("{e}", "0") for stem in every if "{i}" in stem]
     return any(all(stem.replace("{i}", str(layer)) in published for stem in stems) for layer in range(layers))
 
 
