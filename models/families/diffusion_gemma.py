@@ -10,6 +10,7 @@ from typing import Any
 
 from ..decoder_config import AttentionConfig, DecoderConfig, ExpertsConfig
 from .base import Config, FamilySpec, Unsupported, register, require
+from .experts import DOWN, GATE_UP
 from .llama_like import ACTIVATIONS, HARMLESS, LLAMA_LIKE, complete, rotary, window
 
 _KIND = "diffusion_gemma_text"
@@ -154,11 +155,17 @@ DIFFUSION_GEMMA = register(
             "layers.{i}.router_weight": _LAYER + "router.proj.weight",
             "layers.{i}.router_scale": _LAYER + "router.scale",
             "layers.{i}.router_expert_scale": _LAYER + "router.per_expert_scale",
-            "layers.{i}.experts_gate_up_weight": _LAYER + "experts.gate_up_proj",
-            "layers.{i}.experts_down_weight": _LAYER + "experts.down_proj",
+            GATE_UP: _LAYER + "experts.gate_up_proj",
+            DOWN: _LAYER + "experts.down_proj",
             "layers.{i}.canvas_scale": _LAYER + "layer_scalar",
             "layers.{i}.text_scale": _ENCODER + "layers.{i}.layer_scalar",
         },
+        layouts=(  # of llm-compressor, which quantizes the experts one by one
+            {
+                GATE_UP: tuple(_LAYER + f"experts.{{e}}.{part}_proj.weight" for part in ("gate", "up")),
+                DOWN: _LAYER + "experts.{e}.down_proj.weight",
+            },
+        ),
         attention="causal-prefix",
         shift=0,
         keys=_KEYS,

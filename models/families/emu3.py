@@ -55,11 +55,6 @@ def _named(prefix: str, head: str) -> _Names:
     return {key: renamed(stem) if isinstance(stem, str) else tuple(map(renamed, stem)) for key, stem in NAMES.items()}
 
 
-def _always(names: _Names) -> _Names:
-    """Tensor names that every checkpoint of the layout has; they identify it."""
-    return {key: stem for key, stem in names.items() if not key.endswith(("_bias", "q_norm", "k_norm"))}
-
-
 EMU3 = register(
     FamilySpec(
         name="emu3",
@@ -67,10 +62,7 @@ EMU3 = register(
         matches=lambda config: config.get("model_type") in ("emu3", "Emu3"),
         decoder=_decoder,
         names=_named("model.text_model.", "lm_head.weight"),
-        layouts=(
-            _always(_named("text_model.model.", "text_model.lm_head.weight")),
-            _always(NAMES),
-        ),
+        layouts=(_named("text_model.model.", "text_model.lm_head.weight"), NAMES),
         attention="causal",
         shift=1,
         keys=EMU3_KEYS,

@@ -1,6 +1,7 @@
 """Weights of quantized checkpoints, made whole while they are read: FP8 and packed 4-bit integers, on any device.
 
-    fp8                 W = q s     s of each block of `weight_block_size`, or one of the matrix; `<name>_scale_inv`
+    fp8                 W = q s     s of each block of `weight_block_size`, or one of the matrix; `<name>_scale_inv`;
+                                    of a stack of experts, for each of its matrices
     compressed-tensors  float-quantized: W = q s, s of the matrix, of each row or of each block; `<name>_scale`
                         pack-quantized: W = q s, symmetric, s of each row or group of columns; q is the
                         unsigned number minus 8, in `<name>_packed` [N, K / 8] from the lowest bits on, its shape
@@ -29,6 +30,7 @@ _PACK = 32 // _BITS
 _HINT = "load the 16-bit checkpoint from which it was made"
 Block = tuple[int | None, int | None]  # rows and columns of a matrix with one scale; None: all of them
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_FP8_SCALES = ("weight_scale_inv",)
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def scheme_of(name: str, config: Any) -> Scheme:
         _demand(name, config, "activation_scheme", ("dynamic", None))
         _demand(name, config, "expert_dtype", ("fp8", None))
         _demand(name, config, "scale_fmt", ("float", None))
-        return Scheme("weight", ("weight_scale_inv",), _Matrix(name, _sides(name, config, "weight_block_size")))
+        return Scheme("weight", _FP8_SCALES, _Matrix(name, _sides(name, config, "weight_block_size")))
     if method == "compressed-tensors":
         form, block = _scheme(name, config)
         if form == "float-quantized":
@@ -163,8 +165,9 @@ class _Matrix:
         return self.scaled(weight, stored.float(), scale)
 
     def scaled(self, weight: str, numbers: Tensor, scale: Tensor) -> Tensor:
-        """`numbers` [N, K] times the scale of each block."""
-        sizes = [size if block is None else block for size, block in zip(numbers.shape, self.block, strict=True)]
+        """`numbers` [N, K], or of each expert [E, N, K], times the scale of each block."""
+        blocks = (*(1 for _ in numbers.shape[:-2]), *self.block)
+        sizes = [size if block is None else block for size, block in zip(numbers.shape, blocks, strict=True)]
         counts = [-(-size // block) for size, block in zip(numbers.shape, sizes, strict=True)]
         along = [[length for length in lengths if length != 1] for lengths in (scale.shape, counts)]
         if along[0] != along[1] or not scale.is_floating_point():
@@ -190,23 +193,34 @@ class _PackedMatrix(_Matrix):
 
 
 def _joined(published: dict[str, Published], scheme: Scheme) -> dict[str, Published]:
-    """Replaces the tensors `<stem>.<stored>` and those `beside` them by whole weights `<stem>.weight`."""
-    stored, beside, matrix = scheme.stored, scheme.beside, scheme.matrix
-    stems = [each.removesuffix(beside[0]) for each in published if each.endswith("." + beside[0])]
-    taken = {stem + part for stem in stems for part in (stored, *beside)}
+    """Replaces the stored tensors of each quantized weight by the whole weight."""
+    matrix, stored = scheme.matrix, _stored(published, scheme)
+    taken = {part for parts in stored.values() for part in parts}
     missing = sorted(taken - published.keys())
-    if missing or not stems:
-        what = missing[0] if missing else f"a tensor named {beside[0]}"
+    if missing or not stored:
+        what = missing[0] if missing else f"a tensor named {scheme.beside[0]}"
         raise ModelError(f"{matrix.name} is quantized, and lacks {what}", _HINT)
     whole = {each: entry for each, entry in published.items() if each not in taken}
     dtype = next((entry.dtype for entry in whole.values() if entry.dtype is not None), torch.bfloat16)
-    for stem in stems:
-        parts = {stem + part: published[stem + part] for part in (stored, *beside)}
-        weight = stem + stored
-        shape = published[weight].shape if len(parts) == 2 else _shape(published, stem + beside[1])
-        make = partial(_made, matrix, weight, shape, parts)
-        whole[stem + "weight"] = Published(published[weight].file, shape, dtype, made=make)
+    for name, parts in stored.items():
+        numbers = published[parts[0]]
+        shape = numbers.shape if len(parts) == 2 else _shape(published, parts[2])
+        make = partial(_made, matrix, parts[0], shape, {part: published[part] for part in parts})
+        whole[name] = Published(numbers.file, shape, dtype, made=make)
     return whole
+
+
+def _stored(published: Mapping[str, Published], scheme: Scheme) -> dict[str, tuple[str, ...]]:
+    """The names of the numbers of each quantized weight, and of the tensors beside them, by the weight's name."""
+    found: dict[str, tuple[str, ...]] = {}
+    for each in published:
+        if each.endswith(f".{scheme.beside[0]}"):
+            stem = each.removesuffix(scheme.beside[0])
+            found[stem + "weight"] = tuple(stem + part for part in (scheme.stored, *scheme.beside))
+        elif scheme.beside == _FP8_SCALES and each.endswith("_scale_inv"):  # of a parameter, not of a layer's weight
+            name = each.removesuffix("_scale_inv")
+            found[name] = name, each
+    return found
 
 
 def _made(matrix: _Matrix, weight: str, shape: tuple[int, ...], parts: Mapping[str, Published]) -> Tensor:

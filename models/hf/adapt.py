@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -18,6 +19,7 @@ from ..files.weights import Published, inspect, read, weight_files
 from ..layers.quantize import preferred_dtype, quantize_linears, quantizer
 from ..loading.decoding_config import describe_ends, end_ids, pad_id
 from ..loading.kinds import IMAGE_MODELS
+from ..loading.unread import draft_patterns
 from ..model import DecodingConfig, LanguageModel
 from ..parallel.placement import choose_dtype, guarded, out_of_memory, short, stored_dtype
 from .hf_logging import silence
@@ -175,12 +177,13 @@ def _load(
 
 
 def check_info(model: Any, info: dict[str, Any]) -> None:
-    """Raises ModelError where the library found other tensors than it needs."""
+    """Raises ModelError where the library found other tensors than it needs; MTP layers may be there."""
+    drafts = "|".join(draft_patterns(0, info.get("unexpected_keys") or ()))
     groups = (("missing", "missing_keys"), ("not known", "unexpected_keys"), ("of the wrong shape", "mismatched_keys"))
     problems = [
-        f"{len(info[key])} {kind}: {listed(sorted(str(entry) for entry in info[key]))}"
+        f"{len(names)} {kind}: {listed(names)}"
         for kind, key in groups
-        if info.get(key)
+        if (names := sorted(name for entry in info.get(key) or () if not re.fullmatch(drafts, name := str(entry))))
     ]
     if problems:
         raise ModelError(

@@ -254,7 +254,7 @@ class HFAdapter:
     def _own_logits(self) -> Tensor:
         try:
             return self._parts.own(self._probe_ids()).float()
-        except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise self._refusal(f"its own forward fails: {one_line(error)}") from error
 
     def _later_counts(self, width: int) -> list[int]:

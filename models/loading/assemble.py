@@ -30,6 +30,7 @@ ROUTER = (
     "router_expert_scale",
 )  # always in float32, and never quantized
 
+_OPTIONAL = ("_bias", "q_norm", "k_norm")  # ends of the names of parameters that some configs of a family leave out
 
 Weight = Tensor | list[Tensor]  # a parameter, or the matrices of a stack of experts
 Finish = Callable[[str, Tensor], Tensor]
@@ -301,9 +302,9 @@ def _parameter(weight: Weight) -> nn.Parameter | nn.ParameterList:
 
 
 def _has_layout(names: Mapping[str, str | tuple[str, ...]], layers: int, published: Container[str]) -> bool:
-    """Whether some layer has all of the `names` that belong to a layer."""
-    every = [stem for each in names.values() for stem in ((each,) if isinstance(each, str) else each)]
-    stems = [stem for stem in every if "{i}" in stem]
+    """Whether some layer has all of the `names` that belong to a layer, but for biases and norms of heads."""
+    always = [each for name, each in names.items() if "{i}" in name and not name.endswith(_OPTIONAL)]
+    stems = [stem.replace("{e}", "0") for each in always for stem in ((each,) if isinstance(each, str) else each)]
     return any(all(stem.replace("{i}", str(layer)) in published for stem in stems) for layer in range(layers))
 
 

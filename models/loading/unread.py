@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ def same(published: Mapping[str, Published], first: str, second: str) -> bool:
     return torch.equal(one.to(kind), other.to(kind))
 
 
-def draft_patterns(layers: int, published: Mapping[str, Published]) -> tuple[str, ...]:
+def draft_patterns(layers: int, published: Iterable[str]) -> tuple[str, ...]:
     """Patterns of the tensors in MTP layers, which follow the `layers` of the model and draft for it."""
     numbers = [int(match[1]) for name in published if (match := _MTP.fullmatch(name))]
     return (r"model\.mtp_layers\..*", *(rf"model\.layers\.{number}\..*" for number in numbers if number >= layers))

@@ -54,7 +54,7 @@ def library_model(seed: int = 0, *, sharp: float = 3.0, **text: Any) -> Any:
         torch.manual_seed(seed)
         model = Emu3ForConditionalGeneration(config)
         for name, weight in model.model.text_model.named_parameters():
-            if weight.dim() > 1:
+            if weight.dim() > 1 or name.endswith("bias"):
                 torch.nn.init.normal_(weight, std=0.3 if "embed" not in name else 1.0)
         torch.nn.init.normal_(model.lm_head.weight, std=sharp * 0.2)
     return model.eval().requires_grad_(False)

@@ -63,6 +63,11 @@ def test_the_layout_of_transformers(library: tuple[Path, Any]) -> None:
     assert (kind.family, kind.draws) == ("ar", "text")
 
 
+def test_biases_have_the_names_of_their_layout(tmp_path: Path) -> None:
+    library = write_library(tmp_path, attention_bias=True, mlp_bias=True)
+    same(load(tmp_path, device="cpu"), library)
+
+
 @pytest.mark.parametrize("grid", [(2, 2), (3, 5), (10, 1)])
 def test_prompts_are_those_of_the_processor(library: tuple[Path, Any], grid: tuple[int, int]) -> None:
     imaging = imaging_of(load(library[0], device="cpu")).resized(8 * grid[0], 8 * grid[1])

@@ -358,6 +358,7 @@ AUTHORS = {
         "rms_norm_eps": 1e-5,
     },
     "nemotron": {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+    "wedlm": {"attention_bias": True, "head_dim": 12},
 }
 STATED = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "expert_intermediate_size")  # no defaults
 
@@ -376,7 +377,9 @@ def test_keys_that_a_config_leaves_out_have_the_values_of_the_authors_class(fami
         elif key not in STATED:
             assert shape(less) == shape(whole), key
     for key in whole.keys() - set(STATED) - set(SMALL):
-        other = {"num_key_value_heads": 4, "head_dim": 24, "n_group": 4, "topk_group": 2}.get(key, 0.25)
+        other = {"num_key_value_heads": 4, "attention_bias": False, "head_dim": 24, "n_group": 4, "topk_group": 2}.get(
+            key, 0.25
+        )
         if (family, key) != ("llada_moe", "head_dim"):
             assert shape(whole | {key: other}) != shape(whole), key
 

@@ -135,6 +135,68 @@ def test_a_diffusion_gemma_checkpoint_has_the_logits_of_its_whole_weights(scheme
     assert torch.equal(logits(stored), logits(whole))
 
 
+def one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with a matrix of each expert in its own, as llm-compressor saves them."""
+    result: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        stem, _, kind = name.partition(".experts.")
+        for expert, matrix in enumerate(tensor if kind else ()):
+            halves = matrix.chunk(2) if kind == "gate_up_proj" else (matrix,)
+            for part, half in zip(("gate", "up") if len(halves) == 2 else ("down",), halves, strict=True):
+                result[f"{stem}.experts.{expert}.{part}_proj.weight"] = half.clone()
+        if not kind:
+            result[name] = tensor
+    return result
+
+
+@pytest.mark.parametrize("scheme", ["fp8 rows", "fp8 blocks", "int4 groups"])
+def test_experts_of_diffusion_gemma_are_read_one_by_one(scheme: str, tmp_path: Path) -> None:
+    diffusion_gemma(tmp_path / "source")
+    shutil.copytree(tmp_path / "source", tmp_path / "split")
+    file = tmp_path / "split" / "model.safetensors"
+    save_file(one_by_one(load_file(file)), file)
+    assert torch.equal(logits(tmp_path / "split"), logits(tmp_path / "source"))
+    stored, whole = both(tmp_path / "split", scheme, tmp_path)
+    assert any(".experts.0." in name and "scale" in name for name in load_file(stored / "model.safetensors"))
+    assert torch.equal(logits(stored), logits(whole))
+
+
+def stacked(tmp_path: Path, change: Any = lambda scale: scale) -> tuple[Path, Path]:
+    """Folders of a DiffusionGemma whose stacks of experts alone are quantized, as transformers saves them; and whole.
+
+    `change` is made to the scales of each stack.
+    """
+    diffusion_gemma(tmp_path / "source")
+    tensors = load_file(tmp_path / "source" / "model.safetensors")
+    small, full = dict(tensors), dict(tensors)
+    for name in [name for name in tensors if ".experts." in name]:
+        each = [quantized("fp8 blocks", matrix.float(), "") for matrix in tensors[name]]
+        full[name] = torch.stack([matrix for _, matrix in each])
+        small[name] = torch.stack([parts["weight"] for parts, _ in each])
+        small[f"{name}_scale_inv"] = change(torch.stack([parts["weight_scale_inv"] for parts, _ in each]))
+    for folder, held in (("stored", small), ("whole", full)):
+        shutil.copytree(tmp_path / "source", tmp_path / folder)
+        save_file(held, tmp_path / folder / "model.safetensors")
+    config = json.loads((tmp_path / "source" / "config.json").read_text())
+    file = tmp_path / "stored" / "config.json"
+    file.write_text(json.dumps(config | {"quantization_config": settings("fp8 blocks")}))
+    return tmp_path / "stored", tmp_path / "whole"
+
+
+def test_experts_of_diffusion_gemma_are_read_stacked(tmp_path: Path) -> None:
+    stored, whole = stacked(tmp_path)
+    assert torch.equal(logits(stored), logits(whole))
+
+
+@pytest.mark.parametrize("change", [lambda scale: scale[:-1], lambda scale: scale[:, :-1], lambda scale: scale.sum()])
+def test_scales_of_another_number_of_experts_are_refused(change: Any, tmp_path: Path) -> None:
+    stored, _ = stacked(tmp_path, lambda scale: change(scale).contiguous())
+    with pytest.raises(
+        ModelError, match=r"experts\.(gate_up|down)_proj .* has scales of torch\.float32 .*, and blocks of"
+    ):
+        load(stored, device="cpu")
+
+
 def test_fp8_blocks_are_made_whole_as_transformers_does() -> None:
     weight = torch.randn(32, 48, generator=torch.Generator().manual_seed(0))
     parts, whole = quantized("fp8 blocks", weight, "")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 import pardec
 from pardec.models.errors import CapacityError, ModelError
@@ -138,6 +139,33 @@ def test_missing_and_surplus_tensors_are_named(tmp_path):
         load(tmp_path, device="cpu")
     (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 81}))
     with pytest.raises(ModelError):
+        load(tmp_path, device="cpu")
+
+
+def test_layers_for_multi_token_prediction_are_left_out(tmp_path):
+    """GLM-4.5 has one after its last layer, with experts of its own; transformers leaves out those of two sizes."""
+    settings = {"num_key_value_heads": 2, "head_dim": 12, "n_routed_experts": 4, "num_experts_per_tok": 2}
+    reference = published("Glm4Moe", BASE | settings, tmp_path)
+    plain = load(tmp_path, device="cpu")
+    state = load_file(tmp_path / "model.safetensors")
+    last, after = (f"model.layers.{reference.config.num_hidden_layers - each}." for each in (1, 0))
+    state |= {name.replace(last, after): tensor.clone() for name, tensor in state.items() if name.startswith(last)}
+    state |= {f"{after}eh_proj.weight": torch.ones(48, 96), f"{after}shared_head.norm.weight": torch.ones(48)}
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    plan = Plan.full(torch.arange(3, 27).view(2, 12), Visible.causal())
+    assert torch.equal(load(tmp_path, device="cpu").forward(plan).logits(), plain.forward(plan).logits())
+    save_file(state | {f"{after[:-2]}9.x": torch.ones(1)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"1 not known: model\.layers\.9\.x"):
+        load(tmp_path, device="cpu")
+
+
+def test_a_config_that_its_own_class_cannot_run_is_refused(tmp_path):
+    published("Qwen2", BASE, tmp_path)
+    file = tmp_path / "config.json"
+    config = json.loads(file.read_text())
+    kinds = ["chunked_attention"] * config["num_hidden_layers"]
+    file.write_text(json.dumps(config | {"layer_types": kinds, "attention_chunk_size": 8}))
+    with pytest.raises(ModelError, match="its own forward fails: 'chunked_attention'"):
         load(tmp_path, device="cpu")
 
 
