@@ -367,15 +367,12 @@ INLINE ints add_fours(ints sum, words w, words a)
     return sum;
 }
 
-/* `rows` rows of INT_ROWS from the i-th on, times the codes of group g, of the vectors j to j + COLUMNS: added to
- * total [rows][WIDTH]. Codes lie as in a panel, or as codes_of writes them. */
+/* The numbers of `rows` rows, which lie at a, d and added, times the codes of a group, of the vectors j to j + COLUMNS:
+ * added to total [rows][WIDTH]. Codes lie as in a panel, or as codes_of writes them. */
 INLINE void group_tile(const int kind, const int packed, const int rows, const uint8_t *codes, const float *s,
-                       const float *m, const struct rows *x, int i, int g, const int j, float *total)
+                       const float *m, const int8_t *a, const float *d, const float *added, const int j, float *total)
 {
     const int wide = is_wide(kind), halves = kind == Q6_K ? 2 : 1, run = run_of(kind);
-    const ptrdiff_t at = place_of(x, INT_ROWS, i, g);
-    const int8_t *a = x->a + at * GROUP;
-    const float *d = x->d + at, *added = x->added + at * 3 + (halves == 2);
     UNROLL for (int half = 0; half < halves; half++) {
         ints whole[INT_ROWS][COLUMNS];
         __m256i part[INT_ROWS][COLUMNS];
@@ -410,18 +407,25 @@ INLINE void group_tile(const int kind, const int packed, const int rows, const u
                 const ptrdiff_t at = (j + c) * LANES, scale = half * WIDTH + at;
                 vec *to = (vec *)(total + r * WIDTH + at);
                 *to = scaled(wide, *(const vec *)(s + scale), *(const vec *)(m + scale), whole[r][c], spread(d[r]),
-                             spread(added[r * 3 + half]), *to);
+                             spread(added[r * 3 + (halves == 2) + half]), *to);
             }
         __asm__ volatile("" : : : "memory"); /* what is read early for the next sums would not fit the registers */
     }
 }
 
+/* The first `rows` rows of INT_ROWS from the i-th on, times `groups` groups, of which the first is x's `first`: added to
+ * total [rows][WIDTH]. */
 INLINE void int_tile(const int rows, const int kind, const uint8_t *codes, const float *s, const float *m, int groups,
                      const struct rows *x, int i, int first, float *total)
 {
-    for (int g = 0; g < groups; g++)
+    const ptrdiff_t at = place_of(x, INT_ROWS, i, first);
+    const int8_t *a = x->a + at * GROUP;
+    const float *d = x->d + at, *added = x->added + at * 3;
+    for (; groups > 0; groups--, codes += CODES, s += 2 * WIDTH, m += 2 * WIDTH) {
         UNROLL for (int j = 0; j < VECTORS; j += COLUMNS)
-            group_tile(kind, 0, rows, codes + g * CODES, s + g * 2 * WIDTH, m + g * 2 * WIDTH, x, i, first + g, j, total);
+            group_tile(kind, 0, rows, codes, s, m, a, d, added, j, total);
+        a += INT_ROWS * GROUP, d += INT_ROWS, added += INT_ROWS * 3;
+    }
 }
 #else
 /* The first `rows` rows of INT_ROWS from the i-th on, times `groups` groups, of which the first is x's `first`: added to
@@ -479,23 +483,29 @@ INLINE void int_tile(const int rows, const int kind, const uint8_t *codes, const
 #define MOST_FEW 8
 #define SOME 48                 /* groups of all panels that rows go over together: they stay in a cache */
 
-/* `rows` rows, of which the i-th is the first of INT_ROWS, and all groups of `panels` panels, from the packed codes:
- * added to total [panels][count][WIDTH]. */
+/* `rows` rows, of which the i-th is the first of INT_ROWS, times groups of `panels` panels from the first on, from the
+ * packed codes: added to total [panels][count][WIDTH]. Of the memory `ahead` of these groups, fetches the part of this
+ * turn: one for each INT_ROWS of `count` rows. */
 INLINE void few_rows(const int kind, const int rows, const uint8_t *w, ptrdiff_t panel, int panels, const struct rows *x,
                      int i, int first, int groups, ptrdiff_t ahead, int turn, int count, float *total)
 {
     const int bytes = bytes_of_codes(kind) + bytes_of_scales(kind), turns = (count + FEW - 1) / FEW;
-    for (int g = first; g < first + groups; g++)
+    const int begin = bytes * turn / turns, end = bytes * (turn + 1) / turns;
+    const ptrdiff_t at = place_of(x, INT_ROWS, i, first);
+    const int8_t *a = x->a + at * GROUP;
+    const float *d = x->d + at, *added = x->added + at * 3;
+    for (int g = first; g < first + groups; g++) {
         for (int p = 0; p < panels; p++) {
             const uint8_t *codes = w + p * panel + start_of(kind, g) + bytes_of_scales(kind);
             float s[2 * WIDTH] __attribute__((aligned(64))), m[2 * WIDTH] __attribute__((aligned(64)));
-            for (int line = bytes * turn / turns; line < bytes * (turn + 1) / turns; line += 64)
-                __builtin_prefetch(codes + ahead + line, 0, 2);
+            for (int line = begin; line < end; line += 64) __builtin_prefetch(codes + ahead + line, 0, 2);
             scales_of(kind, w + p * panel, g, s, m);
             if (rows > 2) __asm__ volatile("" : : "r"(s), "r"(m) : "memory"); /* scales would take registers of sums */
             UNROLL for (int j = 0; j < VECTORS; j += COLUMNS)
-                group_tile(kind, 1, rows, codes, s, m, x, i, g, j, total + p * count * WIDTH);
+                group_tile(kind, 1, rows, codes, s, m, a, d, added, j, total + p * count * WIDTH);
         }
+        a += INT_ROWS * GROUP, d += INT_ROWS, added += INT_ROWS * 3;
+    }
 }
 #else
 #define FEW (LANES == 16 ? INT_ROWS : 1) /* rows that are multiplied with the packed codes at once */
