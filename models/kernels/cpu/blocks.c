@@ -46,18 +46,17 @@
 #endif
 
 #define VECTORS (WIDTH / LANES)
-#define is_few(count) ((count) <= MOST_FEW)
 #define QUADS (GROUP / 4)       /* fours of k: the bytes that a dot product of int8 adds */
 #define CODES (GROUP * WIDTH)   /* bytes of a panel's codes of a group, one each */
 #define MOST 4                  /* groups that are summed before their sum is added to the total */
 #define PARTS 6                 /* such sums at least: one long sum would lose more of float32's digits */
-#define ROWS (LANES == 16 ? 144 : 48) /* rows of x that go over a panel together: of whole tiles */
-#define STREAMS (LANES == 8 ? 4 : 1) /* panels that few rows read side by side: more than one stream fetches faster */
+#define ROWS (LANES == 16 ? 144 : 64) /* rows of x that go over a panel together: of whole tiles */
+#define STREAMS (LANES == 8 ? 4 : 1) /* panels that few rows read side by side: memory delivers several streams faster */
 #define MATRIX_LEAST 16         /* rows from which on matrices of bytes are multiplied, where the processor does it */
 #define MATRIX_ROWS 16
 #define AHEAD 4096              /* bytes from the codes that are read to those that are prefetched */
-#if defined(__znver1__) || defined(__znver2__) || defined(__znver3__) || defined(__znver4__) || defined(__znver5__)
-#define FETCHED(kind) 0              /* bytes of a group that are prefetched: these processors fetch what follows in time */
+#if defined(__znver4__) || defined(__znver5__)
+#define FETCHED(kind) 0         /* bytes of a group that are prefetched: these processors fetch what follows in time */
 #else
 #define FETCHED(kind) (bytes_of_codes(kind) + bytes_of_scales(kind))
 #endif
@@ -398,7 +397,8 @@ INLINE void group_tile(const int kind, const int packed, const int rows, const u
                     else part[r][c] = _mm256_maddubs_epi16((__m256i)w[c], (__m256i)((words){0} + four));
                 }
             }
-            UNROLL for (int r = 0; r < (!wide && n % run == run - 1 ? rows : 0); r++)
+            if (wide || n % run < run - 1) continue;
+            UNROLL for (int r = 0; r < rows; r++)
                 UNROLL for (int c = 0; c < COLUMNS; c++)
                     whole[r][c] += (ints)_mm256_madd_epi16(part[r][c], _mm256_set1_epi16(1));
         }
@@ -515,7 +515,8 @@ INLINE void few_rows(const int kind, const int rows, const uint8_t *w, ptrdiff_t
 /* `rows` rows, of which the i-th is the first of INT_ROWS, and all groups, from the packed codes: added to total
  * [rows][WIDTH]. */
 INLINE void few_rows(const int kind, const int rows, const uint8_t *panel, ptrdiff_t size, int panels,
-                     const struct rows *x, int i, int first, int groups, ptrdiff_t ahead, int turn, int count, float *total)
+                     const struct rows *x, int i, int first, int groups, ptrdiff_t ahead, int turn, int count,
+                     float *total)
 {
     const int wide = is_wide(kind), halves = kind == Q6_K ? 2 : 1, apart = halves == 2 || rows < 3; /* more chains */
     vec all[FEW][VECTORS];
@@ -722,15 +723,15 @@ static void rounded_part(int kind, const uint8_t *w, ptrdiff_t panel, int panels
     uint8_t codes[MOST * CODES] __attribute__((aligned(64)));
     float s[MOST * 2 * WIDTH] __attribute__((aligned(64))), m[MOST * 2 * WIDTH] __attribute__((aligned(64)));
     void (*const *tiles)(ARGUMENTS) = int_tiles(kind);
-    const int few = is_few(count) && x->together == INT_ROWS;
+    const int few = count <= MOST_FEW && x->together == INT_ROWS;
     memset(total, 0, sizeof(float) * (panels * count + 3) * WIDTH);
     for (int first = 0; few && first < x->groups; first += SOME) {
         int groups = least(SOME, x->groups - first);
         ptrdiff_t here = start_of(kind, first), next = start_of(kind, first + groups) - here;
         if (first + groups == x->groups) next = panels * panel + start_of(kind, 0) - here;
         for (int from = 0; from < count; from += FEW)
-            FEW_OF[kind][least(FEW, count - from) - 1](w, panel, panels, x, i + from, first, groups, next, from / FEW, count,
-                                                       total + from * WIDTH);
+            FEW_OF[kind][least(FEW, count - from) - 1](w, panel, panels, x, i + from, first, groups, next, from / FEW,
+                                                       count, total + from * WIDTH);
     }
     for (int first = 0; !few && first < x->groups; first += MOST) {
         int groups = least(MOST, x->groups - first);
@@ -885,8 +886,7 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && count > 7)
         for (int i = 0; i < (failed ? 0 : count); i++) round_row(numbers + i * step, &rows, i);
     }
-    int most = 1;               /* panels that rows go over together */
-    if (rounded && is_few(count) && rows.together == INT_ROWS) most = least(STREAMS, (panels + threads - 1) / threads);
+    int most = rounded && count <= MOST_FEW ? least(STREAMS, (panels + threads - 1) / threads) : 1; /* panels at once */
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #if MATRICES
