@@ -51,13 +51,12 @@
 #define MOST 4                  /* groups that are summed before their sum is added to the total */
 #define PARTS 6                 /* such sums at least: one long sum would lose more of float32's digits */
 #define ROWS (LANES == 16 ? 144 : 64) /* rows of x that go over a panel together: of whole tiles */
-#define TOTALS 1024             /* sums of rows and panels at once: they stay in a cache */
+#define STREAMS (LANES == 8 ? 4 : 1) /* panels that few rows read side by side: memory delivers several streams faster */
 #define MATRIX_LEAST 16         /* rows from which on matrices of bytes are multiplied, where the processor does it */
 #define MATRIX_ROWS 16
-#define TILE 8                  /* rows of x in a tile of int8 by AVX2 */
 #define AHEAD 4096              /* bytes from the codes that are read to those that are prefetched */
-#if defined(__znver1__) || defined(__znver2__) || defined(__znver3__) || defined(__znver4__) || defined(__znver5__)
-#define FETCHED(kind) 0              /* bytes of a group that are prefetched: these processors fetch what follows in time */
+#if defined(__znver4__) || defined(__znver5__)
+#define FETCHED(kind) 0         /* bytes of a group that are prefetched: these processors fetch what follows in time */
 #else
 #define FETCHED(kind) (bytes_of_codes(kind) + bytes_of_scales(kind))
 #endif
@@ -329,17 +328,11 @@ INLINE ints dot(const int wide, ints sum, words w, words a)
 
 /* Rows of x in int8, `together` by `together`: of each group the numbers of all rows, then for each row d, d times the
  * sum of a over the group and over each of its halves, and -128 times the sum over the group: AVX-512 multiplies
- * unsigned bytes, so that codes with a sign are 128 larger there, and a sum starts at that. INT_ROWS rows lie four
- * numbers by four; MATRIX_ROWS rows lie one after the other. */
+ * unsigned bytes, so that codes with a sign are 128 larger there, and a sum starts at that. */
 struct rows { int8_t *a; float *d, *added; int *start; int groups, together; };
 
-/* The numbers of the i-th row: the next four lie 4 INT_ROWS bytes on. */
-INLINE int8_t *row_of(const struct rows *x, int i, int g)
-{
-    return x->a + ((ptrdiff_t)(i / INT_ROWS) * x->groups + g) * INT_ROWS * GROUP + i % INT_ROWS * 4;
-}
-
-/* The place of the i-th row in d; its sums lie 3 times as far. Tiles know `together`, so that nothing is divided. */
+/* The place of the i-th row in d; its sums lie 3 times as far, and its numbers GROUP times. Tiles know `together`, so
+ * that nothing is divided. */
 INLINE ptrdiff_t place_of(const struct rows *x, const int together, int i, int g)
 {
     return ((ptrdiff_t)(i / together) * x->groups + g) * together + i % together;
@@ -355,117 +348,100 @@ INLINE vec scaled(const int wide, vec s, vec m, ints whole, vec d, vec added, ve
 #define COLUMNS (VECTORS < 2 ? 1 : 2) /* vectors of a tile */
 
 #if LANES == 8
-INLINE void add_group(const int wide, const float *s, const float *m, ptrdiff_t n, ints whole, vec d, vec added,
-                      float *total)
+/* sum + the products of each two bytes of w, which are unsigned, with those of a, in 16 bits. As instructions: the
+ * compiler copies sums between registers, and stores some. */
+INLINE __m256i add_pairs(__m256i sum, words w, words a)
 {
-    *(vec *)(total + n) = scaled(wide, *(const vec *)(s + n), *(const vec *)(m + n), whole, d, added,
-                                 *(const vec *)(total + n));
+    __m256i pairs;
+    __asm__("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(sum), "=&x"(pairs) : "x"(w), "x"(a));
+    return sum;
 }
 
-/* Sums of two products of bytes, in 16 bits. */
-INLINE __m256i pairs_of(const int wide, words w, __m256i one)
+/* sum + the products of each four bytes of w, which have signs, with those of a, in 32 bits. */
+INLINE ints add_fours(ints sum, words w, words a)
 {
-    __m256i own = (__m256i)w;
-    if (!wide) return _mm256_maddubs_epi16(own, one);
-    return _mm256_maddubs_epi16(_mm256_abs_epi8(own), _mm256_sign_epi8(one, own));
+    words part = (words)_mm256_abs_epi8((__m256i)w);
+    __asm__("vpsignb %3, %4, %1\n\tvpmaddubsw %1, %2, %1\n\tvpmaddwd %5, %1, %1\n\tvpaddd %1, %0, %0"
+            : "+x"(sum), "=&x"(w) : "x"(part), "x"(w), "x"(a), "x"(_mm256_set1_epi16(1)));
+    return sum;
 }
 
-INLINE ints whole_of_pairs(__m256i x) { return (ints)_mm256_madd_epi16(x, _mm256_set1_epi16(1)); }
-#endif
-
-#if LANES == 8
-/* Rows of x for tiles: each four numbers in all lanes (two by two, in 16 bits, for codes with a sign), so that a
- * product reads them from memory without an instruction of its own. */
-struct spread { __m256i a[MOST * TILE * 2 * QUADS]; vec d[MOST][TILE], added[MOST][TILE][3]; };
-
-static void spread_rows(int wide, int halves, const struct rows *x, int i, int rows, int first, int groups,
-                        struct spread *out)
+/* The numbers of `rows` rows, which lie at a, d and added, times the codes of a group, of the vectors j to j + COLUMNS:
+ * added to total [rows][WIDTH]. Codes lie as in a panel, or as codes_of writes them. */
+INLINE void group_tile(const int kind, const int packed, const int rows, const uint8_t *codes, const float *s,
+                       const float *m, const int8_t *a, const float *d, const float *added, const int j, float *total)
 {
-    for (int g = 0; g < groups; g++)
-        for (int r = 0; r < rows; r++) {
-            const int8_t *a = row_of(x, i + r, first + g);
-            ptrdiff_t at = place_of(x, INT_ROWS, i + r, first + g);
-            UNROLL for (int quad = 0; quad < QUADS; quad++) {
+    const int wide = is_wide(kind), halves = kind == Q6_K ? 2 : 1, run = run_of(kind);
+    UNROLL for (int half = 0; half < halves; half++) {
+        ints whole[INT_ROWS][COLUMNS];
+        __m256i part[INT_ROWS][COLUMNS];
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int c = 0; c < COLUMNS; c++)
+                whole[r][c] = (ints){0}, part[r][c] = (__m256i){0};
+        UNROLL for (int n = half * QUADS / halves; n < (half + 1) * QUADS / halves; n++) {
+            const int pairs = packed && halves == 1 && kind != Q8_0; /* a load of codes serves two quads at once */
+            const int quad = pairs ? n / 2 + n % 2 * QUADS / 2 : n;
+            words w[COLUMNS];
+            UNROLL for (int c = 0; c < COLUMNS; c++) {
+                words both[2];
+                if (packed) pair_of(kind, codes, quad % (QUADS / 2), j + c, both, both + 1);
+                else both[0] = both[1] = *(const words *)(codes + quad * WIDTH * 4 + (j + c) * 4 * LANES);
+                w[c] = both[quad / (QUADS / 2)];
+            }
+            UNROLL for (int r = 0; r < rows; r++) {
                 uint32_t four;
-                memcpy(&four, a + quad * 4 * INT_ROWS, 4);
-                __m256i all = _mm256_set1_epi32((int)four);
-                __m256i *to = out->a + ((g * TILE + r) * QUADS + quad) * (wide ? 2 : 1);
-                if (wide) to[0] = _mm256_srai_epi16(_mm256_slli_epi16(all, 8), 8), to[1] = _mm256_srai_epi16(all, 8);
-                else *to = all;
+                memcpy(&four, a + r * GROUP + quad * 4, 4);
+                UNROLL for (int c = 0; c < COLUMNS; c++) {
+                    if (wide) whole[r][c] = add_fours(whole[r][c], w[c], (words){0} + four);
+                    else if (n % run) part[r][c] = add_pairs(part[r][c], w[c], (words){0} + four);
+                    else part[r][c] = _mm256_maddubs_epi16((__m256i)w[c], (__m256i)((words){0} + four));
+                }
             }
-            out->d[g][r] = spread(x->d[at]);
-            for (int part = halves == 2; part < 2 * halves - 1; part++)
-                out->added[g][r][part] = spread(x->added[at * 3 + part]);
+            if (wide || n % run < run - 1) continue;
+            UNROLL for (int r = 0; r < rows; r++)
+                UNROLL for (int c = 0; c < COLUMNS; c++)
+                    whole[r][c] += (ints)_mm256_madd_epi16(part[r][c], _mm256_set1_epi16(1));
         }
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int c = 0; c < COLUMNS; c++) {
+                const ptrdiff_t at = (j + c) * LANES, scale = half * WIDTH + at;
+                vec *to = (vec *)(total + r * WIDTH + at);
+                *to = scaled(wide, *(const vec *)(s + scale), *(const vec *)(m + scale), whole[r][c], spread(d[r]),
+                             spread(added[r * 3 + (halves == 2) + half]), *to);
+            }
+        __asm__ volatile("" : : : "memory"); /* what is read early for the next sums would not fit the registers */
+    }
 }
 
-/* `rows` rows times `groups` groups of a panel from the first on: added to total [rows][WIDTH]. `next` is the
- * distance to the panel that is read next. */
-INLINE void spread_tile(const int kind, const int rows, const uint8_t *panel, ptrdiff_t next, int first, int groups,
-                        const struct spread *x, float *total)
+/* The first `rows` rows of INT_ROWS from the i-th on, times `groups` groups, of which the first is x's `first`: added to
+ * total [rows][WIDTH]. */
+INLINE void int_tile(const int rows, const int kind, const uint8_t *codes, const float *s, const float *m, int groups,
+                     const struct rows *x, int i, int first, float *total)
 {
-    const int wide = is_wide(kind), halves = kind == Q6_K ? 2 : 1, each = QUADS / halves, run = run_of(kind);
-    for (int g = 0; g < groups; g++) {
-        const uint8_t *codes = panel + start_of(kind, first + g) + bytes_of_scales(kind);
-        float s[2 * WIDTH] __attribute__((aligned(64))), m[2 * WIDTH] __attribute__((aligned(64)));
-        for (int line = 0; line < bytes_of_codes(kind) + bytes_of_scales(kind); line += 64)
-            __builtin_prefetch(codes + next + line, 0, 2);
-        scales_of(kind, panel, first + g, s, m);
-        for (int j = 0; j < VECTORS; j++)
-            UNROLL for (int half = 0; half < halves; half++) {
-                ints whole[TILE];
-                UNROLL for (int from = half * each; from < (half + 1) * each; from += run) {
-                    __m256i part[TILE];
-                    UNROLL for (int quad = from; quad < from + run; quad++) {
-                        words w[2];
-                        pair_of(kind, codes, quad % (QUADS / 2), j, &w[0], &w[1]);
-                        __m256i own = (__m256i)w[quad / (QUADS / 2)];
-                        __m256i even = wide ? _mm256_srai_epi16(_mm256_slli_epi16(own, 8), 8) : own;
-                        __m256i odd = _mm256_srai_epi16(own, 8);
-                        KEPT(even);
-                        if (wide) KEPT(odd);
-                        UNROLL for (int r = 0; r < rows; r++) {
-                            const __m256i *a = x->a + ((g * TILE + r) * QUADS + quad) * (wide ? 2 : 1);
-                            if (wide) {
-                                ints two = (ints)_mm256_madd_epi16(even, a[0]);
-                                if (quad) whole[r] += two;
-                                else whole[r] = two;
-                                whole[r] += (ints)_mm256_madd_epi16(odd, a[1]);
-                                KEPT(whole[r]);
-                            } else {
-                                __m256i pairs = _mm256_maddubs_epi16(even, *a);
-                                part[r] = quad > from ? _mm256_add_epi16(part[r], pairs) : pairs;
-                                KEPT(part[r]);  /* all products at once would not fit the registers */
-                            }
-                        }
-                    }
-                    UNROLL for (int r = 0; r < rows && !wide; r++) {
-                        ints sum = (ints)_mm256_madd_epi16(part[r], _mm256_set1_epi16(1));
-                        if (from > half * each) whole[r] += sum;
-                        else whole[r] = sum;
-                    }
-                }
-                UNROLL for (int r = 0; r < rows; r++)
-                    add_group(wide, s + half * WIDTH, m + half * WIDTH, j * LANES, whole[r], x->d[g][r],
-                              x->added[g][r][(halves == 2) + half], total + r * WIDTH);
-            }
+    const ptrdiff_t at = place_of(x, INT_ROWS, i, first);
+    const int8_t *a = x->a + at * GROUP;
+    const float *d = x->d + at, *added = x->added + at * 3;
+    for (; groups > 0; groups--, codes += CODES, s += 2 * WIDTH, m += 2 * WIDTH) {
+        UNROLL for (int j = 0; j < VECTORS; j += COLUMNS)
+            group_tile(kind, 0, rows, codes, s, m, a, d, added, j, total);
+        a += INT_ROWS * GROUP, d += INT_ROWS, added += INT_ROWS * 3;
     }
 }
 #else
 /* The first `rows` rows of INT_ROWS from the i-th on, times `groups` groups, of which the first is x's `first`: added to
  * total [rows][WIDTH], which stays in registers meanwhile. */
-INLINE void int_tile(const int rows, const int wide, const int halves, const uint8_t *codes, const float *s,
-                     const float *m, int groups, const struct rows *x, int i, int first, float *total)
+INLINE void int_tile(const int rows, const int kind, const uint8_t *codes, const float *s, const float *m, int groups,
+                     const struct rows *x, int i, int first, float *total)
 {
-    const int each = QUADS / halves;
+    const int wide = is_wide(kind), halves = kind == Q6_K ? 2 : 1, each = QUADS / halves;
     UNROLL for (int from = 0; from < VECTORS; from += COLUMNS) {
         vec all[INT_ROWS][COLUMNS];
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int j = 0; j < COLUMNS; j++)
                 all[r][j] = *(const vec *)(total + r * WIDTH + (from + j) * LANES);
         for (int g = 0; g < groups; g++) {
-            const int8_t *a = row_of(x, i, first + g);
             const ptrdiff_t at = place_of(x, INT_ROWS, i, first + g);
+            const int8_t *a = x->a + at * GROUP;
             UNROLL for (int half = 0; half < halves; half++) {
                 ints sum[INT_ROWS][COLUMNS];
                 UNROLL for (int r = 0; r < rows; r++)
@@ -479,7 +455,7 @@ INLINE void int_tile(const int rows, const int wide, const int halves, const uin
                         KEPT(w[j]);
                     UNROLL for (int r = 0; r < rows; r++) {
                         uint32_t four;
-                        memcpy(&four, a + (quad * INT_ROWS + r) * 4, 4);
+                        memcpy(&four, a + r * GROUP + quad * 4, 4);
                         words one = (words){0} + four;
                         KEPT(one);
                         UNROLL for (int j = 0; j < COLUMNS; j++)
@@ -503,59 +479,43 @@ INLINE void int_tile(const int rows, const int wide, const int halves, const uin
 #endif
 
 #if LANES == 8
-#define FEW 1                   /* rows that are multiplied with the packed codes */
+#define FEW INT_ROWS
+#define MOST_FEW 8
+#define SOME 48                 /* groups of all panels that rows go over together: they stay in a cache */
 
-/* One row and all groups, from the packed codes. */
-INLINE void few_rows(const int kind, const int rows, const uint8_t *panel, int groups, const struct rows *x, int i,
-                     float *total)
+/* `rows` rows, of which the i-th is the first of INT_ROWS, times groups of `panels` panels from the first on, from the
+ * packed codes: added to total [panels][count][WIDTH]. Of the memory `ahead` of these groups, fetches the part of this
+ * turn: one for each INT_ROWS of `count` rows. */
+INLINE void few_rows(const int kind, const int rows, const uint8_t *w, ptrdiff_t panel, int panels, const struct rows *x,
+                     int i, int first, int groups, ptrdiff_t ahead, int turn, int count, float *total)
 {
-    const int wide = is_wide(kind), halves = kind == Q6_K ? 2 : 1;
-    const int run = run_of(kind) > 4 ? 4 : run_of(kind), merged = run_of(kind) == 8;
-    for (int g = 0; g < groups; g++) {
-        const uint8_t *codes = panel + start_of(kind, g) + bytes_of_scales(kind);
-        const int8_t *a = row_of(x, i, g);
-        ptrdiff_t at = place_of(x, INT_ROWS, i, g);
-        float s[2 * WIDTH] __attribute__((aligned(64))), m[2 * WIDTH] __attribute__((aligned(64)));
-        for (int line = 0; line < FETCHED(kind); line += 64) __builtin_prefetch(codes + AHEAD + line, 0, 2);
-        scales_of(kind, panel, g, s, m);
-        UNROLL for (int from = 0; from < VECTORS; from += COLUMNS) {
-            ints sum[2][COLUMNS] = {0};
-            __m256i part[2][COLUMNS];
-            UNROLL for (int quad = 0; quad < QUADS / 2; quad++) {
-                words w[2][COLUMNS];
-                UNROLL for (int j = 0; j < COLUMNS; j++)
-                    pair_of(kind, codes, quad, from + j, &w[0][j], &w[1][j]);
-                UNROLL for (int half = 0; half < 2; half++) {
-                    uint32_t four;
-                    memcpy(&four, a + (half * QUADS / 2 + quad) * 4 * INT_ROWS, 4);
-                    words one = (words){0} + four;
-                    const int h = merged ? 0 : half, begin = quad % run == 0 && (!merged || half == 0);
-                    const int end = quad % run == run - 1 && (!merged || half == 1);
-                    UNROLL for (int j = 0; j < COLUMNS; j++) {
-                        __m256i pairs = pairs_of(wide, w[half][j], (__m256i)one);
-                        part[h][j] = begin ? pairs : _mm256_add_epi16(part[h][j], pairs);
-                        KEPT(part[h][j]);
-                        if (end) sum[h][j] += whole_of_pairs(part[h][j]);
-                    }
-                }
-            }
-            UNROLL for (int half = 0; half < halves; half++)
-                UNROLL for (int j = 0; j < COLUMNS; j++) {
-                    ints whole = sum[half][j];
-                    if (halves == 1) whole += sum[1][j];
-                    add_group(wide, s + half * WIDTH, m + half * WIDTH, (from + j) * LANES, whole, spread(x->d[at]),
-                              spread(x->added[at * 3 + (halves == 2) + half]), total);
-                }
+    const int bytes = bytes_of_codes(kind) + bytes_of_scales(kind), turns = (count + FEW - 1) / FEW;
+    const int begin = bytes * turn / turns, end = bytes * (turn + 1) / turns;
+    const ptrdiff_t at = place_of(x, INT_ROWS, i, first);
+    const int8_t *a = x->a + at * GROUP;
+    const float *d = x->d + at, *added = x->added + at * 3;
+    for (int g = first; g < first + groups; g++) {
+        for (int p = 0; p < panels; p++) {
+            const uint8_t *codes = w + p * panel + start_of(kind, g) + bytes_of_scales(kind);
+            float s[2 * WIDTH] __attribute__((aligned(64))), m[2 * WIDTH] __attribute__((aligned(64)));
+            for (int line = begin; line < end; line += 64) __builtin_prefetch(codes + ahead + line, 0, 2);
+            scales_of(kind, w + p * panel, g, s, m);
+            if (rows > 2) __asm__ volatile("" : : "r"(s), "r"(m) : "memory"); /* scales would take registers of sums */
+            UNROLL for (int j = 0; j < VECTORS; j += COLUMNS)
+                group_tile(kind, 1, rows, codes, s, m, a, d, added, j, total + p * count * WIDTH);
         }
+        a += INT_ROWS * GROUP, d += INT_ROWS, added += INT_ROWS * 3;
     }
 }
 #else
 #define FEW (LANES == 16 ? INT_ROWS : 1) /* rows that are multiplied with the packed codes at once */
 #define MOST_FEW (LANES == 16 ? 8 : 1)   /* with more, it is faster to unpack the codes first */
+#define SOME x->groups
 
 /* `rows` rows, of which the i-th is the first of INT_ROWS, and all groups, from the packed codes: added to total
  * [rows][WIDTH]. */
-INLINE void few_rows(const int kind, const int rows, const uint8_t *panel, int groups, const struct rows *x, int i,
+INLINE void few_rows(const int kind, const int rows, const uint8_t *panel, ptrdiff_t size, int panels,
+                     const struct rows *x, int i, int first, int groups, ptrdiff_t ahead, int turn, int count,
                      float *total)
 {
     const int wide = is_wide(kind), halves = kind == Q6_K ? 2 : 1, apart = halves == 2 || rows < 3; /* more chains */
@@ -563,10 +523,10 @@ INLINE void few_rows(const int kind, const int rows, const uint8_t *panel, int g
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < VECTORS; j++)
             all[r][j] = *(const vec *)(total + r * WIDTH + j * LANES);
-    for (int g = 0; g < groups; g++) {
+    for (int g = first; g < first + groups; g++) {
         const uint8_t *codes = panel + start_of(kind, g) + bytes_of_scales(kind);
-        const int8_t *a = row_of(x, i, g);
         const ptrdiff_t at = place_of(x, INT_ROWS, i, g);
+        const int8_t *a = x->a + at * GROUP;
         float s[2 * WIDTH] __attribute__((aligned(64))), m[2 * WIDTH] __attribute__((aligned(64)));
         for (int line = 0; line < FETCHED(kind); line += 64) __builtin_prefetch(codes + AHEAD + line, 0, 2);
         scales_of(kind, panel, g, s, m);
@@ -583,7 +543,7 @@ INLINE void few_rows(const int kind, const int rows, const uint8_t *panel, int g
                     pair_of(kind, codes, quad, from + j, &w[0][j], &w[1][j]);
                 UNROLL for (int r = 0; r < rows; r++) {
                     uint32_t four;
-                    memcpy(&four, a + ((half * QUADS / 2 + quad) * INT_ROWS + r) * 4, 4);
+                    memcpy(&four, a + r * GROUP + (half * QUADS / 2 + quad) * 4, 4);
                     words one = (words){0} + four;
                     UNROLL for (int j = 0; j < COLUMNS; j++)
                         sum[apart ? half : 0][r][j] = dot(wide, sum[apart ? half : 0][r][j], w[half][j], one);
@@ -609,16 +569,24 @@ INLINE void few_rows(const int kind, const int rows, const uint8_t *panel, int g
 }
 #endif
 
-#define FEW_ARGUMENTS const uint8_t *panel, int groups, const struct rows *x, int i, float *total
+#define FEW_ARGUMENTS                                                                                              \
+    const uint8_t *w, ptrdiff_t panel, int panels, const struct rows *x, int i, int first, int groups,      \
+        ptrdiff_t ahead, int turn, int count, float *total
 #define FEW_ROWS(kind, n)                                                                                          \
-    static void few_##kind##_##n(FEW_ARGUMENTS) { few_rows(kind, n, panel, groups, x, i, total); }
-#if LANES == 16
+    static void few_##kind##_##n(FEW_ARGUMENTS)                                                                    \
+    {                                                                                                              \
+        few_rows(kind, n, w, panel, panels, x, i, first, groups, ahead, turn, count, total);                       \
+    }
+#if LANES == 4
+#define FEWS(kind) FEW_ROWS(kind, 1)
+#define FEWS_OF(kind) {few_##kind##_1}
+#elif LANES == 8
+#define FEWS(kind) FEW_ROWS(kind, 1) FEW_ROWS(kind, 2) FEW_ROWS(kind, 3) FEW_ROWS(kind, 4)
+#define FEWS_OF(kind) {few_##kind##_1, few_##kind##_2, few_##kind##_3, few_##kind##_4}
+#else
 #define FEWS(kind)                                                                                                 \
     FEW_ROWS(kind, 1) FEW_ROWS(kind, 2) FEW_ROWS(kind, 3) FEW_ROWS(kind, 4) FEW_ROWS(kind, 5) FEW_ROWS(kind, 6)
 #define FEWS_OF(kind) {few_##kind##_1, few_##kind##_2, few_##kind##_3, few_##kind##_4, few_##kind##_5, few_##kind##_6}
-#else
-#define FEWS(kind) FEW_ROWS(kind, 1)
-#define FEWS_OF(kind) {few_##kind##_1}
 #endif
 
 FEWS(Q4_0) FEWS(Q4_1) FEWS(Q5_0) FEWS(Q5_1) FEWS(Q8_0) FEWS(IQ4_NL) FEWS(MXFP4) FEWS(Q4_K) FEWS(Q5_K) FEWS(Q6_K)
@@ -627,76 +595,41 @@ static void (*const FEW_OF[][FEW])(FEW_ARGUMENTS) = {
     FEWS_OF(Q4_0), FEWS_OF(Q4_1), FEWS_OF(Q5_0), FEWS_OF(Q5_1), FEWS_OF(Q8_0),
     FEWS_OF(IQ4_NL), FEWS_OF(MXFP4), FEWS_OF(Q4_K), FEWS_OF(Q5_K), FEWS_OF(Q6_K)};
 
-#if LANES == 8
-#define TILE_ARGUMENTS                                                                                             \
-    const uint8_t *panel, ptrdiff_t next, int first, int groups, const struct spread *x, float *total
-#define SPREAD_TILE(kind, n)                                                                                       \
-    static void tile_##kind##_##n(TILE_ARGUMENTS)                                                                  \
-    {                                                                                                              \
-        spread_tile(kind, n, panel, next, first, groups, x, total);                                                \
-    }
-#define TILES(kind)                                                                                                \
-    SPREAD_TILE(kind, 1) SPREAD_TILE(kind, 2) SPREAD_TILE(kind, 3) SPREAD_TILE(kind, 4)                            \
-    SPREAD_TILE(kind, 5) SPREAD_TILE(kind, 6) SPREAD_TILE(kind, 7) SPREAD_TILE(kind, 8)
-#define TILES_OF(kind)                                                                                             \
-    {tile_##kind##_1, tile_##kind##_2, tile_##kind##_3, tile_##kind##_4,                                           \
-     tile_##kind##_5, tile_##kind##_6, tile_##kind##_7, tile_##kind##_8}
-
-TILES(Q4_0) TILES(Q4_1) TILES(Q5_0) TILES(Q5_1) TILES(Q8_0) TILES(IQ4_NL) TILES(MXFP4) TILES(Q4_K) TILES(Q5_K)
-TILES(Q6_K)
-
-static void (*const TILE_OF[][TILE])(TILE_ARGUMENTS) = {
-    TILES_OF(Q4_0), TILES_OF(Q4_1), TILES_OF(Q5_0), TILES_OF(Q5_1), TILES_OF(Q8_0),
-    TILES_OF(IQ4_NL), TILES_OF(MXFP4), TILES_OF(Q4_K), TILES_OF(Q5_K), TILES_OF(Q6_K)};
-
-/* Rows of x, `count` from the i-th on, times `panels` panels of w -> total [panels][count][WIDTH]. The codes of some
- * groups stay in a cache while all rows go over them. */
-static void rounded_part(int kind, const uint8_t *w, ptrdiff_t panel, int panels, const struct rows *x, int i,
-                         int count, float *total)
-{
-    struct spread some __attribute__((aligned(64)));
-    memset(total, 0, sizeof(float) * panels * count * WIDTH);
-    for (int p = 0; count == 1 && p < panels; p++)
-        FEW_OF[kind][0](w + p * panel, x->groups, x, i, total + p * WIDTH);
-    for (int first = 0; count > 1 && first < x->groups; first += MOST)
-        for (int from = 0; from < count; from += TILE) {
-            int groups = least(MOST, x->groups - first), rows = least(TILE, count - from);
-            spread_rows(is_wide(kind), kind == Q6_K ? 2 : 1, x, i + from, rows, first, groups, &some);
-            for (int p = 0; p < panels; p++)
-                TILE_OF[kind][rows - 1](w + p * panel, panel, first, groups, &some,
-                                        total + ((ptrdiff_t)p * count + from) * WIDTH);
-        }
-}
-#else
 #define ARGUMENTS                                                                                                  \
     const uint8_t *codes, const float *s, const float *m, int groups, const struct rows *x, int i, int first,      \
         float *total
 
-#define INT_TILE(rows, name, wide, halves)                                                                         \
-    static void int_tile_##rows##_##name(ARGUMENTS)                                                                \
+#define INT_TILE(rows, kind)                                                                                       \
+    static void int_tile_##rows##_##kind(ARGUMENTS)                                                                \
     {                                                                                                              \
-        int_tile(rows, wide, halves, codes, s, m, groups, x, i, first, total);                                     \
+        int_tile(rows, kind, codes, s, m, groups, x, i, first, total);                                             \
     }
-#define INT_TILES(name, wide, halves)                                                                              \
-    INT_TILE(1, name, wide, halves) INT_TILE(2, name, wide, halves)                                                \
-    INT_TILE(3, name, wide, halves) INT_TILE(4, name, wide, halves)
-
-INT_TILES(plain, 0, 1) INT_TILES(halves, 0, 2) INT_TILES(wide, 1, 1)
-
 #if INT_ROWS == 6
-#define MORE(name, wide, halves)                                                                                   \
-    INT_TILE(5, name, wide, halves) INT_TILE(6, name, wide, halves)
-MORE(plain, 0, 1) MORE(halves, 0, 2) MORE(wide, 1, 1)
-#define OF(name)                                                                                                   \
-    {int_tile_1_##name, int_tile_2_##name, int_tile_3_##name, int_tile_4_##name,                                   \
-     int_tile_5_##name, int_tile_6_##name}
+#define INT_TILES(kind)                                                                                            \
+    INT_TILE(1, kind) INT_TILE(2, kind) INT_TILE(3, kind) INT_TILE(4, kind) INT_TILE(5, kind) INT_TILE(6, kind)
+#define OF(kind)                                                                                                   \
+    {int_tile_1_##kind, int_tile_2_##kind, int_tile_3_##kind, int_tile_4_##kind, int_tile_5_##kind, int_tile_6_##kind}
 #else
-#define OF(name) {int_tile_1_##name, int_tile_2_##name, int_tile_3_##name, int_tile_4_##name}
+#define INT_TILES(kind) INT_TILE(1, kind) INT_TILE(2, kind) INT_TILE(3, kind) INT_TILE(4, kind)
+#define OF(kind) {int_tile_1_##kind, int_tile_2_##kind, int_tile_3_##kind, int_tile_4_##kind}
 #endif
 
-typedef void (*IntTile)(ARGUMENTS);
+INT_TILES(Q4_1) INT_TILES(Q6_K) INT_TILES(Q8_0)
+#if LANES == 8
+INT_TILES(Q5_1)
+#endif
 
-static const IntTile INT_TILES_OF[3][INT_ROWS] = {OF(plain), OF(halves), OF(wide)};
+/* For unpacked codes: types of one such tile differ only in how they are unpacked. */
+static void (*const *int_tiles(int kind))(ARGUMENTS)
+{
+    static void (*const plain[])(ARGUMENTS) = OF(Q4_1), (*const halves[])(ARGUMENTS) = OF(Q6_K),
+                (*const wide[])(ARGUMENTS) = OF(Q8_0);
+#if LANES == 8
+    static void (*const five[])(ARGUMENTS) = OF(Q5_1);
+    if (run_of(kind) == 4) return five;
+#endif
+    return is_wide(kind) ? wide : kind == Q6_K ? halves : plain;
+}
 
 #if MATRICES
 /* Whether Linux lets this process use the registers of matrices. */
@@ -781,18 +714,25 @@ static void (*const MATRIX_TILES_OF[2][MATRIX_ROWS / 4])(MATRIX_ARGUMENTS) = {
 
 #endif
 
-/* Rows of x, `count` from the i-th on, times a panel of w -> total [count][WIDTH], and numbers of no meaning up to the
- * next multiple of 4. The memory at `out`, whose rows lie `step` bytes apart, is fetched to be written. */
-static void rounded_part(int kind, const uint8_t *w, const struct rows *x, int i, int count, float *total, char *out,
-                         ptrdiff_t step)
+/* Rows of x, `count` from the i-th on, times `panels` panels of w -> total [panels][count][WIDTH], and numbers of no
+ * meaning up to the next multiple of 4 rows. The memory at `out`, whose rows lie `step` bytes apart, is fetched to be
+ * written. */
+static void rounded_part(int kind, const uint8_t *w, ptrdiff_t panel, int panels, const struct rows *x, int i,
+                         int count, float *total, char *out, ptrdiff_t step)
 {
     uint8_t codes[MOST * CODES] __attribute__((aligned(64)));
     float s[MOST * 2 * WIDTH] __attribute__((aligned(64))), m[MOST * 2 * WIDTH] __attribute__((aligned(64)));
-    const IntTile *tiles = INT_TILES_OF[is_wide(kind) ? 2 : kind == Q6_K];
+    void (*const *tiles)(ARGUMENTS) = int_tiles(kind);
     const int few = count <= MOST_FEW && x->together == INT_ROWS;
-    memset(total, 0, sizeof(float) * (count + 3) * WIDTH);
-    for (int from = 0; few && from < count; from += FEW)
-        FEW_OF[kind][least(FEW, count - from) - 1](w, x->groups, x, i + from, total + from * WIDTH);
+    memset(total, 0, sizeof(float) * (panels * count + 3) * WIDTH);
+    for (int first = 0; few && first < x->groups; first += SOME) {
+        int groups = least(SOME, x->groups - first);
+        ptrdiff_t here = start_of(kind, first), next = start_of(kind, first + groups) - here;
+        if (first + groups == x->groups) next = panels * panel + start_of(kind, 0) - here;
+        for (int from = 0; from < count; from += FEW)
+            FEW_OF[kind][least(FEW, count - from) - 1](w, panel, panels, x, i + from, first, groups, next, from / FEW,
+                                                       count, total + from * WIDTH);
+    }
     for (int first = 0; !few && first < x->groups; first += MOST) {
         int groups = least(MOST, x->groups - first);
         UNPACKS[kind](w, first, groups, codes, s, m);
@@ -811,7 +751,6 @@ static void rounded_part(int kind, const uint8_t *w, const struct rows *x, int i
         }
     }
 }
-#endif
 
 INLINE void float_tiles(const int wide, const int halves, int rows, const uint8_t *codes, const float *s,
                         const float *m, int groups, const float *x, ptrdiff_t step, float *total)
@@ -870,38 +809,49 @@ static void float_part(int kind, const uint8_t *panel, int groups, const float *
 /* The i-th of `rows` from x [length]; d is no number where one of x is none, or infinite. */
 static void round_row(const float *x, const struct rows *rows, int i)
 {
-    for (int g = 0; g < rows->groups; g++, x += GROUP) {
-        int8_t own[GROUP];
+    const int together = rows->together, groups = rows->groups;
+    ptrdiff_t at = place_of(rows, together, i, 0);
+    int8_t *a = rows->a;
+    float *d = rows->d, *added = rows->added;
+    int *start = rows->start;
+    for (int g = 0; g < groups; g++, x += GROUP, at += together) {
         vec most = {0}, none = {0};
         UNROLL for (int k = 0; k < GROUP; k += LANES) {
             vec values = *(const vec *)(x + k);
             most = larger(larger(values, -values), most);
             none += values * 0.0f;
         }
-        float top = largest_of(most), d = top / 127, by = top > 0 ? 127 / top : 0, zero = sum_of(none);
-        if (zero != 0) by = 0;
-        int sum[2] = {0, 0};
+        float top = largest_of(most), zero = sum_of(none), by = top > 0 && zero == 0 ? 127 / top : 0;
+        int sum[2];
         UNROLL for (int half = 0; half < 2; half++) {
             ints all = {0};
             UNROLL for (int k = half * GROUP / 2; k < (half + 1) * GROUP / 2; k += LANES) {
                 ints whole = whole_of(*(const vec *)(x + k) * by);
-                *(bytes *)(own + k) = __builtin_convertvector(whole, bytes);
+                *(bytes *)(a + at * GROUP + k) = as_bytes(whole);
                 all += whole;
             }
             sum[half] = whole_sum_of(all);
         }
-        ptrdiff_t at = place_of(rows, rows->together, i, g);
-        if (rows->together == INT_ROWS)
-            UNROLL for (int quad = 0; quad < QUADS; quad++)
-                memcpy(row_of(rows, i, g) + quad * 4 * INT_ROWS, own + 4 * quad, 4);
-        else memcpy(rows->a + at * GROUP, own, GROUP);
-        d += zero;
-        rows->d[at] = d;
-        rows->added[at * 3] = d * (sum[0] + sum[1]);
-        rows->added[at * 3 + 1] = d * sum[0];
-        rows->added[at * 3 + 2] = d * sum[1];
-        rows->start[at] = -128 * (sum[0] + sum[1]);
+        float scale = top / 127 + zero;
+        d[at] = scale;
+        added[at * 3] = scale * (sum[0] + sum[1]);
+        added[at * 3 + 1] = scale * sum[0];
+        added[at * 3 + 2] = scale * sum[1];
+        start[at] = -128 * (sum[0] + sum[1]);
     }
+}
+
+/* Rows of sums [count][WIDTH], of which the first `last` numbers exist, plus `base` or NULL -> out. */
+INLINE void finish(const int type, const int out_type, const int last, int count, const float *sums, const void *base,
+                   ptrdiff_t base_step, void *out, ptrdiff_t out_step)
+{
+    for (ptrdiff_t i = 0; i < count; i++)
+        UNROLL for (int n = 0; n < WIDTH; n += LANES)
+            if (n < last) {
+                vec value = *(const vec *)(sums + i * WIDTH + n);
+                if (base) value += load(type, base, i * base_step + n, last - n);
+                store(out_type, out, i * out_step + n, last - n, value);
+            }
 }
 
 /* x [count, length] of rows `step` apart times panels of `columns` rows, plus `base` (NULL: none; its rows lie
@@ -936,8 +886,7 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && count > 7)
         for (int i = 0; i < (failed ? 0 : count); i++) round_row(numbers + i * step, &rows, i);
     }
-    int most = 1;               /* panels that rows go over together */
-    if (LANES == 8 && rounded) most = least(TOTALS / least(ROWS, count), (panels + threads - 1) / threads);
+    int most = rounded && count <= MOST_FEW ? least(STREAMS, (panels + threads - 1) / threads) : 1; /* panels at once */
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #if MATRICES
@@ -945,25 +894,23 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
 #endif
 #pragma omp for schedule(static)
         for (int first = 0; first < (failed ? 0 : panels); first += most) {
-            float total[TOTALS * WIDTH] __attribute__((aligned(64)));
+            float total[(ROWS + 3) * WIDTH] __attribute__((aligned(64)));
             for (int from = 0; from < count; from += ROWS) {
                 int together = least(ROWS, count - from), some = least(most, panels - first);
-#if LANES == 8
-                if (rounded) rounded_part(kind, w + first * panel, panel, some, &rows, from, together, total);
-#else
                 char *to = past(out_type, out, from * out_step + (ptrdiff_t)first * WIDTH);
                 ptrdiff_t apart = out_step * bytes_of(out_type);
-                if (rounded) rounded_part(kind, w + first * panel, &rows, from, together, total, to, apart);
-#endif
+                if (rounded)
+                    rounded_part(kind, w + first * panel, panel, some, &rows, from, together, total, to, apart);
                 else float_part(kind, w + first * panel, groups, numbers + from * step, step, together, total);
-                for (int i = from; i < from + together; i++)
-                    for (int p = first; p < first + some; p++)
-                        for (int n = 0, last = least(WIDTH, columns - p * WIDTH); n < last; n += LANES) {
-                            vec value = *(const vec *)(total + ((p - first) * together + i - from) * WIDTH + n);
-                            ptrdiff_t at = (ptrdiff_t)p * WIDTH + n;
-                            if (base) value += load(type, base, i * base_step + at, last - n);
-                            store(out_type, out, i * out_step + at, last - n, value);
-                        }
+                for (int p = first; p < first + some; p++) {
+                    const float *sums = total + (ptrdiff_t)(p - first) * together * WIDTH;
+                    const void *onto = base ? past(type, base, from * base_step + (ptrdiff_t)p * WIDTH) : NULL;
+                    void *put = past(out_type, out, from * out_step + (ptrdiff_t)p * WIDTH);
+                    int last = least(WIDTH, columns - p * WIDTH);
+                    if (type == FLOAT32 && out_type == FLOAT32 && last == WIDTH)
+                        finish(FLOAT32, FLOAT32, WIDTH, together, sums, onto, base_step, put, out_step);
+                    else finish(type, out_type, last, together, sums, onto, base_step, put, out_step);
+                }
             }
         }
 #if MATRICES

@@ -121,7 +121,7 @@ static void tiles(int count, const struct rows *x, int m, const char *w, int ste
 /* The first `left` of x, no larger than 127, as bytes. */
 INLINE void store_bytes(int8_t *to, int left, ints x)
 {
-    bytes all = __builtin_convertvector(x, bytes);
+    bytes all = as_bytes(x);
     memcpy(to, &all, left);
 }
 

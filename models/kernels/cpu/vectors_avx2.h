@@ -42,6 +42,12 @@ INLINE unsigned where_above(vec a, vec b)
 INLINE vec floats_of(ints x) { return (vec)_mm256_cvtepi32_ps((__m256i)x); }
 INLINE ints whole_of(vec x) { return (ints)_mm256_cvtps_epi32((__m256)x); }
 
+INLINE bytes as_bytes(ints x)
+{
+    __m128i shorts = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+    return (bytes)_mm_cvtsi128_si64(_mm_packs_epi16(shorts, shorts));
+}
+
 INLINE vec widened(__m128i x) { return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16); }
 
 INLINE __m128i narrowed(vec x)

@@ -25,6 +25,9 @@ INLINE unsigned where_above(vec a, vec b) { return _mm512_cmp_ps_mask((__m512)a,
 INLINE vec floats_of(ints x) { return (vec)_mm512_cvtepi32_ps((__m512i)x); }
 INLINE ints whole_of(vec x) { return (ints)_mm512_cvtps_epi32((__m512)x); }
 
+/* Whole numbers from -128 to 127 as bytes. */
+INLINE bytes as_bytes(ints x) { return __builtin_convertvector(x, bytes); }
+
 /* bfloat16 as float32. */
 INLINE vec widened(__m256i x) { return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16); }
 

@@ -31,6 +31,8 @@ INLINE unsigned where_above(vec a, vec b) { return bits_of(vcgtq_f32((float32x4_
 INLINE vec floats_of(ints x) { return (vec)vcvtq_f32_s32((int32x4_t)x); }
 INLINE ints whole_of(vec x) { return (ints)vcvtnq_s32_f32((float32x4_t)x); }
 
+INLINE bytes as_bytes(ints x) { return __builtin_convertvector(x, bytes); }
+
 INLINE vec widened(uint16x4_t x) { return (vec)vshll_n_u16(x, 16); }
 
 INLINE uint16x4_t narrowed(vec x)
