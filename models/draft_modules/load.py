@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import ModelError, listed
 from ..files.configs import check_config, reading
+from ..files.quantized import SCALES, whole_weights
 from ..files.sources import DRAFT_FILES, local_drafter, locate, read_json
 from ..files.weights import inspect, weight_files
 from ..kernels.cpu import int8
@@ -99,7 +100,10 @@ def find(name_or_path: str | os.PathLike[str], *, revision: str | None = None, o
     file = "config.json"
     if not (config := read_json(folder / file)):
         config = read_json(folder / (file := "adapter_config.json"), required=True)
-    return DraftFiles(name, folder, config, inspect(_weights(folder)), source=file)
+    published = inspect(_weights(folder))
+    if (quantized := config.get("quantization_config")) and any(SCALES.fullmatch(each) for each in published):
+        published = whole_weights(name, quantized, published)
+    return DraftFiles(name, folder, config, published, source=file)
 
 
 def recognise(files: DraftFiles) -> DraftKind:

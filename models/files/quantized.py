@@ -14,6 +14,7 @@ is refused by name.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,7 @@ _HINT = "load the 16-bit checkpoint from which it was made"
 Block = tuple[int | None, int | None]  # rows and columns of a matrix with one scale; None: all of them
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FP8_SCALES = ("weight_scale_inv",)
+SCALES = re.compile(r".*\.weight_scale(_inv)?")  # names of the scales of a matrix
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from pardec.models.loading.recognition import describe
 from pardec.models.plan import Plan
 from tests.models.draft_modules.test_eagle import TOKENS, doubles, drafted, hidden, same_rope
 from tests.models.families.test_families import agree, published, rewrite
+from tests.models.files.test_quantized import quantized, settings
 from tests.reference import naive_mtp
 from tests.samplers.ar_toys import toy_ar
 from tests.samplers.module_files import random, write
@@ -82,6 +83,21 @@ def test_mtp_layouts_that_are_not_supported_are_refused_by_their_tensors(name: s
     _, config = naive_mtp.layer("nextn", 16, **SIZES)
     with pytest.raises(ModelError, match=f"has tensors {name}, a layout that is not supported"):
         loaded(tmp_path, {name: random(16, 32)}, config)
+
+
+def test_a_quantized_mtp_layer_is_made_whole(tmp_path: Path) -> None:
+    tensors, config = naive_mtp.layer("MiMo", 16, **SIZES)
+    small = {name: tensor.float() for name, tensor in tensors.items()}
+    full = dict(small)
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        parts, full[name] = quantized("fp8 blocks", small.pop(name), name.removesuffix("weight"))
+        small |= parts
+    stored = loaded(tmp_path / "stored", small, config | {"quantization_config": settings("fp8 blocks")})
+    whole = loaded(tmp_path / "whole", full, config)
+    for (name, one), (_, other) in zip(stored.named_parameters(), whole.named_parameters(), strict=True):
+        assert torch.equal(one, other), name
+    plain = loaded(tmp_path / "plain", full, config | {"quantization_config": settings("fp8 blocks")})
+    assert torch.equal(plain.projection, whole.projection)  # a copy whose layer was left as it is
 
 
 def test_copies_of_the_target_in_an_mtp_layer_are_compared(tmp_path: Path) -> None:
