@@ -11,8 +11,10 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from inspect import signature
 from itertools import count
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -68,6 +70,44 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(LONGEST_SLOW))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
+    """Tests that a paper's named test calls are not repeated if they have passed in this process.
+
+    The named test calls them so that it alone shows the paper.
+    """
+    test, arguments = pyfuncitem.obj, pyfuncitem.funcargs
+    with pytest.MonkeyPatch.context() as patch:
+        if pyfuncitem.get_closest_marker("seeds"):
+            named = [test.__globals__.get(name) for name in test.__code__.co_names]
+            for space in (test.__globals__, *(vars(value) for value in named if isinstance(value, ModuleType))):
+                for name in test.__code__.co_names:
+                    if name.startswith("test_") and isinstance(space.get(name), FunctionType):
+                        patch.setitem(space, name, _unless_passed(space[name]))
+        result = yield
+    _passed.add(_call(test, {name: arguments[name] for name in signature(test).parameters if name in arguments}))
+    return result
+
+
+_passed = set[tuple[Any, ...]]()
+
+
+def _call(test: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, ...]:
+    """The test with its arguments, without those that differ between equal calls: patches and folders."""
+    kept = {name: value for name, value in arguments.items() if not isinstance(value, (pytest.MonkeyPatch, Path))}
+    return test, *(
+        (name, repr(value) if isinstance(value, (str, int, float)) else id(value)) for name, value in kept.items()
+    )
+
+
+def _unless_passed(test: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*values: Any, **named: Any) -> None:
+        if _call(test, dict(signature(test).bind(*values, **named).arguments)) not in _passed:
+            test(*values, **named)
+
+    return call
 
 
 def _of_method(item: pytest.Item, name: str) -> bool:
