@@ -21,8 +21,6 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from gpu_runs import page, parcels, run_queue  # noqa: E402
 from gpu_runs.report import Report  # noqa: E402
 
-QUEUE = ROOT / "scripts" / "gpu_queue"
-
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
