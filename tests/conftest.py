@@ -8,6 +8,8 @@ from __future__ import annotations
 import gc
 import os
 import re
+import tempfile
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -43,6 +45,32 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): how long a test may take")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Of parallel processes the first collects each file before the others, so that bytecode is compiled once."""
+    worker = getattr(collector.config, "workerinput", None)
+    if worker is None or not isinstance(collector, pytest.Module):
+        return (yield)
+    ahead, number = Path(tempfile.gettempdir()) / f"pardec-collected-{worker['testrunuid']}", next(_collected)
+    if worker["workerid"] != "gw0":
+        while time.monotonic() < _LATE and (ahead.stat().st_size if ahead.exists() else 0) <= number:
+            time.sleep(0.01)
+        return (yield)
+    try:
+        return (yield)
+    finally:
+        with ahead.open("ab") as file:
+            file.write(b".")
+
+
+_collected, _LATE = count(), time.monotonic() + 300  # a first process that stops is not waited for
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (worker := getattr(session.config, "workerinput", {})).get("workerid") == "gw0":
+        (Path(tempfile.gettempdir()) / f"pardec-collected-{worker['testrunuid']}").unlink(missing_ok=True)
 
 
 @pytest.hookimpl(tryfirst=True)
