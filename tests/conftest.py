@@ -8,15 +8,12 @@ from __future__ import annotations
 import gc
 import os
 import re
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from inspect import signature
 from itertools import count
 from pathlib import Path
-from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -50,27 +47,20 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     """Of parallel processes the first collects each file before the others, so that bytecode is compiled once."""
-    worker = getattr(collector.config, "workerinput", None)
+    worker = getattr(collector.config, "workerinput", {}).get("workerid")
     if worker is None or not isinstance(collector, pytest.Module):
         return (yield)
-    ahead, number = Path(tempfile.gettempdir()) / f"pardec-collected-{worker['testrunuid']}", next(_collected)
-    if worker["workerid"] != "gw0":
-        while time.monotonic() < _LATE and (ahead.stat().st_size if ahead.exists() else 0) <= number:
-            time.sleep(0.01)
-        return (yield)
-    try:
-        return (yield)
-    finally:
+    ahead, number = Path(collector.config.option.basetemp).parent / "collected", next(_collected)
+    while worker != "gw0" and time.monotonic() < _LATE and not (ahead.exists() and ahead.stat().st_size > number):
+        time.sleep(0.01)
+    report = yield
+    if worker == "gw0":
         with ahead.open("ab") as file:
             file.write(b".")
+    return report
 
 
 _collected, _LATE = count(), time.monotonic() + 300  # a first process that stops is not waited for
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if (worker := getattr(session.config, "workerinput", {})).get("workerid") == "gw0":
-        (Path(tempfile.gettempdir()) / f"pardec-collected-{worker['testrunuid']}").unlink(missing_ok=True)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -98,44 +88,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(LONGEST_SLOW))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
-    """Tests that a paper's named test calls are not repeated if they have passed in this process.
-
-    The named test calls them so that it alone shows the paper.
-    """
-    test, arguments = pyfuncitem.obj, pyfuncitem.funcargs
-    with pytest.MonkeyPatch.context() as patch:
-        if pyfuncitem.get_closest_marker("seeds"):
-            named = [test.__globals__.get(name) for name in test.__code__.co_names]
-            for space in (test.__globals__, *(vars(value) for value in named if isinstance(value, ModuleType))):
-                for name in test.__code__.co_names:
-                    if name.startswith("test_") and isinstance(space.get(name), FunctionType):
-                        patch.setitem(space, name, _unless_passed(space[name]))
-        result = yield
-    _passed.add(_call(test, {name: arguments[name] for name in signature(test).parameters if name in arguments}))
-    return result
-
-
-_passed = set[tuple[Any, ...]]()
-
-
-def _call(test: Callable[..., Any], arguments: dict[str, Any]) -> tuple[Any, ...]:
-    """The test with its arguments, without those that differ between equal calls: patches and folders."""
-    kept = {name: value for name, value in arguments.items() if not isinstance(value, (pytest.MonkeyPatch, Path))}
-    return test, *(
-        (name, repr(value) if isinstance(value, (str, int, float)) else id(value)) for name, value in kept.items()
-    )
-
-
-def _unless_passed(test: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*values: Any, **named: Any) -> None:
-        if _call(test, dict(signature(test).bind(*values, **named).arguments)) not in _passed:
-            test(*values, **named)
-
-    return call
 
 
 def _of_method(item: pytest.Item, name: str) -> bool:

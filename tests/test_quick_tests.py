@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests import conftest
 from tests.conftest import _of_method
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,15 +47,3 @@ def test_quick_runs_lint_own_tests_and_contract_cases(monkeypatch: pytest.Monkey
         assert _of_method(item, "localleap") is wanted
     item.path = ROOT / own[1]
     assert _of_method(item, "localleap")
-
-
-def test_what_has_passed_is_not_repeated_by_a_named_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = list[tuple[str, int]]()
-
-    def test(name: str, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        calls.append((name, number))
-
-    monkeypatch.setattr(conftest, "_passed", {conftest._call(test, {"name": "a", "number": 1})})
-    for name, number in (("a", 1), ("a", 2), ("b", 1)):
-        conftest._unless_passed(test)(name, number, monkeypatch)
-    assert calls == [("a", 2), ("b", 1)]
