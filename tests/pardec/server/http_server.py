@@ -34,7 +34,7 @@ class Running:
         self.url = f"http://127.0.0.1:{port}"
 
     def openai(self, key: str = "none") -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, http_client=client())
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, http_client=client(timeout=600))
 
     def post(self, path: str, content: Any = None, **options: Any) -> httpx.Response:
         body = {"content": content} if isinstance(content, (bytes, str)) else {"json": content}
