@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,11 +21,16 @@ FAMILIES = ("test_families.py", "test_config_keys.py")  # tests over all checkpo
 NAMES = "names: pardec list samplers, or the files of models/families"
 
 
+@cache
+def _listed(folder: Path, pattern: str) -> list[Path]:
+    return sorted(folder.rglob(pattern))
+
+
 def files(name: str) -> tuple[list[Path], list[Path], list[Path]]:
     """The source files of a method or family, its own tests, and the tests over all methods or families."""
-    sources = sorted((ROOT / "samplers").rglob(f"{name}.py"))
-    families = sorted((ROOT / "models" / "families").glob(f"{name}.py"))
-    own = sorted(file for file in (ROOT / "tests").rglob("test_*.py") if re.match(rf"test_{name}(_.*)?\.py", file.name))
+    sources = [file for file in _listed(ROOT / "samplers", "*.py") if file.stem == name]
+    families = [file for file in (ROOT / "models" / "families" / f"{name}.py",) if file.is_file()]
+    own = [file for file in _listed(ROOT / "tests", "test_*.py") if f"{file.stem}_".startswith(f"test_{name}_")]
     folder = ROOT / "tests" / "samplers"
     loops = {folder / source.relative_to(ROOT / "samplers").parts[0] for source in sources} or {folder}
     shared = {ROOT / "tests" / "models" / "families" / file for file in FAMILIES if families}

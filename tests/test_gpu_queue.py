@@ -21,7 +21,11 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from gpu_runs import page, parcels, run_queue  # noqa: E402
 from gpu_runs.report import Report  # noqa: E402
 
-QUEUE = ROOT / "scripts" / "gpu_queue"
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process is started to describe the machine; the dry run of a queue describes it."""
+    monkeypatch.setattr(run_queue, "_machine", dict)
 
 
 def queue(*arguments: str, cwd: Path = ROOT, timeout: float = 580) -> subprocess.CompletedProcess[str]:
@@ -37,7 +41,9 @@ def test_dry_run_of_an_entry_leaves_its_results(tmp_path: Path) -> None:
         assert callable(import_module(f"gpu_runs.{entry.module}").run)
     done = queue("--dry-run", "--only", "b", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
-    entry = json.loads((tmp_path / "results.json").read_text())["entries"]["b"]
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert "torch" in results["machine"]
+    entry = results["entries"]["b"]
     assert (entry["status"], f"b  done in {entry['seconds']:.0f} s" in done.stdout) == ("done", True)
     assert entry["line"]
     assert all(row["different"] == 0 for row in entry["rows"])
@@ -101,8 +107,7 @@ def test_a_fault_leaves_the_results_of_other_entries(code: str, status: str, tmp
     assert found["y"]["line"] == ("well" if "open" in code else "it left no results")  # what it had is kept
 
 
-def test_an_entry_without_time_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_queue, "_machine", dict)
+def test_an_entry_without_time_is_left_out(tmp_path: Path) -> None:
     assert run_queue.run([scripted("x", "import time; time.sleep(9)", 2), scripted("y", WRITES)], tmp_path, 2) == 1
     found = json.loads((tmp_path / "results.json").read_text())["entries"]
     assert (found["x"]["status"], found["y"]["status"]) == ("cut off", "left out")

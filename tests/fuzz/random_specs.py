@@ -43,7 +43,6 @@ NEEDS: dict[str, dict[str, str]] = {  # parameters without which a method works 
     "levenshtein": {"delete": "3", "split": "4"},
     "model": {"draft": "tiny-llama-draft"},
 }
-CHANCES = {"select": 1.0, "draft": 1.0, "accept": 0.6, "vectors": 1.0, "maps": 1.0, "cache": 0.5}  # of a stage
 FLOATS = ("0.0", "0.1", "0.3", "0.5", "0.7", "0.9", "1.0", "1.5", "4.0")
 TOLERANCE = 2e-3  # of log-probabilities: batches of other shapes round otherwise
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tests.models.families.test_diffusion_gemma import published as diffusion_ge
 
 LLADA2 = Path(__file__).parents[2] / "golden" / "llada2" / "checkpoint"
 BLOCK, GROUP = (16, 24), 32
+Both = Callable[[str], tuple[Path, Path]]
 SCHEMES: dict[str, dict[str, Any]] = {
     "fp8 blocks": {"quant_method": "fp8", "weight_block_size": list(BLOCK), "activation_scheme": "dynamic"},
     "fp8 whole": {"quant_method": "fp8", "weight_block_size": None, "activation_scheme": "dynamic"},
@@ -87,7 +89,6 @@ def quantized(scheme: str, weight: Tensor, stem: str) -> tuple[dict[str, Tensor]
     return {f"{stem}weight_packed": packed, f"{stem}weight_scale": scale, f"{stem}weight_shape": shape}, whole
 
 
-@cache
 def both_tensors(source: Path, scheme: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The tensors of a checkpoint quantized, and those that they stand for."""
     tensors = load_file(source / "model.safetensors")
@@ -102,9 +103,9 @@ def both_tensors(source: Path, scheme: str) -> tuple[dict[str, Tensor], dict[str
     return small, full
 
 
-def both(source: Path, scheme: str, tmp_path: Path) -> tuple[Path, Path]:
+def written(source: Path, scheme: str, to: Path) -> tuple[Path, Path]:
     """Copies of a checkpoint: quantized, and with the weights that its quantized ones stand for."""
-    stored, whole = tmp_path / "stored", tmp_path / "whole"
+    stored, whole = to / "stored", to / "whole"
     for folder in (stored, whole):
         shutil.copytree(source, folder)
     small, full = both_tensors(source, scheme)
@@ -115,6 +116,13 @@ def both(source: Path, scheme: str, tmp_path: Path) -> tuple[Path, Path]:
     return stored, whole
 
 
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    """The copies of LLaDA2 by scheme."""
+    return cache(lambda scheme: written(LLADA2, scheme, tmp_path_factory.mktemp("llada2")))
+
+
+@cache
 def logits(folder: Path) -> Tensor:
     model = load(folder, device="cpu", dtype="float32")
     tokens = torch.arange(3, 27).view(2, 12)
@@ -122,8 +130,8 @@ def logits(folder: Path) -> Tensor:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_llada2_checkpoint_has_the_logits_of_its_whole_weights(scheme: str, tmp_path: Path) -> None:
-    stored, whole = both(LLADA2, scheme, tmp_path)
+def test_a_llada2_checkpoint_has_the_logits_of_its_whole_weights(both: Both, scheme: str) -> None:
+    stored, whole = both(scheme)
     assert torch.equal(logits(stored), logits(whole))
     assert not torch.equal(logits(stored), logits(LLADA2))
 
@@ -131,7 +139,7 @@ def test_a_llada2_checkpoint_has_the_logits_of_its_whole_weights(scheme: str, tm
 @pytest.mark.parametrize("scheme", ["fp8 blocks", "int4 groups"])
 def test_a_diffusion_gemma_checkpoint_has_the_logits_of_its_whole_weights(scheme: str, tmp_path: Path) -> None:
     diffusion_gemma(tmp_path / "source")
-    stored, whole = both(tmp_path / "source", scheme, tmp_path)
+    stored, whole = written(tmp_path / "source", scheme, tmp_path)
     assert torch.equal(logits(stored), logits(whole))
 
 
@@ -231,8 +239,8 @@ def test_fp8_blocks_are_made_whole_as_transformers_does() -> None:
         (settings("fp8 rows"), "is quantized, and lacks model.layers.0"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(config: dict[str, Any], message: str, tmp_path: Path) -> None:
-    stored, _ = both(LLADA2, "int4 groups", tmp_path)
+def test_what_is_not_known_is_refused_by_name(both: Both, config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    stored = shutil.copytree(both("int4 groups")[0], tmp_path / "stored")
     file = stored / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": config}))
     for read in (load, shown):  # `pardec show` refuses what `load` does, as far as no weight has to be read
@@ -246,19 +254,19 @@ def shown(folder: Path) -> dict[str, Any]:
     return _recognition(str(folder), {})
 
 
-def test_show_says_how_a_checkpoint_is_quantized(tmp_path: Path) -> None:
+def test_show_says_how_a_checkpoint_is_quantized(both: Both) -> None:
     for scheme, said in (
         ("fp8 blocks", "8-bit floating-point numbers, a scale for 16 rows and 24 columns"),
         ("fp8 whole", "8-bit floating-point numbers, a scale for all rows and all columns"),
         ("int4 groups", "packed 4-bit integers, a scale for 1 rows and 32 columns"),
     ):
-        stored, _ = both(LLADA2, scheme, tmp_path / scheme)
+        stored, _ = both(scheme)
         assert shown(stored)["quantized"] == f"{said}, made whole as it is read"
         assert shown(stored)["family"].startswith("llada2 ")
 
 
-def test_missing_and_foreign_tensors_are_named(tmp_path: Path) -> None:
-    stored, _ = both(LLADA2, "int4 groups", tmp_path)
+def test_missing_and_foreign_tensors_are_named(both: Both, tmp_path: Path) -> None:
+    stored = shutil.copytree(both("int4 groups")[0], tmp_path / "stored")
     file = stored / "model.safetensors"
     tensors = load_file(file)
     name = next(each for each in tensors if each.endswith("weight_packed"))
@@ -274,8 +282,8 @@ def test_missing_and_foreign_tensors_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["fp8 blocks", "fp8 compressed blocks", "int4 groups"])
 @pytest.mark.parametrize("change", [lambda scale: scale.T.contiguous(), lambda scale: scale.view(torch.int32)])
-def test_scales_of_another_shape_or_type_are_refused(scheme: str, change: Any, tmp_path: Path) -> None:
-    stored, _ = both(LLADA2, scheme, tmp_path)
+def test_scales_of_another_shape_or_type_are_refused(both: Both, scheme: str, change: Any, tmp_path: Path) -> None:
+    stored = shutil.copytree(both(scheme)[0], tmp_path / "stored")
     file = stored / "model.safetensors"
     tensors = load_file(file)
     name = next(each for each, held in tensors.items() if "weight_scale" in each and held.shape[0] != held.shape[1] > 1)

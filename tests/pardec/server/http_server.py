@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,13 @@ from pardec.server.app import Server, create_app
 from pardec.server.limits import Limits
 from pardec.server.run import listen
 
+PLAIN = ssl.SSLContext()  # of no use for http, but a client without one reads all certificates of the system
+
+
+def client(**options: Any) -> httpx.Client:
+    """A client of a server on this machine."""
+    return httpx.Client(verify=PLAIN, **{"timeout": 60, **options})
+
 
 class Running:
     """A running server and its clients."""
@@ -26,15 +34,16 @@ class Running:
         self.url = f"http://127.0.0.1:{port}"
 
     def openai(self, key: str = "none") -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, http_client=client(timeout=600))
 
     def post(self, path: str, content: Any = None, **options: Any) -> httpx.Response:
-        if isinstance(content, (bytes, str)):
-            return httpx.post(self.url + path, content=content, timeout=60, **options)
-        return httpx.post(self.url + path, json=content, timeout=60, **options)
+        body = {"content": content} if isinstance(content, (bytes, str)) else {"json": content}
+        with client() as own:
+            return own.post(self.url + path, **body, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=60, **options)
+        with client() as own:
+            return own.get(self.url + path, **options)
 
     def wait_until_idle(self, seconds: float = 20) -> None:
         """Raises if a slot is not freed."""

@@ -17,10 +17,13 @@ class Cups(BaseModel):
     b: str
 
 
+SLOW = pytest.mark.slow
 MESSAGES: Any = [{"role": "user", "content": "Tom has 8 cups. He loses 3. How many cups does Tom have now?"}]
 
 
-@pytest.mark.parametrize("name", ["tiny-llama", "tiny-dream", "tiny-llada", "tiny-nemotron"])
+@pytest.mark.parametrize(
+    "name", ["tiny-llama", "tiny-dream", *(pytest.param(f"tiny-{one}", marks=SLOW) for one in ("llada", "nemotron"))]
+)
 def test_json_finish_is_stop(name: str) -> None:
     model = pardec.load(name, device="cpu")
     with serving(model) as running:

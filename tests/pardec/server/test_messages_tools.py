@@ -17,6 +17,7 @@ from tests.pardec.server.test_tools import MESSAGES, SCHEMAS, TEMPLATES, TOOLS, 
 
 pytest.importorskip("openai")
 
+SLOW = pytest.mark.slow
 SAMPLING = {"temperature": 1.0, "seed": 5}
 CLAUDE = [  # the names differ, the prompt does not
     {"input_schema" if name == "parameters" else name: value for name, value in tool["function"].items()}
@@ -25,7 +26,8 @@ CLAUDE = [  # the names differ, the prompt does not
 FLAT = [{"type": "function", **tool["function"]} for tool in TOOLS]
 
 
-@pytest.fixture(scope="module", params=range(len(TEMPLATES)), ids=["own", "hermes", "llama", "mistral"])
+# The forms of calls are those of a chat, which test_tools.py tests: one of several calls, and one of a single call.
+@pytest.fixture(scope="module", params=[0, pytest.param(1, marks=SLOW), 2, pytest.param(3, marks=SLOW)])
 def llama(request: pytest.FixtureRequest) -> Iterator[Running]:
     with serving(with_template(TEMPLATES[request.param])) as running:
         yield running
@@ -167,6 +169,7 @@ def test_a_failed_call_says_so() -> None:
         ),
     ],
 )
+@pytest.mark.covers(1)
 def test_messages_that_cannot_be_followed_are_refused(llama: Running, body: dict[str, Any], word: str) -> None:
     answer = llama.post("/v1/messages", {"messages": MESSAGES, "max_tokens": 76, **body})
     assert answer.status_code == 400, answer.text

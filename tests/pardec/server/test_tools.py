@@ -242,6 +242,7 @@ def test_a_call_that_does_not_fit_does_not_begin(monkeypatch: pytest.MonkeyPatch
         ({"tools": TOOLS, "tool_choice": "required", "max_tokens": 5}, "too few for a call"),
     ],
 )
+@pytest.mark.covers(1)
 def test_requests_that_cannot_work_are_refused(llama: Running, body: dict[str, Any], word: str) -> None:
     answer = llama.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 60, **body})
     assert answer.status_code == 400

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from itertools import product
 from typing import Any
 
@@ -12,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from pardec.models.model import LanguageModel
 from pardec.requests import draft_models
 from pardec.samplers.request import Allowed
 from pardec.samplers.speculative.contracts import Draft, TargetDistributions, Verdict
 from pardec.samplers.speculative.loop import VerifyLoop
 from tests.grids import one_in, pairwise
-from tests.samplers.ar_toys import prompts, run, toy_ar
+from tests.samplers.ar_toys import prompts, run
 from tests.samplers.module_files import random_modules
 from tests.samplers.picture_toys import draw, features, toy_pictures
 from tests.samplers.speculative import test_image_contract as images
@@ -81,7 +79,7 @@ def of_text() -> list[str]:
 
 
 def cases(specs: Sequence[str], constraints: dict[str, dict[str, Any]]) -> list[Any]:
-    """With `sjd` every acceptance, greedy and sampled, and every constraint; all drafters and shapes.
+    """With `sjd` every acceptance, of text greedy and sampled, and every constraint; all drafters and shapes.
 
     Slow ones are every acceptance under every constraint, and one in six of the other pairs.
     """
@@ -98,26 +96,16 @@ def cases(specs: Sequence[str], constraints: dict[str, dict[str, Any]]) -> list[
         drafter, accept = spec.rsplit("+", 1)
         if drafter != "sjd":
             return drafter, "", ""
-        return drafter, (accept, bool(constraints[name].get("temperature"))), name
+        return drafter, (accept, constraints is TEXT and bool(constraints[name].get("temperature"))), name
 
     return pairwise(found, axes, 1)
 
 
 @pytest.fixture(autouse=True)
 def other_models(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(draft_models, "language_model", lambda name, *_: drafter_named(name, near()))
+    monkeypatch.setattr(draft_models, "language_model", lambda name, *_: drafter_named(name, texts.drafter()))
     with random_modules():
         yield
-
-
-@cache
-def target() -> LanguageModel:
-    return toy_ar(3, VOCAB, 1.5, layers=4)
-
-
-@cache
-def near() -> LanguageModel:
-    return texts.drafter()
 
 
 @contextmanager
@@ -148,7 +136,7 @@ def watched(*, filtered: bool = False) -> Iterator[list[int]]:
 @pytest.mark.parametrize(("spec", "name"), cases(of_text(), TEXT))
 def test_no_excluded_token_is_committed_to_text(spec: str, name: str) -> None:
     with watched() as rounds:
-        run(target(), spec, prompts(LENGTHS, vocab=VOCAB), NEW, **TEXT[name])
+        run(texts.target(), spec, prompts(LENGTHS, vocab=VOCAB), NEW, **TEXT[name])
     assert rounds
 
 

@@ -59,8 +59,8 @@ UNGUIDED = [f"{draft}+{accept}" for draft, accept in product(stages("draft"), st
 
 
 def ordinary(spec: str, cfg: float | None) -> bool:
-    """Every drafter and shape, and each acceptance with `sjd`, guided; one in 48 of the other pairs."""
-    return (cfg is not None and (spec.endswith("+match") or spec.startswith("sjd+"))) or one_in(48, spec, cfg)
+    """Every drafter and shape, and each acceptance with `sjd`, guided; one in 96 of the other pairs."""
+    return (cfg is not None and (spec.endswith("+match") or spec.startswith("sjd+"))) or one_in(96, spec, cfg)
 
 
 @cache
