@@ -31,7 +31,7 @@ random, so that the probability of every sequence can be computed. Every drafter
 tested once, and every exact acceptance rule with sibling drafts, on {draws} sampled sequences each. Two prompts of
 unequal length share each batch; the table shows the worse of the two.
 
-Written by `python benchmarks/exact_joint.py --draws {draws}` on {day} (torch {torch}, CPU). The largest z is
+Written by `python benchmarks/exact_joint.py --draws {draws}{keep}` on {day} (torch {torch}, CPU). The largest z is
 {largest:+.2f}; above {limit:g} a combination counts as wrong: {wrong} of {count}.
 
 - z: the G statistic against the exact joint distribution, in standard deviations above its mean (Wilson-Hilferty).
@@ -73,6 +73,7 @@ def main() -> int:
         wrong = sum(z > LIMIT for z in largest)
         head = HEAD.format(
             draws=options.draws,
+            keep=" --keep" if options.keep else "",
             day=date.today().isoformat(),
             torch=torch.__version__.split("+")[0],
             limit=LIMIT,
@@ -90,7 +91,7 @@ def main() -> int:
 def read_rows(file: Path, draws: int) -> dict[str, str]:
     """The rows of an existing table with as many draws, by spec."""
     text = file.read_text() if file.exists() else ""
-    if f"--draws {draws}`" not in text:
+    if not re.search(rf"--draws {draws}\b", text):
         return {}
     return {match[1]: match[0] for line in text.splitlines() if (match := re.match(r"\| `([^`]+)` \|.*", line))}
 
