@@ -164,7 +164,7 @@ def test_experts_of_diffusion_gemma_are_read_one_by_one(scheme: str, tmp_path: P
     file = tmp_path / "split" / "model.safetensors"
     save_file(one_by_one(load_file(file)), file)
     assert torch.equal(logits(tmp_path / "split"), logits(tmp_path / "source"))
-    stored, whole = both(tmp_path / "split", scheme, tmp_path)
+    stored, whole = written(tmp_path / "split", scheme, tmp_path)
     assert any(".experts.0." in name and "scale" in name for name in load_file(stored / "model.safetensors"))
     assert torch.equal(logits(stored), logits(whole))
 
