@@ -201,9 +201,9 @@ print([name for name in {heavy!r} if name in sys.modules])
         after = os.times()
         # Processor time, which a busy machine does not stretch as it does the clock on the wall.
         spent.append(after.children_user + after.children_system - before.children_user - before.children_system)
-        if spent[-1] < 1.0:
+        if spent[-1] < 1.5:
             break
-    assert min(spent) < 1.0  # torch alone takes more than twice that; processors differ by half of the rest
+    assert min(spent) < 1.5  # torch alone takes about twice that on the slowest processors seen
 
 
 @pytest.mark.parametrize("name", ["tiny-dream", "tiny-llama"])
