@@ -177,14 +177,14 @@ def _load(
 
 
 def check_info(model: Any, info: dict[str, Any]) -> None:
-    """Raises ModelError where the library found other tensors than it needs; MTP layers may be there."""
-    drafts = "|".join(draft_patterns(0, info.get("unexpected_keys") or ()))
-    groups = (("missing", "missing_keys"), ("not known", "unexpected_keys"), ("of the wrong shape", "mismatched_keys"))
-    problems = [
-        f"{len(names)} {kind}: {listed(names)}"
-        for kind, key in groups
-        if (names := sorted(name for entry in info.get(key) or () if not re.fullmatch(drafts, name := str(entry))))
-    ]
+    """Raises ModelError where the library found other tensors than it needs; MTP layers may follow the model's own."""
+    missing, unknown, shapes = (
+        sorted(map(str, info.get(key) or ())) for key in ("missing_keys", "unexpected_keys", "mismatched_keys")
+    )
+    drafts = "|".join(draft_patterns(getattr(model.config, "num_hidden_layers", 0), unknown))
+    unknown = [name for name in unknown if not re.fullmatch(drafts, name)]
+    groups = (("missing", missing), ("not known", unknown), ("of the wrong shape", shapes))
+    problems = [f"{len(names)} {kind}: {listed(names)}" for kind, names in groups if names]
     if problems:
         raise ModelError(
             f"the tensors do not match a {type(model).__name__} of this config; {'; '.join(problems)}",

@@ -157,6 +157,12 @@ def test_layers_for_multi_token_prediction_are_left_out(tmp_path):
     save_file(state | {f"{after[:-2]}9.x": torch.ones(1)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"1 not known: model\.layers\.9\.x"):
         load(tmp_path, device="cpu")
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["num_hidden_layers"] += 1  # the layer would be run as one of the model's
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"2 not known: .*eh_proj"):
+        load(tmp_path, device="cpu")
 
 
 def test_a_config_that_its_own_class_cannot_run_is_refused(tmp_path):
