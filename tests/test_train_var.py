@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -52,15 +51,8 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(export_var.DEFAULTS, "top_k", 24)
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("shared")
-
-
 @pytest.fixture
-def folder(tmp_path: Path, shared: Path) -> Path:
-    """An autoencoder, and `shared`, where `trainer` keeps its tokenizer for the next test."""
-    (tmp_path / "shared").symlink_to(shared)
+def folder(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     (tmp_path / "kl").mkdir()
     save_kl(KL(KLShape(4, 32, (1, 1, 1, 1), 1, (3,)), scale=0.7), tmp_path / "kl" / "kl.safetensors")
@@ -75,14 +67,9 @@ def tokenizer(folder: Path, steps: int, state: str = "vq-state") -> multiscale_r
 
 
 def trainer(folder: Path, steps: int, state: str = "state", *more: str, model: str = "tiny-var") -> Any:
-    whole, shared = folder / "vq-state" / "whole", folder / "shared"
+    whole = folder / "vq-state" / "whole"
     if not whole.exists():
-        one, other = shared, folder
-        if not any(shared.iterdir()):
-            tokenizer(folder, 1).train()
-            one, other = folder, shared
-        for name in ("vq", "vq-state/whole"):
-            shutil.copytree(one / name, other / name)
+        tokenizer(folder, 1).train()
     where = ["--out", str(folder / model), "--state", str(folder / state), "--corpus", str(folder / "corpus")]
     size = ["--steps", str(steps), "--batch", "4", "--pictures", "2", "--chunks", "2", "--device", "cpu"]
     shape = ["--shape", "embed_dim=16,depth=2,num_heads=2"]
