@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -42,25 +41,6 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 def pytest_configure(config: pytest.Config) -> None:
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): how long a test may take")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
-    """Of parallel processes the first collects each file before the others, so that bytecode is compiled once."""
-    worker = getattr(collector.config, "workerinput", {}).get("workerid")
-    if worker is None or not isinstance(collector, pytest.Module):
-        return (yield)
-    ahead, number = Path(collector.config.option.basetemp).parent / "collected", next(_collected)
-    while worker != "gw0" and time.monotonic() < _LATE and not (ahead.exists() and ahead.stat().st_size > number):
-        time.sleep(0.01)
-    report = yield
-    if worker == "gw0":
-        with ahead.open("ab") as file:
-            file.write(b".")
-    return report
-
-
-_collected, _LATE = count(), time.monotonic() + 300  # a first process that stops is not waited for
 
 
 @pytest.hookimpl(tryfirst=True)
