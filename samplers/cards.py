@@ -10,9 +10,11 @@ import inspect
 import pkgutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any, Literal, TypeVar, dataclass_transform
 
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean, one_line
@@ -240,23 +242,49 @@ def order(card: Card) -> tuple[int, int, str]:
 
 @cache
 def _load_all() -> None:
-    """Reads every method's file and imports methods of other packages (entry-point group `pardec.samplers`)."""
-    for folder in _HOMES:
-        spec = importlib.util.find_spec(folder)
-        for finder, module, _ in pkgutil.iter_modules((spec and spec.submodule_search_locations) or (), folder + "."):
-            if module in sys.modules:  # it is registered
-                continue
-            try:
-                _read(module, finder)
-            except Exception as error:  # a file that somebody is writing must not end every command
-                file = f"{module.removeprefix('pardec.').replace('.', '/')}.py"
-                _leave_out(file, f"{file} cannot be read, and is left out: {type(error).__name__}: {one_line(error)}")
-    for entry in importlib.metadata.entry_points(group="pardec.samplers"):
+    """Reads every method's file and imports methods of other packages."""
+    for folder, locations in _locations().items():
+        for _, module, _ in pkgutil.iter_modules(locations, folder + "."):
+            _load(module, locations)
+    for entry in _of_other_packages():
         try:
             entry.load()
         except Exception as error:
             text = f"the sampler {entry.name!r} of another package ({entry.value}) does not load, and is left out"
             _leave_out(entry.name, f"{text}: {type(error).__name__}: {one_line(error)}")
+
+
+@cache
+def _load_named(name: str) -> None:
+    """Reads the methods called `name`, whose files are NAME.py; all methods where other packages may have this one."""
+    if _of_other_packages():
+        _load_all()
+    for folder, locations in _locations().items() if name.isidentifier() else ():
+        if any(Path(location, f"{name}.py").is_file() for location in locations):
+            _load(f"{folder}.{name}", locations)
+
+
+@cache
+def _of_other_packages() -> importlib.metadata.EntryPoints:
+    return importlib.metadata.entry_points(group="pardec.samplers")
+
+
+@cache
+def _locations() -> dict[str, list[str]]:
+    """The places on disk of each folder of methods."""
+    specs = {folder: importlib.util.find_spec(folder) for folder in _HOMES}
+    return {folder: list(spec.submodule_search_locations or ()) for folder, spec in specs.items() if spec}
+
+
+def _load(module: str, locations: Sequence[str]) -> None:
+    """Adds the cards of one file. A file that somebody is writing must not end every command: it is left out."""
+    file = f"{module.removeprefix('pardec.').replace('.', '/')}.py"
+    if module in sys.modules or file in _broken:
+        return
+    try:
+        _read(module, PathFinder.find_spec(module, locations))
+    except Exception as error:
+        _leave_out(file, f"{file} cannot be read, and is left out: {type(error).__name__}: {one_line(error)}")
 
 
 def _leave_out(name: str, reason: str) -> None:
@@ -265,9 +293,8 @@ def _leave_out(name: str, reason: str) -> None:
     warnings.warn(reason, stacklevel=3)
 
 
-def _read(module: str, finder: Any) -> None:
+def _read(module: str, spec: Any) -> None:
     """Reads the cards of one file from its text, or imports it if the text is not enough."""
-    spec = finder.find_spec(module)
     try:
         infos = list(outlines(module, spec.origin))
     except Unreadable:
@@ -323,9 +350,10 @@ def name_of(stage: object) -> str:
 
 def cards_named(name: str) -> list[Card]:
     """The cards of every method of this name, one per family; UnknownNameError names the nearest if there is none."""
-    _load_all()
+    _load_named(name)
     matches = [_methods[key] for family in STAGES_OF if (key := (name, family)) in _methods]
     if not matches:
+        _load_all()
         known = [known for known, _ in _methods]
         raise UnknownNameError(
             f"unknown sampler {name!r}{did_you_mean(name, known)}",

@@ -19,6 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import sys
 from pardec.samplers import cards
+assert [card.family for card in cards.cards_named("seeded_jacobi")] == ["ar", "continuous"]
+assert cards.find("threshold").stage == "select"
+assert {name for name, _ in cards._methods} == {"seeded_jacobi", "threshold"}, "only their files were read"
 read = {(card.name, card.family): card for card in cards.cards()}
 assert "torch" not in sys.modules
 classes = [card.make for card in read.values()]
@@ -30,7 +33,7 @@ for key, card in read.items():
 """
 
 
-def test_a_card_read_off_its_file_is_the_one_that_importing_gives() -> None:
+def test_a_name_reads_its_own_files_and_a_card_is_the_one_that_importing_gives() -> None:
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{SCRIPT}"],
         capture_output=True,

@@ -51,7 +51,13 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry.cards()
     monkeypatch.setattr(cards, "_methods", dict(cards._methods))
     yield
-    cards._load_all.cache_clear()
+    forget()
+
+
+def forget() -> None:
+    """Lets the next lookup read the methods' files and ask for other packages again."""
+    for cached in (cards._load_all, cards._load_named, cards._of_other_packages):
+        cached.cache_clear()
 
 
 @pytest.mark.usefixtures("scratch")
@@ -138,7 +144,7 @@ def test_other_packages_add_methods_by_entry_point(tmp_path: Path, monkeypatch: 
         return [entry]
 
     monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
-    cards._load_all.cache_clear()
+    forget()
     card = registry.find("everything")
     assert asked == ["pardec.samplers"]
     assert card.summary == "Commits everything at once."
@@ -154,7 +160,7 @@ def test_a_broken_entry_point_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pardec.samplers.cards._broken", {})
     entry = importlib.metadata.EntryPoint("theirs", "no_such_package_of_theirs", "pardec.samplers")
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: [entry])
-    cards._load_all.cache_clear()
+    forget()
     with pytest.warns(UserWarning, match="'theirs' of another package .*no_such_package_of_theirs"):
         assert registry.cards()
     with pytest.raises(SpecError, match="unknown sampler 'theirs_own'") as caught:
