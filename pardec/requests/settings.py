@@ -124,7 +124,7 @@ def _check_seed(name: str, value: Any, example: str) -> None:
 
 def _check_variables(name: str, value: Any, example: str) -> None:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise SpecError(f"{name} is a dict of names and values, got {value!r}", hint=example)
+        raise SpecError(f"{name} must be a dict (a JSON object) of names and values, got {value!r}", hint=example)
 
 
 def _check_source(name: str, value: Any, example: str) -> None:
@@ -149,7 +149,7 @@ def _check_flag(name: str, value: Any, example: str) -> None:
 
 def _check_bias(name: str, value: Any, example: str) -> None:
     if not isinstance(value, Mapping):
-        raise SpecError(f"logit_bias must be a dict of ids and numbers, got {value!r}", hint=example)
+        raise SpecError(f"logit_bias must be a dict (a JSON object) of ids and numbers, got {value!r}", hint=example)
     check_count(name, list(value))
     for token, bias in value.items():
         if not is_whole(token) or token < 0:
