@@ -11,9 +11,9 @@ A stride of N in the paper is k = N - 1. K/V of masks are never kept. The model 
 attention="causal", and `mask` is the id that its training fills in. The text is that of the causal model, whatever the
 masks predict; how often a draft is accepted is the model's merit.
 Deviates from the authors' code: the prompt's forward has no masks, so the first draft comes a round later; rows of any
-lengths in a batch. `name` is a LoRA that is on at masks alone, as with their setting `conditional_lora`: the text is
-that of the model without it. Its config may say the mask's id (`mask_token_id`); the input at masks is the model's own
-embedding of that id, for which an id that no text has is the best choice.
+lengths in a batch. `name` is a LoRA that applies at mask positions only, as with their setting `conditional_lora`: the
+text is that of the model without it. Its config may say the mask's id (`mask_token_id`); the input at masks is the
+model's own embedding of that id, for which an id that no text has is the best choice.
 Exact: greedy and distribution, with an exact acceptance.
 """
 
@@ -103,7 +103,7 @@ class Idlm(StateDrafter):
 
     k: Annotated[int, "masks after a draft, which is how many tokens the next one has"] = 3
     mask: Annotated[int | None, "id of the mask token; default: that of the LoRA, else of the checkpoint"] = None
-    name: Annotated[DraftModuleName | None, "LoRA that is on at masks alone: embedded name, folder or hub id"] = None
+    name: Annotated[DraftModuleName | None, "LoRA applied at masks only: embedded name, folder or hub id"] = None
     adapter: Annotated[DraftModuleName | None, "another word for `name`"] = None
 
     def __post_init__(self) -> None:
