@@ -466,7 +466,7 @@ def take_turns(
     started: list[Arm], left: list[Row], turns: list[Row],
     ids: list[int], prompt: int, round_: int, number: int, stop: list[int], new: int,
 ) -> None:  # fmt: skip
-    """One prompt by every engine in every mode, beginning with another one than the prompt before."""
+    """Decodes one prompt with every engine and mode; the order rotates from prompt to prompt."""
     order = [(arm, label) for arm in started for label in arm.modes]
     first = (number + round_) % max(1, len(order))
     for arm, label in order[first:] + order[:first]:
@@ -850,7 +850,7 @@ def page(document: Row) -> str:
 
 
 def place(document: Row, name: str, measured: Row) -> str:
-    """The table's key: text of another processor than the table's stands beside it, with its processor."""
+    """The key of a table in the document; a text table measured on another processor gets a separate key."""
     own = measured["processor"]
     return name if name != "text" or document.get(name, {}).get("processor", own) == own else f"{name}, {own}"
 

@@ -73,7 +73,7 @@ def swept(spec: str, *values: float) -> list[str]:
 
 
 def answer_settings(new: int) -> list[str]:
-    """The settings of `answers`. A model that is seldom sure commits two tokens at once at low thresholds only."""
+    """The settings of `answers`, with low thresholds too: at high ones an unsure model commits one token at a time."""
     return [
         *THRESHOLD,
         *swept("credit+threshold:tau={}", 0.9, 0.7, 0.5, 0.4),
@@ -159,7 +159,7 @@ def decode(
 
 
 def likelihood(parent: pardec.Model, model: pardec.Model, asked: Sequence[str], file: Path) -> Quality:
-    """The parent's geometric mean probability per token of an answer; what is known is kept in a file."""
+    """The parent's geometric mean probability per token of an answer; computed values are kept in a file."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     known = {(number, tuple(tokens)): value for number, tokens, value in map(json.loads, lines)}
 
@@ -206,7 +206,7 @@ def before_end(model: pardec.Model, tokens: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Judged:
-    """A setting on the prompts that it and the reference have done: its figures by quality, and those above it."""
+    """A setting on the prompts that it and the reference finished: its figures and its gains over the reference."""
 
     prompts: int
     figures: Mapping[str, curve_table.Setting]
