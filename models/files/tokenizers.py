@@ -66,7 +66,7 @@ def _load(folder: Path) -> Any | None:
 
 
 def require_vocabulary(folder: Path, tokenizer: Any) -> None:
-    """Raises ValueError for a tokenizer of transformers that has not the vocabulary of the folder that it is from.
+    """Raises ValueError for a tokenizer that transformers made without the folder's vocabulary.
 
     Where there is no file with one, its class makes up a few tokens. See
     `findings/transformers_makes_up_the_vocabulary_of_a_missing_file.sh`.
@@ -84,7 +84,7 @@ def _pieces(folder: Path) -> Path | None:
 
 
 def _require_pieces(folder: Path, tokenizer: Any) -> None:
-    """Raises ValueError for a tokenizer that splits words in another way than the sentencepiece model that it is from.
+    """Raises ValueError for a tokenizer that splits words otherwise than the folder's sentencepiece model.
 
     See `findings/transformers_reads_sentencepiece_without_its_first_space.sh`.
     """
