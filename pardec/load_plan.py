@@ -177,12 +177,12 @@ def _cache(made: Outline, positions: int) -> dict[str, int]:
 
 
 def _operations(matrix: Matrix) -> float:
-    """Operations of a forward of `POSITIONS`: of a stack of experts those that the tokens take."""
+    """Operations with `matrix` in a forward of `POSITIONS`; in a stack of experts, those of the chosen experts."""
     return 2 * POSITIONS * prod(matrix.shape) * (matrix.read if len(matrix.shape) == 3 else 1)
 
 
 def _rest(made: Outline) -> float:
-    """Seconds of a layer of one token without its matmuls: of a layer whose matrices are small."""
+    """Seconds of a layer for one token without its matmuls, measured on a layer whose matrices are tiny."""
     layers, size = 8, 64
     frequencies = tuple(1e4 ** (-i / 16) for i in range(16))
     shape = DecoderConfig(

@@ -340,7 +340,7 @@ def _decode(model: pardec.Model, call: Call) -> Finished:
 
 
 def _same(name: str, tokens: Tensor, finished: Finished, call: Call, dtype: torch.dtype) -> float:
-    """The share of rows in which another loop gives the same tokens: all, in float32.
+    """The share of rows in which another loop gives the same tokens. Raises Differs in float32 unless all do.
 
     In a lower precision, matmuls of other shapes round to other logits, and near ties may be decided otherwise.
     """

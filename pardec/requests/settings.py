@@ -86,7 +86,7 @@ class Arguments(TypedDict, total=False):
 
 
 class AnyNames(Arguments, total=False):
-    """The same, with names of other libraries that mean the same."""
+    """The arguments of `Arguments`, also under the names that other libraries give them."""
 
     max_tokens: int
     max_completion_tokens: int

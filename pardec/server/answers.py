@@ -142,7 +142,7 @@ class TextAnswer:
         return [event(self.chunk(each)) for each in self._released(update)]
 
     def _released(self, update: Advanced) -> list[Advanced]:
-        """The updates that can be sent: text that may be a call is held back until it is not, or to the row's end."""
+        """The updates that can be sent; text that may begin a call waits until it cannot, or until the row ends."""
         sent, count = self._sent.get(update.index, ("", 0))
         held = [*self._held.pop(update.index, []), update]
         text = sent + "".join(each.text for each in held)
