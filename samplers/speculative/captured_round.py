@@ -64,7 +64,7 @@ class Loop(Protocol):
 
 
 class NotKept:
-    """Stands for the distributions of a captured round."""
+    """Placeholder for the distributions of a captured round; reading one raises RuntimeError."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"the target's distributions of a captured round are not kept, and a stage reads {name!r}")
