@@ -99,7 +99,7 @@ def read(paths: Iterable[Path]) -> list[Mutant]:
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{path.name}:{number}: {error}") from None
             if mutant.kind not in KINDS or mutant.name in found or mutant.old == mutant.new:
-                raise ValueError(f"{path.name}:{number}: a name of its own, a kind of {KINDS} and a change are needed")
+                raise ValueError(f"{path.name}:{number}: a mutant needs a new name, one kind of {KINDS}, and a change")
             found[mutant.name] = mutant
     return list(found.values())
 
