@@ -170,7 +170,7 @@ class Plan:
         order = torch.where(order < lengths[:, None], order, -1)
         return Plan(tokens, order, order, visible, lengths, order)
 
-    def from_slot(self, count: int) -> Plan:
+    def after(self, count: int) -> Plan:
         """The plan over the slots from `count` on, renumbered from 0; its queries write no slots before.
 
         Raises ModelError for patterns that are not causal, a tree or a mask.
