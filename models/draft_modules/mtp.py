@@ -176,7 +176,8 @@ def load(files: DraftFiles, target: LanguageModel) -> MtpModule:
         )
     if not hasattr(target.decoder, "unembed"):
         raise ModelError(
-            f"{files.name} drafts with the head of {target.name}, which runs in transformers and does not expose it"
+            f"{files.name} drafts with the head of {target.name}, which runs in transformers and does not expose it",
+            "draft with another method, or use a target of a native family",
         )
     with empty_weights():
         module = MtpModule(files, target, form)

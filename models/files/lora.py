@@ -177,7 +177,10 @@ class Adapter:
             if fitting is None:
                 misshapen.append(f"{name} is {list(entry.shape)} and its update {list(update.shape or ())}")
             elif entry.dtype is None:
-                raise ModelError(f"the adapter {self.name} changes {name} of {base}, which is not floating-point")
+                raise ModelError(
+                    f"the adapter {self.name} changes {name} of {base}, which is not floating-point",
+                    "load the unquantized base",
+                )
             else:
                 merged[name] = replace(entry, change=fitting)
         if misshapen:
@@ -301,7 +304,9 @@ def _check_config(name: str, config: Mapping[str, Any]) -> None:
         raise ModelError(f"the adapter {name} is of peft_type {kind}, and only LORA can be merged", _MERGE)
     for setting, what in _FOREIGN.items():
         if config.get(setting):
-            raise ModelError(f"the adapter {name} {what} ({setting}), and cannot be merged into its base")
+            raise ModelError(
+                f"the adapter {name} {what} ({setting}), and cannot be merged into its base", "run it unmerged in PEFT"
+            )
     unknown = [key for key, value in config.items() if value and key not in _KNOWN | _OURS | _FOREIGN.keys()]
     if unknown:
         warnings.warn(

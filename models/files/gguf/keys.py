@@ -16,6 +16,7 @@ from .architectures import Architecture
 from .header import Header, library
 
 # Keys of an architecture that `architecture.py` reads.
+ORIGINAL = "load the original checkpoint, a folder of safetensors, instead"
 FOLLOWED = frozenset(
     (
         *("block_count", "context_length", "embedding_length", "feed_forward_length"),
@@ -148,5 +149,5 @@ def _refusal(header: Header, key: str, value: Any) -> ModelError:
     text = str(np.float32(value)) if isinstance(value, float) else repr(value)[:80]
     return ModelError(
         f"{header.file}: {key} is {text}: not supported",
-        "load the original checkpoint, a folder of safetensors, instead",
+        ORIGINAL,
     )
