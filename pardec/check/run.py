@@ -191,8 +191,8 @@ def _greedy(
         faults.append(f"{len(wrong)} of {len(each)} rows part from {specs[0]['sampler']}: {worst.why}")
     elif exact and max(each) > bound:
         faults.append(
-            f"logits differ by {max(each):.2g} nats where rounding reaches {bound:.2g}, whatever the tokens: "
-            "what the forwards read is not what plain decoding reads"
+            f"logits differ by {max(each):.2g} nats where rounding reaches {bound:.2g}, although the tokens agree: "
+            "forwards read other tokens, positions or K/V than plain decoding"
         )
     return [checked], {
         "rows": len(each),

@@ -355,8 +355,8 @@ class Settings:
         off=(None, {}), related=("enable_thinking", "chat_template_args"),
     )
     stop: Any = argument(
-        doc="a text, or texts, that end a row: the row's text is cut before the one that is complete first, its tokens "
-        "after the token that completes it. The prompt is not searched.",
+        doc="a text, or texts, that end a row: its text is cut before the one that is complete first, and its tokens "
+        "after the token that completes this stop string. The prompt is not searched.",
         check=lambda name, value, example: read_stops(value), takes=Takes.TEXT, fills=True, per_prompt=True,
         option=Option(r"Stop before this text, \n is a line break; may be repeated.", ("--stop",), alone=True),
         aliases=("stop_strings", "stop_sequences"), related=("stop_words", "stop_sequence", "stop_texts", "until"),

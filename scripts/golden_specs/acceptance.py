@@ -43,7 +43,7 @@ class Indexed:
         return weights.argmax(-1)
 
     def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
-        raise NotImplementedError("no recorded rule draws before it tests")
+        raise NotImplementedError("the recorded rules draw no token before their tests")
 
 
 class Consumed(Indexed):

@@ -104,7 +104,7 @@ class Idlm(StateDrafter):
     k: Annotated[int, "masks after a draft, which is how many tokens the next one has"] = 3
     mask: Annotated[int | None, "id of the mask token; default: that of the LoRA, else of the checkpoint"] = None
     name: Annotated[DraftModuleName | None, "LoRA applied at masks only: embedded name, folder or hub id"] = None
-    adapter: Annotated[DraftModuleName | None, "another word for `name`"] = None
+    adapter: Annotated[DraftModuleName | None, "another name of the parameter `name`"] = None
 
     def __post_init__(self) -> None:
         self.require("k", least=1)
@@ -137,7 +137,10 @@ class Idlm(StateDrafter):
         if mask >= model.vocab_size:
             raise SpecError(f"idlm: mask={mask} is not one of the {model.vocab_size} ids of {model.name}")
         if not hasattr(model.decoder, "unembed"):
-            raise SpecError(f"idlm: {model.name} runs through transformers, and idlm needs a native family")
+            raise SpecError(
+                f"idlm: {model.name} runs through transformers, and idlm needs a native family",
+                "draft with another method",
+            )
         return mask
 
     def target_taps(self, model: LanguageModel) -> TargetStates:
