@@ -855,7 +855,7 @@ def main() -> None:
     parser.add_argument("--smollm2", help="SmolLM2's GGUF file")
     parser.add_argument("--prompts", type=Path, help="Spec-Bench's questions")
     parser.add_argument("-n", type=int, default=12, help="prompts of each task and set")
-    parser.add_argument("--images", type=int, default=24, help="captions")
+    parser.add_argument("--images", type=int, default=24, help="number of captions")
     parser.add_argument("--rounds", type=int, default=1000, help="rounds of chains")
     parser.add_argument("--run", type=Path, default=Path("runs/fewer_forwards"), help="folder of results so far")
     parser.add_argument("--out", type=Path, default=HERE / "fewer_forwards", help="path without suffix")
