@@ -447,7 +447,7 @@ def ancestors(count: int) -> tuple[Tensor, Tensor]:
 
 
 class Zeros:
-    """Uniforms that are all 0; what is drawn is not used."""
+    """Uniforms that are all 0, for draws that are not used."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows

@@ -221,7 +221,7 @@ def _causal(files: DraftFiles, value: Any, sliding: list[bool]) -> tuple[bool, .
 
 
 def _reduced(files: DraftFiles, stated: Any, whole: int) -> int | None:
-    """How many ids are drafted, None where that is the whole vocabulary: the speculators library states it always."""
+    """The number of drafted ids; None for the whole vocabulary, whose size the speculators library states as well."""
     if stated is None:
         return None
     if not isinstance(stated, int) or isinstance(stated, bool) or not 0 < stated <= whole:

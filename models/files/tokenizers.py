@@ -103,7 +103,7 @@ def _require_pieces(folder: Path, tokenizer: Any) -> None:
 
 
 def _named(folder: Path, settings: dict[str, Any]) -> Any | None:
-    """What AutoTokenizer reads in config.json where tokenizer_config.json names the class: the model's type and name.
+    """The model's type and name in config.json, enough for AutoTokenizer if tokenizer_config.json names a class.
 
     None, so that it reads the file itself, in other cases. Left to itself it makes the config of the model, whose class
     imports far more than a tokenizer needs (`findings/transformers_config_imports_the_compiler.sh`).

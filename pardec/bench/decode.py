@@ -270,7 +270,7 @@ def _fair(model: pardec.Model, run: Split, step: float, fair: FairBound | None) 
 
 
 def _checks(model: pardec.Model, call: Call) -> dict[str, Any]:
-    """Where two runs differ, and how far logits are from the definitions'; None if the decoder is not a native one."""
+    """Where two runs differ, and how far logits are from the definitions' logits; None if the decoder is not native."""
     network = model.network
     if not isinstance(network, LanguageModel) or native(network.decoder) is None:
         return {"repeats": None, "logits": None}

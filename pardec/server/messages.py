@@ -140,7 +140,7 @@ class Conversation(Body):
         return ChatBody.model_validate(self.chat())
 
     def chat(self) -> dict[str, Any]:
-        """These fields as a chat completion has them."""
+        """The conversation as the fields of a chat completion."""
         messages = [message for turn in self.messages for message in turn.chat]
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": joined(self.system)})

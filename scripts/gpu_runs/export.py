@@ -84,7 +84,7 @@ def export(gguf: Path, folder: Path, state: Path) -> int:
 
 
 def encoding(about: dict[str, Any]) -> dict[str, str]:
-    """What encoding the difference cost, as `--encode` measured it; nothing for a state between two stretches."""
+    """The validation loss before and after encoding, as `--encode` measured it; empty for an unfinished training."""
     if "encoded" not in about:
         return {}
     before, after = about["encoded"]

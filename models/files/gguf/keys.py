@@ -15,8 +15,8 @@ from ...errors import ModelError
 from .architectures import Architecture
 from .header import Header, library
 
-# Keys of an architecture that `architecture.py` reads.
 ORIGINAL = "load the original checkpoint, a folder of safetensors, instead"
+# Keys of an architecture that `architecture.py` reads.
 FOLLOWED = frozenset(
     (
         *("block_count", "context_length", "embedding_length", "feed_forward_length"),

@@ -40,7 +40,7 @@ from .drafting_ahead import LookaheadMethod, group_indices
 
 @dataclass(slots=True, eq=False)
 class Ahead:
-    """What the last look-ahead of each row drew."""
+    """The tokens that the last look-ahead of each row drew, with their states."""
 
     drawn: Tensor  # [n, S] bool: the tokens that it drew
     vectors: Tensor  # [n, S, d]
