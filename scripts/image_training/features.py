@@ -51,7 +51,7 @@ class FeatureCorpus(Chunks):
 
 
 @torch.no_grad()
-def walk(vq: MultiScaleVQ, goal: Tensor, share: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def targets_and_inputs(vq: MultiScaleVQ, goal: Tensor, share: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """The targets and inputs of prediction, with a share [B] of each image's codes replaced.
 
     Codes of a scale are those of what the scales before it, with their replaced codes, leave of the features `goal`: a
