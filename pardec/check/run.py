@@ -131,7 +131,8 @@ def _refuse(
             raise SpecError(f"{name} must be a whole number of at least {least}, got {value!r}", hint=f"{name}={least}")
     if expected is not None and not 1 <= expected < float("inf"):
         raise SpecError(
-            f"expected must be a number of tokens per round of at least 1, got {expected!r}", hint="expected=3.7"
+            f"expected must be a number of tokens per round of at least 1, got {expected!r}",
+            hint="for example expected=3.7",
         )
 
 

@@ -21,6 +21,9 @@ from pardec.cli import run
         ("image tiny-dream", "tiny-dream is a text model", '"pardec generate tiny-dream"'),
         ("generate tiny-dream -s fixed -s eos", "--sampler is given more than once", "-s threshold+eos"),
         ("plan tiny-dream --sampler=fixed -s eos", "--sampler is given more than once", "-s threshold+eos"),
+        ("generate tiny-dream -p x --workers 2", "got --workers 2", "--executor torchrun or --executor ray"),
+        ("generate tiny-dream -p x --max-tokens 5", "No such option: --max-tokens", "; --max-new-tokens 64 asks"),
+        ("compare tiny-dream --task lists", "no sampler is named", "--sampler sequential --sampler threshold"),
         ("generate tiny-llama -p x --cfg 2", "cfg is for masked models", "leave --cfg out"),
         ("compare tiny-dream --task lists --points 5", "a sweep", "add --sweep, or leave --points out"),
         ("compare tiny-dream --task lists --resume", "the folder of a run", "name it with --out FOLDER"),
@@ -44,6 +47,11 @@ def test_errors_of_json_files_name_options(tmp_path, capsys):
         schema.write_text(text)
         assert run(["generate", "tiny-dream", "-p", "x", "--response-format", str(schema), *more]) == 2
         assert f"error: {said}\n" in capsys.readouterr().err
+
+
+def test_hint_of_an_unknown_short_option_names_no_argument_of_python(capsys):
+    assert run(["plan", "tiny-llama", "-n", "5"]) == 2
+    assert capsys.readouterr().err.splitlines()[1] == 'run "pardec plan --help" for its options'
 
 
 def test_hint_is_printed_once_with_debug(capsys):
