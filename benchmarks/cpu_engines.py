@@ -537,7 +537,7 @@ def shown(value: float | None, form: str = "{:.1f}") -> str:
 
 
 def text_tables(document: Row) -> str:
-    """The table by engine, with its best speculation, and the one by mode."""
+    """The table with each engine's best speculation, and the table of all modes."""
     rows = text_rows(document)
     best: list[list[str]] = []
     reasons: dict[str, list[str]] = {}

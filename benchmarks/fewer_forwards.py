@@ -386,7 +386,7 @@ def round_starts(model: pardec.Model, count: int) -> Iterator[list[int]]:
 
 @torch.inference_mode()
 def expected(target: pardec.Model, drafter: pardec.Model, text: list[int]) -> tuple[float, float, float]:
-    """Tokens that `block` and `speculative` accept on average, and the share of chains of which block accepts fewer.
+    """The mean tokens that `block` and `speculative` accept, and the share of chains where `block` accepts fewer.
 
     Both distributions are those of the likeliest tokens, `CHOICES` of them: a round has that many to the power of
     `DRAFTED` chains, with the probabilities that the drafting model gives them.

@@ -216,7 +216,7 @@ class Judged:
 def judged(
     rows: Mapping[str, Sequence[Row]], qualities: Mapping[str, Quality], reference: Sequence[str]
 ) -> dict[str, Judged]:
-    """The settings of which `LEAST` prompts or more are done, paired with those of the reference."""
+    """The settings with at least `LEAST` finished prompts, each paired with the reference's settings."""
     found = {}
     for spec in rows:
         names = list(dict.fromkeys((spec, *reference)))

@@ -347,9 +347,9 @@ class Slots:
 
 
 def rows_of(value: Any, rows: Tensor) -> Any:
-    """The entries of `rows` [n], which may repeat: of a tensor or an array [B, ...], a cache, or a collection of such.
+    """The entries at `rows` [n], which may repeat, of a tensor or array [B, ...], a cache, or a collection of these.
 
-    None, which has none, stays.
+    None stays None.
     """
     if value is None:
         return None

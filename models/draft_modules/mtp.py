@@ -63,7 +63,7 @@ class MtpLayout:
 
     @property
     def normed(self) -> bool:
-        """Whether the states that it reads, the target's and its own, are those after a norm."""
+        """Whether it reads states, the target's and its own, after a norm."""
         return self.style == "nextn"
 
     @property

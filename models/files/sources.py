@@ -144,7 +144,7 @@ def locate_adapter(name_or_path: str | os.PathLike[str], *, offline: bool = Fals
 
 
 def local_drafter(name_or_path: str | os.PathLike[str]) -> Source | None:
-    """The files of an embedded draft module, or what `local` finds. Raises UnknownModelError as that does."""
+    """The files of an embedded draft module, or what `local` finds. Raises UnknownModelError as `local` does."""
     name = os.fspath(name_or_path)
     if name in embedded_drafters():
         return Source(name, DRAFTERS / name, TOKENIZER)

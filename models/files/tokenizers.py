@@ -132,7 +132,7 @@ def _from_json(folder: Path, settings: dict[str, Any]) -> Any | None:
 
 
 def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> Any | None:
-    """The tokenizer of vocab.json and merges.txt, which do not say how text is split: the class that is named does.
+    """The tokenizer of vocab.json and merges.txt; its class says how text is split, which the files do not.
 
     Remote code is taken for Qwen2's, as Dream's is. Raises ValueError for a class that reads it from tokenizer.json.
     """

@@ -179,7 +179,7 @@ class TextAnswer:
         return self._chunk(update.index, update.text, logprobs)
 
     def last(self, index: int, result: Result, sent: str, tokens: int) -> dict[str, Any]:
-        """The last chunk of a row, of which the text `sent` and `tokens` tokens were sent before."""
+        """The last chunk of a row, after the text `sent` and its first `tokens` tokens."""
         rest = result.tokens[0][tokens:]
         own = token_logprobs(result)
         values = None if own is None else own[tokens:]

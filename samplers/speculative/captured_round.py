@@ -71,7 +71,7 @@ class NotKept:
 
 
 def obstacle(loop: Loop) -> str | None:
-    """Why no round of this request is captured whole; None if rounds that draft chains are."""
+    """Why no round of this request is captured whole; None if rounds that draft chains can be."""
     request, sampler, forward = loop.request, loop.sampler, loop.forward
     if request.conditions:
         return "rows begin with the condition of an image"

@@ -362,7 +362,7 @@ class PairWeights:
     norm_output: bool = False  # whether the state after the head's norm is fed back
 
     def fit(self) -> bool:
-        """Whether the kernels take these weights, and give the bits of the operations on them."""
+        """Whether the kernels take these weights, and compute the same bits as PyTorch's operations."""
         matrices = [self.head] if self.joined is None else [self.head, self.joined[0]]
         rows = self.norm, *(self.norms or ()), None if self.joined is None else self.joined[1]
         return (

@@ -282,7 +282,7 @@ def literal(value: str) -> Expression:
 
 
 def characters(value: str, *, wide: bool = False) -> Expression:
-    """One of these characters, all of them ASCII."""
+    """Any one character of `value`, which is ASCII."""
     return Character(frozenset(value.encode()), wide)
 
 
