@@ -205,7 +205,7 @@ class RoundTimer:
         return self.drafting
 
     def end(self, gained: np.ndarray) -> None:
-        """Ends the round that `begin` started, which `gained` [B] tokens; does nothing for the prompt's round."""
+        """Ends the round that `begin` started, in which rows gained `gained` [B] tokens; ignores the prompt's round."""
         if self.started is not None:
             seconds, self.started = self.clock() - self.started, None
             self.pace.add(self.drafting, int(gained.sum()), seconds, 1 + self.passed)

@@ -300,7 +300,7 @@ def stream_logprobs(case: Case) -> None:
 
 
 def check_calls(message: Any) -> int:
-    """The number of calls, whose arguments keep to the schema."""
+    """Asserts that the arguments of all calls keep to the schema; returns the number of calls."""
     for each in message.tool_calls or ():
         arguments = json.loads(each.function.arguments)
         assert each.function.name == "add"

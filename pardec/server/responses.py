@@ -1,4 +1,4 @@
-"""`POST /v1/responses` for text: the body as one of a chat, and its answers (https://platform.openai.com/docs/api-reference)."""
+"""`POST /v1/responses` for text, read as a chat completion (https://platform.openai.com/docs/api-reference)."""
 
 from __future__ import annotations
 

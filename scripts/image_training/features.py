@@ -1,4 +1,4 @@
-"""Training images of one object as a tokenizer's features: codes of all scales follow, with some replaced or none."""
+"""Training images of one object as a tokenizer's features, and codes of all scales made from them, some replaced."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ class FastHybrid(LookaheadMethod):
     def _paths(
         self, context: ContinuousContext, head: Head, states: States, which: Tensor, guide: Tensor | None = None
     ) -> Tensor:
-        """[N, d]: the tokens where `which` [n, S] is True, by the head's path, whatever its length from one noise."""
+        """[N, d]: the tokens where `which` [n, S] is True, by the head's path; its noise is the same at any length."""
         noise = context.images.noise(which, "token", width(context.head))[:, : width(head)]
         temperature = context.request.temperature
         return denoise(head, states, noise, temperature=temperature, last=self.last_kind, guide=guide)
