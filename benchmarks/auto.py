@@ -109,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--most", type=int, default=100, help="most decodes per row of the table")
     parser.add_argument(
-        "--width", type=float, default=0.015, help="width of the interval at which a row of the table is done"
+        "--width", type=float, default=0.015, help="stop measuring a row once its interval is this narrow"
     )
     parser.add_argument("--only", choices=MODELS, nargs="+", default=list(MODELS))
     parser.add_argument("--batch", type=int, nargs="+", default=BATCHES)

@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=list(SETTINGS), choices=SETTINGS)
     parser.add_argument("-n", type=int, help="problems of each setting (default: as listed in SETTINGS)")
     parser.add_argument("--run", type=Path, required=True, help="folder that keeps the comparisons")
-    parser.add_argument("--out", type=Path, default=FOLDER / "claims.md", help="the page")
+    parser.add_argument("--out", type=Path, default=FOLDER / "claims.md", help="file to write the page to")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in options.only:

@@ -149,12 +149,12 @@ def _gap(logits: Tensor, others: Tensor) -> float:
 
 
 def reason(name: str) -> str:
-    """The reason for a difference in the change of this label; empty if there is none."""
+    """Why the results of the two libraries may differ after this change; empty if they should agree."""
     return next((why for start, why in REASONS.items() if name.startswith(start)), "")
 
 
 def fault(name: str, theirs: Outcome, ours: Outcome) -> str:
-    """Why pardec is wrong in the change of this label; empty where it is not, or has a reason."""
+    """What pardec gets wrong after this change; empty if nothing, or if the difference has a `reason`."""
     if ours.logits is None:
         return ours.why if ours.verdict == "crashes" else ""
     if theirs.logits is None or theirs.verdict == "two models":
@@ -164,7 +164,7 @@ def fault(name: str, theirs: Outcome, ours: Outcome) -> str:
 
 
 def compare(family: str) -> dict[str, tuple[Outcome, Outcome]]:
-    """Each change of a family's config with what transformers and pardec make of it."""
+    """For each change of a family's config, by label, the outcomes with transformers and with pardec."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         cases.build(family, folder)

@@ -466,7 +466,7 @@ def take_turns(
     started: list[Arm], left: list[Row], turns: list[Row],
     ids: list[int], prompt: int, round_: int, number: int, stop: list[int], new: int,
 ) -> None:  # fmt: skip
-    """One prompt by every engine in every mode, beginning with another one than the prompt before."""
+    """Decodes one prompt with every engine and mode; the order rotates from prompt to prompt."""
     order = [(arm, label) for arm in started for label in arm.modes]
     first = (number + round_) % max(1, len(order))
     for arm, label in order[first:] + order[:first]:
@@ -537,7 +537,7 @@ def shown(value: float | None, form: str = "{:.1f}") -> str:
 
 
 def text_tables(document: Row) -> str:
-    """The table by engine, with its best speculation, and the one by mode."""
+    """The table with each engine's best speculation, and the table of all modes."""
     rows = text_rows(document)
     best: list[list[str]] = []
     reasons: dict[str, list[str]] = {}
@@ -850,7 +850,7 @@ def page(document: Row) -> str:
 
 
 def place(document: Row, name: str, measured: Row) -> str:
-    """The table's key: text of another processor than the table's stands beside it, with its processor."""
+    """The key of a table in the document; a text table measured on another processor gets a separate key."""
     own = measured["processor"]
     return name if name != "text" or document.get(name, {}).get("processor", own) == own else f"{name}, {own}"
 
@@ -870,13 +870,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", type=Path, help="a GGUF file of SmolLM2-135M-Instruct")
     parser.add_argument("--prompts", type=Path, help="Spec-Bench's question.jsonl")
-    parser.add_argument("--count", type=int, default=10, help="prompts")
+    parser.add_argument("--count", type=int, default=10, help="number of prompts")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no further prompt after this time")
-    parser.add_argument("--clock", choices=("wall", "process"), default="wall", help="what the tables call time")
-    parser.add_argument("--rows", nargs="+", default=[], help="parts of names: only engines that have one")
+    parser.add_argument("--clock", choices=("wall", "process"), default="wall", help="clock of the times")
+    parser.add_argument("--rows", nargs="+", default=[], help="measure only engines whose name has one of these parts")
     for name in MEASURES:
         parser.add_argument(f"--{name}", action="store_true", help=f"measure the table of {name}")
     parser.add_argument("--diffusion-cli", type=Path, help="llama-diffusion-cli, if it is built already")

@@ -122,7 +122,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--vocab", type=int, default=126_464)
     parser.add_argument("--positions", type=int, default=32)
-    parser.add_argument("--pairs", type=int, default=40, help="blocks of eight decisions per sampler")
+    parser.add_argument("--pairs", type=int, default=40, help="measured pairs of eight decisions per sampler")
     parser.add_argument("--most", type=float, default=1.1, help="exit with 1 if the ratio is larger")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

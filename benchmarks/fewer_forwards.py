@@ -187,7 +187,7 @@ def information(counts: np.ndarray) -> np.ndarray:
 
 
 def compared(ours: list[list[int]], exact: list[list[int]]) -> list[tuple[float, float, float]]:
-    """Of each statistic: its value on exact images, the difference, and that one's standard error over captions."""
+    """For each statistic: its value on exact images, our difference from it, and the difference's standard error."""
     (own, own_pairs), (other, other_pairs) = neighbours(ours), neighbours(exact)
     found = []
     for at in range(4):
@@ -223,7 +223,7 @@ SUFFIXES = (
 
 
 class Predicting:
-    """A decoder that predicts a known text, by position: drafts that differ from it are rejected all the same."""
+    """A decoder that predicts the next token of a known text, so that only drafts that equal the text are accepted."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
@@ -287,7 +287,7 @@ def requests_to_edit(model: pardec.Model, file: Path, count: int) -> list[list[i
 
 
 def suffixes(rows: Rows, options: argparse.Namespace) -> None:
-    """Forwards per prompt without the prompt's own, of every setting on the same greedy texts."""
+    """For every setting, forwards per prompt on the same greedy texts, without the prompts' own forwards."""
     model = pardec.load(options.smollm2, device="cpu")
     questions = [chat_ids(model, prompt.text) for prompt in read_prompts(options.prompts, -(-options.n // 6))][
         : options.n
@@ -336,7 +336,7 @@ def suffixes(rows: Rows, options: argparse.Namespace) -> None:
 
 
 def counted(row: Row) -> list[int]:
-    """Forwards of the prompts that count: where a text is edited repeatedly, not its first edit."""
+    """Forwards per prompt; of repeated edits of a text, the first is left out."""
     of = row["forwards"]
     return [count for at, count in enumerate(of) if at % EDITS] if row["task"].startswith("repeated") else list(of)
 
@@ -386,7 +386,7 @@ def round_starts(model: pardec.Model, count: int) -> Iterator[list[int]]:
 
 @torch.inference_mode()
 def expected(target: pardec.Model, drafter: pardec.Model, text: list[int]) -> tuple[float, float, float]:
-    """Tokens that `block` and `speculative` accept on average, and the share of chains of which block accepts fewer.
+    """The mean tokens that `block` and `speculative` accept, and the share of chains where `block` accepts fewer.
 
     Both distributions are those of the likeliest tokens, `CHOICES` of them: a round has that many to the power of
     `DRAFTED` chains, with the probabilities that the drafting model gives them.
@@ -424,8 +424,7 @@ def expected(target: pardec.Model, drafter: pardec.Model, text: list[int]) -> tu
 
 
 def after(model: pardec.Model, text: list[int], tree: Tensor) -> Tensor:
-    """[1 + N, V] float64: distributions after the text and after each node of a tree, of the likeliest tokens "
-    "alone."""
+    """[1 + N, V] float64: the distributions after the text and each node of a tree, over the likeliest tokens only."""
     size, count = len(text), len(tree)
     sees, depth = ancestors(count)
     visible = torch.ones(size + count, size + count, dtype=torch.bool).tril()
@@ -438,7 +437,7 @@ def after(model: pardec.Model, text: list[int], tree: Tensor) -> Tensor:
 
 @cache
 def ancestors(count: int) -> tuple[Tensor, Tensor]:
-    """Of the first `count` nodes of the tree [N, N] bool, themselves and the nodes above; and their depths [N]."""
+    """[N, N] bool: the ancestors of each of the tree's first N = `count` nodes, itself included; and depths [N]."""
     sees, depth = torch.eye(count, dtype=torch.bool), torch.zeros(count, dtype=torch.long)
     for node in range(CHOICES, count):
         parent = node // CHOICES - 1
@@ -448,7 +447,7 @@ def ancestors(count: int) -> tuple[Tensor, Tensor]:
 
 
 class Zeros:
-    """Uniforms that are all 0; what is drawn is not used."""
+    """Uniforms that are all 0, for draws that are not used."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -538,7 +537,7 @@ ALONE = 3  # images that are drawn alone, whose calls are counted
 
 
 def paths(rows: Rows, options: argparse.Namespace) -> None:
-    """The head's calls and evaluated tokens per image, alone, and images in batches of the same labels."""
+    """The head's calls and evaluated tokens per image that is drawn alone, and images of the same labels in batches."""
     model, task = pardec.load("tiny-mar", device="cpu"), pardec.task("classes")
     problems = task.problems(n=SETS)
     labels = [problem.label for problem in problems]
@@ -593,7 +592,7 @@ def discrepancy(values: Tensor, which: Tensor) -> float:
 
 
 def far(ours: Tensor, theirs: Tensor) -> tuple[float, float]:
-    """Their squared MMD, and the largest 1% of it in random divisions of both together."""
+    """The squared MMD of two samples, and its 99th percentile over random divisions of their union."""
     values, generator = kernel(ours, theirs), torch.Generator().manual_seed(0)
     which = torch.arange(len(values)) < len(ours)
     null = [discrepancy(values, which[torch.randperm(len(which), generator=generator)]) for _ in range(1000)]
@@ -856,7 +855,7 @@ def main() -> None:
     parser.add_argument("--smollm2", help="SmolLM2's GGUF file")
     parser.add_argument("--prompts", type=Path, help="Spec-Bench's questions")
     parser.add_argument("-n", type=int, default=12, help="prompts of each task and set")
-    parser.add_argument("--images", type=int, default=24, help="captions")
+    parser.add_argument("--images", type=int, default=24, help="number of captions")
     parser.add_argument("--rounds", type=int, default=1000, help="rounds of chains")
     parser.add_argument("--run", type=Path, default=Path("runs/fewer_forwards"), help="folder of results so far")
     parser.add_argument("--out", type=Path, default=HERE / "fewer_forwards", help="path without suffix")

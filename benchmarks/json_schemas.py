@@ -178,7 +178,7 @@ def verdicts(library: str, peers: Peers) -> tuple[dict[str, Row], dict[str, str]
 
 
 def verdict(case: Case, admitted: Sequence[bool]) -> Row:
-    """What the admitted texts of a case say, with the texts that are on the wrong side."""
+    """The verdict on a case, with the invalid texts that are admitted and the valid ones that are rejected."""
     strict = [text for text, ok in zip(case.valid, admitted, strict=False) if not ok]
     ignored = [text for text, ok in zip(case.invalid, admitted[len(case.valid) :], strict=True) if ok]
     names = ["ignored"] * bool(ignored) + ["too strict"] * bool(strict)
@@ -230,7 +230,7 @@ def code(text: str, most: int = 70) -> str:
 
 
 def reason(name: str, feature: str, row: Row) -> str:
-    """Why pardec does not hold a case: its error, or in which way answers are narrower."""
+    """Why pardec fails a case: its error, or how its answers are narrower than the schema."""
     if "reason" in row:
         return str(row["reason"]).removeprefix("response_format ")
     found = next((why for start, why in NARROWER.items() if feature.startswith(start)), "")

@@ -1,4 +1,4 @@
-"""Counts what one layer starts on a GPU, on a machine without one.
+"""Counts the kernels that one layer launches on a GPU; needs no GPU.
 
     python benchmarks/launches.py
 
@@ -116,7 +116,7 @@ class Forward:
 
 
 def of_a_layer(config: DecoderConfig, forward: Forward, visible: Visible, dtype: torch.dtype) -> Counter[str]:
-    """What each further layer of a decoder starts in one forward."""
+    """The launches that one more layer adds to a forward."""
     found = []
     for layers in (2, 1):
         decoder = assemble.empty(replace(config, layers=layers)).eval()

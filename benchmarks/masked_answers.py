@@ -304,7 +304,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--parent", required=True, help="the autoregressive model: a file, folder or name")
     parser.add_argument("--model", type=Path, required=True, help="folder of the masked model")
     parser.add_argument("--prompts", type=Path, required=True, help="lines of JSON with turns")
-    parser.add_argument("--run", type=Path, required=True, help="folder of the rows that are done")
+    parser.add_argument("--run", type=Path, required=True, help="folder of results so far")
     parser.add_argument("--count", type=int, default=480, help="prompts")
     parser.add_argument("--every", type=int, default=1, help="take every so many lines of --prompts")
     parser.add_argument("--max-new-tokens", type=int, default=64)

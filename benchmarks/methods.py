@@ -227,7 +227,7 @@ def cells(row: Measured) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("methods", nargs="*", metavar="NAME", help="methods to measure (default: all without a row)")
-    parser.add_argument("--again", action="store_true", help="measure those that have a row, too")
+    parser.add_argument("--again", action="store_true", help="measure methods that have a row already, too")
     parser.add_argument("-n", type=int, help="problems of each row at most (default: those of its plan)")
     parser.add_argument("--rows", type=Path, default=measured.FILE, help="the file of the rows")
     parser.add_argument("--out", type=Path, default=HERE / "methods.md", help="the page")

@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=8)
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--llama-cpp", type=Path)
-    parser.add_argument("--only", choices=("packed",), help="leave out the rows of quantize=")
+    parser.add_argument("--only", choices=("packed",), help="measure packed weights only, without quantize=")
     given = parser.parse_args()
     lines = given.prompts.read_text(encoding="utf-8").splitlines()
     every = [json.loads(line)["turns"][0] for line in lines]

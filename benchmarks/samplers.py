@@ -107,7 +107,7 @@ def page(document: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--models", nargs="+", default=["tiny-dream", "tiny-llada"], help="names or folders")
-    parser.add_argument("--set", default="samplers", choices=SETS, help="which samplers, on which tasks")
+    parser.add_argument("--set", default="samplers", choices=SETS, help="the set of samplers and tasks to measure")
     parser.add_argument("--tasks", nargs="+", help="tasks of the set (default: all)")
     parser.add_argument("-n", type=int, help="problems of each task (default: as listed here)")
     parser.add_argument("--seed", type=int, default=7)

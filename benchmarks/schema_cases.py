@@ -30,7 +30,7 @@ def add(feature: str, schema: dict[str, Any], valid: list[str], invalid: list[st
 
 
 def closed(properties: dict[str, Any], required: list[str] | None = None, **more: Any) -> dict[str, Any]:
-    """An object without other properties; all of its properties are required, or those named."""
+    """The schema of an object that allows no other properties; `required` None requires all of them."""
     names = list(properties) if required is None else required
     return {"type": "object", "properties": properties, "required": names, "additionalProperties": False, **more}
 

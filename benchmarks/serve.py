@@ -269,7 +269,7 @@ def faults(count: int) -> dict[str, Any]:
 
 
 def memory(process: psutil.Process) -> float:
-    """MiB, resident."""
+    """The resident memory of a process in MiB."""
     return float(process.memory_info().rss / 2**20)
 
 

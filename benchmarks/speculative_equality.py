@@ -285,7 +285,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--max-new-tokens", type=int, default=64)
-    parser.add_argument("--rows", nargs="+", default=[], help="parts of names: only engines that have one")
+    parser.add_argument("--rows", nargs="+", default=[], help="measure only engines whose name has one of these parts")
     parser.add_argument("--venv", type=Path, help="folder that keeps the environments and converted models")
     parser.add_argument("--run", type=Path, default=Path("runs/speculative_equality"), help="folder of results so far")
     parser.add_argument("--out", type=Path, default=HERE / "speculative_equality.md")

@@ -73,7 +73,7 @@ def swept(spec: str, *values: float) -> list[str]:
 
 
 def answer_settings(new: int) -> list[str]:
-    """The settings of `answers`. A model that is seldom sure commits two tokens at once at low thresholds only."""
+    """The settings of `answers`, with low thresholds too: at high ones an unsure model commits one token at a time."""
     return [
         *THRESHOLD,
         *swept("credit+threshold:tau={}", 0.9, 0.7, 0.5, 0.4),
@@ -159,7 +159,7 @@ def decode(
 
 
 def likelihood(parent: pardec.Model, model: pardec.Model, asked: Sequence[str], file: Path) -> Quality:
-    """The parent's geometric mean probability per token of an answer; what is known is kept in a file."""
+    """The parent's geometric mean probability per token of an answer; computed values are kept in a file."""
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     known = {(number, tuple(tokens)): value for number, tokens, value in map(json.loads, lines)}
 
@@ -206,7 +206,7 @@ def before_end(model: pardec.Model, tokens: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Judged:
-    """A setting on the prompts that it and the reference have done: its figures by quality, and those above it."""
+    """A setting on the prompts that it and the reference finished: its figures and its gains over the reference."""
 
     prompts: int
     figures: Mapping[str, curve_table.Setting]
@@ -216,7 +216,7 @@ class Judged:
 def judged(
     rows: Mapping[str, Sequence[Row]], qualities: Mapping[str, Quality], reference: Sequence[str]
 ) -> dict[str, Judged]:
-    """The settings of which `LEAST` prompts or more are done, paired with those of the reference."""
+    """The settings with at least `LEAST` finished prompts, each paired with the reference's settings."""
     found = {}
     for spec in rows:
         names = list(dict.fromkeys((spec, *reference)))
@@ -377,15 +377,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, required=True, help="folder of the masked model")
     parser.add_argument("--parent", required=True, help="the autoregressive model that judges: a file, folder or name")
     parser.add_argument("--prompts", type=Path, required=True, help="lines of JSON with turns")
-    parser.add_argument("--run", type=Path, required=True, help="folder of what is decoded")
-    parser.add_argument("--count", type=int, default=200, help="prompts")
+    parser.add_argument("--run", type=Path, required=True, help="folder of results so far")
+    parser.add_argument("--count", type=int, default=200, help="number of prompts")
     parser.add_argument("--every", type=int, default=1, help="take every so many lines of --prompts")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--batch", type=int, default=1, help="rows decoded together")
     parser.add_argument("--quantize", help="quantization of the masked model")
     parser.add_argument("--activations", help="activations of the quantized model")
-    parser.add_argument("--timed", type=int, default=12, help="prompts of `seconds`")
-    parser.add_argument("--minutes", type=float, help="of decoding in each part; the same command goes on")
+    parser.add_argument("--timed", type=int, default=12, help="prompts timed in the part `seconds`")
+    parser.add_argument("--minutes", type=float, help="time limit of decoding in each part; the same command resumes")
     parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--out", type=Path, default=claims.FOLDER / "claims.md", help="the page")
     given = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""A select method of your own in twenty lines: it commits confident positions up to a sum of doubt.
+"""A select method of your own in twenty lines: it commits the surest positions, up to a limit on their summed doubt.
 
     python examples/own_select.py
 

@@ -96,12 +96,12 @@ class Decoder(nn.Module):
     def new_cache(self, batch: int, capacity: int, shared: int = 0) -> KVCache:
         """An empty cache for `batch` rows of `capacity` slots, `shared` of them in common, each layer's on its device.
 
-        Raises CacheError for shared slots where a layer has a sliding window, a canvas or a sink of attention.
+        Raises CacheError for shared slots where a layer has a sliding window, a canvas or an attention sink.
         """
         config = self.config
         if shared and (config.least_window is not None or config.canvas or config.attention_sink):
             raise CacheError(
-                "rows cannot share slots in a model with sliding windows, a canvas or a sink of attention",
+                "rows cannot share slots in a model with sliding windows, a canvas or an attention sink",
                 "make the cache without shared slots",
             )
         return KVCache(

@@ -98,7 +98,7 @@ def refill(target: Tensor, values: np.ndarray) -> None:
 
 
 def _leaving(values: Tensor, device: torch.device) -> Tensor:
-    """`values` in memory from which `device` copies them; counts an upload."""
+    """`values` in memory from which `device` can copy them, pinned for a GPU; counts an upload."""
     pins = device.type in _PINNING
     for transfers in _counters:
         transfers.uploads += 1

@@ -255,7 +255,7 @@ class LanguageModel:
         if stack is None:
             return "its forwards are not those of the native decoder, or use CUDA graphs"
         if stack.config.least_window is not None or stack.config.canvas or stack.config.attention_sink:
-            return "a layer has a sliding window, a canvas or a sink of attention"
+            return "a layer has a sliding window, a canvas or an attention sink"
         return None
 
     @property

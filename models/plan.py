@@ -144,7 +144,7 @@ class Plan:
         return self.tokens.shape[1]
 
     def on_host(self, tensor: Tensor) -> np.ndarray:
-        """The values of one of the plan's tensors; of a device's, the host waits for those that are not `known`."""
+        """The values of one of the plan's tensors; unless they are `known`, the host waits for a device's."""
         for own, values in self.known:
             if own is tensor:
                 return values
@@ -170,7 +170,7 @@ class Plan:
         order = torch.where(order < lengths[:, None], order, -1)
         return Plan(tokens, order, order, visible, lengths, order)
 
-    def behind(self, count: int) -> Plan:
+    def after(self, count: int) -> Plan:
         """The plan over the slots from `count` on, renumbered from 0; its queries write no slots before.
 
         Raises ModelError for patterns that are not causal, a tree or a mask.

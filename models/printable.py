@@ -18,7 +18,7 @@ def plain(text: str) -> str:
 
 
 def in_json(text: str) -> str:
-    """JSON with those characters as JSON's own escapes: the same value."""
+    """The JSON with such characters written as JSON's own escapes: the same value."""
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 

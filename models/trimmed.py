@@ -34,6 +34,7 @@ from .plan import Hidden, IdSubset, Plan
 from .stack import WrapperStack
 
 ORDER = "frequent_ids.json"  # in a checkpoint's folder: ids as a JSON list, the commonest first
+_FORM = "it needs a JSON list of whole numbers, or one safetensors tensor of them"
 
 
 class Trimmed(WrapperStack):
@@ -99,7 +100,9 @@ def trimmed(model: LanguageModel, ids: Sequence[int]) -> LanguageModel:
     cut_stack = Trimmed(runner(model.decoder) or stack, torch.tensor(sorted(ids), device=model.device))
     cut = f"head of {len(ids)} of {model.vocab_size} ids"
     result = replace(model, decoder=cut_stack)
-    result.choice = f"{model.choice}, {cut}, {bytes_read(result):,} bytes read a step instead of {bytes_read(model):,}"
+    result.choice = (
+        f"{model.choice}, {cut}, {bytes_read(result):,} bytes read per step instead of {bytes_read(model):,}"
+    )
     result.choice = result.choice.removeprefix(", ")
     return result
 
@@ -140,7 +143,9 @@ def read_ids(source: str, folder: Path | None) -> list[int]:
         )
     ids = _ids_in(file)
     if not 0 < int(source) <= len(ids):
-        raise ModelError(f"vocab={source} is outside 1..{len(ids)}, the ids that {file} lists")
+        raise ModelError(
+            f"vocab={source} is outside 1..{len(ids)}, the number of ids in {file}", f"write at most vocab={len(ids)}"
+        )
     return ids[: int(source)]
 
 
@@ -153,11 +158,9 @@ def _ids_in(file: Path) -> list[int]:
         else:
             ids = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, SafetensorError) as error:
-        raise ModelError(f"{file} cannot be read as a list of ids: {one_line(error)}") from error
+        raise ModelError(f"{file} cannot be read as a list of ids: {one_line(error)}", _FORM) from error
     if not isinstance(ids, list) or not all(type(value) is int for value in ids):
-        raise ModelError(
-            f"{file} is no list of ids", "it needs a JSON list of whole numbers, or one safetensors tensor of them"
-        )
+        raise ModelError(f"{file} is no list of ids", _FORM)
     return ids
 
 

@@ -236,7 +236,7 @@ class Engine:
 
 
 def stepping(events: Iterator[Event], threads: int | None) -> Iterator[Event]:
-    """The same events, each computed with `threads` threads; the consumer keeps the previous number."""
+    """`events`, each computed with `threads` threads; the consumer keeps the previous number."""
     return events if threads is None else _stepping(events, threads)
 
 

@@ -135,7 +135,7 @@ def plan_loading(
     plain = Counter(matrix.stored for matrix in made.matrices if made.is_gguf and not matrix.packed)
     one, many = _rates(made)
     read = sum(matrix.bytes * matrix.read for matrix in made.matrices)
-    rest = made.config.layers * _rest(made)
+    rest = made.config.layers * _overhead(made)
     token = rest + sum(matrix.bytes * matrix.read / one(matrix) for matrix in made.matrices if matrix.read)
     forward = rest + sum(_operations(matrix) / many(matrix) for matrix in made.matrices if not matrix.rows)
     return LoadPlan(
@@ -177,12 +177,12 @@ def _cache(made: Outline, positions: int) -> dict[str, int]:
 
 
 def _operations(matrix: Matrix) -> float:
-    """Operations of a forward of `POSITIONS`: of a stack of experts those that the tokens take."""
+    """Operations with `matrix` in a forward of `POSITIONS`; in a stack of experts, those of the chosen experts."""
     return 2 * POSITIONS * prod(matrix.shape) * (matrix.read if len(matrix.shape) == 3 else 1)
 
 
-def _rest(made: Outline) -> float:
-    """Seconds of a layer of one token without its matmuls: of a layer whose matrices are small."""
+def _overhead(made: Outline) -> float:
+    """Seconds of a layer for one token without its matmuls, measured on a layer whose matrices are tiny."""
     layers, size = 8, 64
     frequencies = tuple(1e4 ** (-i / 16) for i in range(16))
     shape = DecoderConfig(
@@ -213,16 +213,16 @@ def _rates(made: Outline) -> tuple[Rate, Rate]:
         for types, matrix in largest.items():
             columns = matrix.shape[-1]
             each = matrix.bytes / prod(matrix.shape)  # bytes of an entry
-            weight, size = _made_up(made, types.split("+"), columns, int(min(total, _LARGEST) / each / columns))
+            weight, size = _sample_matrix(made, types.split("+"), columns, int(min(total, _LARGEST) / each / columns))
             x = torch.full((1, columns), 0.5, dtype=made.dtype, device=made.device)
             one[types] = size / best(partial(matmul, x, weight), made.device)
-            weight, _ = _made_up(made, types.split("+"), columns, max(64, _SMALL // columns))
+            weight, _ = _sample_matrix(made, types.split("+"), columns, max(64, _SMALL // columns))
             x = torch.full((POSITIONS, columns), 0.5, dtype=made.dtype, device=made.device)
             many[types] = 2 * POSITIONS * weight.numel() / best(partial(matmul, x, weight), made.device)
     return (lambda matrix: one[matrix.types]), (lambda matrix: many[matrix.types])
 
 
-def _made_up(made: Outline, types: Sequence[str], columns: int, rows: int) -> tuple[Tensor, int]:
+def _sample_matrix(made: Outline, types: Sequence[str], columns: int, rows: int) -> tuple[Tensor, int]:
     """A matrix of about `rows` rows, and its bytes; its values are finite and not zero."""
     if types[0] not in TYPES:
         plain = layout.empty((max(rows, 1), columns), dtype=made.dtype, device=made.device)

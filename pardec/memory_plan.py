@@ -267,7 +267,7 @@ class _MaskedSizes(_Sizes):
             loop.close()
 
     def parts(self, sampler: Any, batch: int) -> tuple[dict[str, int], int, int, int]:
-        """The parts of the peak, the positions of a block, the bytes of the logits kept at a time, and 0."""
+        """The parts of the peak, the positions of a block, the bytes of the logits kept at a time, and 0 for taps."""
         model, (copies, length, block, held, slots) = self.model, self.row
         rows = batch * copies
         kv = 0 if slots is None else _plain(model.decoder, rows, slots)

@@ -36,7 +36,7 @@ _REST = 32  # plain rounds between trials, at least
 _FEWEST = 2  # rounds with drafts after which drafting may end
 _CHECK, _CHECKED = 64, 2  # after this many rounds with drafts, this many plain ones are timed again
 _SPREAD = 40.0  # added to the sum of squared deviations of a row's tokens: a gain that was not met yet
-_HOPE = 2.0  # standard deviations of the mean that an optimistic estimate adds
+_OPTIMISM = 2.0  # standard deviations of the mean that an optimistic estimate adds
 _RISK = 0.02  # share of all seconds that a trial may lose before it has to pay
 _LEAST, _MOST = 1.5, 20.0  # bounds of that loss, in plain rounds
 _MEMORY = 64.0  # when a trial begins, earlier rounds with drafts count as this many at most
@@ -108,8 +108,8 @@ class Costs:
         """Tokens per second."""
         return self.tokens / max(self.seconds, 1e-12)
 
-    def hoped(self, z: float, spread: float) -> float:
-        """Tokens per second if the mean were `z` deviations of it higher; `spread` is added to the sum of squares."""
+    def upper_rate(self, z: float, spread: float) -> float:
+        """Tokens per second, `z` standard deviations above the mean; `spread` adds to the sum of squared deviations."""
         around = max(self.squares - self.tokens**2 / self.weight, 0.0) + spread
         return (self.tokens + z * math.sqrt(around)) / max(self.seconds, 1e-12)
 
@@ -172,7 +172,7 @@ class Pace:
         risk = min(max(_RISK * self.seconds, _LEAST * round_), _MOST * round_)
         if self.drafted.rate < self.plain.rate and self.lost > risk:
             return True
-        return self.drafted.hoped(_HOPE, _SPREAD * self.rows) <= self.plain.rate
+        return self.drafted.upper_rate(_OPTIMISM, _SPREAD * self.rows) <= self.plain.rate
 
 
 _PACES: WeakKeyDictionary[Any, dict[Any, dict[int, Pace]]] = WeakKeyDictionary()  # by network
@@ -205,7 +205,7 @@ class RoundTimer:
         return self.drafting
 
     def end(self, gained: np.ndarray) -> None:
-        """Ends the round that `begin` started, which `gained` [B] tokens; does nothing for the prompt's round."""
+        """Ends the round that `begin` started, in which rows gained `gained` [B] tokens; ignores the prompt's round."""
         if self.started is not None:
             seconds, self.started = self.clock() - self.started, None
             self.pace.add(self.drafting, int(gained.sum()), seconds, 1 + self.passed)

@@ -383,7 +383,7 @@ PRESETS = (
         "sdlm",
         "contiguous:tau=0.9+eos@next_sequence",
         "arXiv:2509.24007",
-        "SDLM: the confident tokens at the front of a window of as many as its blocks have",
+        "SDLM: commits the confident tokens at the front of a window as long as its training blocks",
     ),
     Preset(
         "sdlm-verified",

@@ -115,7 +115,7 @@ class Policy:
 
     @property
     def exact(self) -> str | None:
-        """Its exactness, given its parameters (see `register`); None: the exactness on its card."""
+        """The exactness of the method, given its parameters (see `register`); None: the exactness on its card."""
         return None
 
     def require(self, *names: str, least: float | None = None, most: float | None = None, hint: str = "") -> None:

@@ -99,7 +99,7 @@ def read(paths: Iterable[Path]) -> list[Mutant]:
             except (TypeError, ValueError) as error:
                 raise ValueError(f"{path.name}:{number}: {error}") from None
             if mutant.kind not in KINDS or mutant.name in found or mutant.old == mutant.new:
-                raise ValueError(f"{path.name}:{number}: a name of its own, a kind of {KINDS} and a change are needed")
+                raise ValueError(f"{path.name}:{number}: a mutant needs a new name, one kind of {KINDS}, and a change")
             found[mutant.name] = mutant
     return list(found.values())
 
@@ -204,7 +204,7 @@ def _enter(tree: Path) -> None:
 
 
 def preload(tree: Path) -> None:
-    """Imports what pardec and its tests import of other packages, so that each child has it from its first moment."""
+    """Imports the other packages that pardec and its tests import, so that no child has to."""
 
     def work() -> list[str]:
         _enter(tree)
@@ -242,7 +242,7 @@ def named_tests(tree: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def mutated(tree: Path, mutant: Mutant) -> Any:
-    """The tree with the mutant in it. Bytecode goes, since two edits of a second may have one time of change."""
+    """The tree with the mutant in it. Its bytecode is deleted: two edits may have one timestamp."""
     path = tree / mutant.file
     before, broken = path.read_bytes(), mutant.applied(tree)
     stale = path.parent / "__pycache__"
@@ -278,7 +278,7 @@ def meet(tree: Path, mutant: Mutant, named: str, limit: float) -> Outcome:
 
 
 def fingerprint(mutant: Mutant, named: str) -> str:
-    """Changes with the line, the source file, the named test's file and the method's own test files."""
+    """A digest of the line, the source file, the named test's file and the method's own test files."""
     files = [mutant.file, named.partition("::")[0], *own_tests(mutant, named)]
     parts = [json.dumps(asdict(mutant)), named, *((ROOT / file).read_text(encoding="utf-8") for file in files if file)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -36,7 +36,7 @@ from pardec.samplers.stopwatch import Stopwatch  # noqa: E402
 
 @torch.inference_mode()
 def kept(large: ScaleModel, small: ScaleModel, labels: tuple[int, ...], cfg: float | None) -> list[tuple[float, float]]:
-    """Of each map: the mean probability that a drafted code stays, and that the whole map does."""
+    """For each map: the mean probability that a drafted code stays, and that all codes of the map stay."""
     check_pair(small, large)
     request = ScaleRequest(labels, Keyed(tuple(range(len(labels)))), cfg=cfg, refiner=small)
     maps = MapState(large, request)

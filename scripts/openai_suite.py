@@ -300,7 +300,7 @@ def stream_logprobs(case: Case) -> None:
 
 
 def check_calls(message: Any) -> int:
-    """The number of calls, whose arguments keep to the schema."""
+    """Asserts that the arguments of all calls keep to the schema; returns the number of calls."""
     for each in message.tool_calls or ():
         arguments = json.loads(each.function.arguments)
         assert each.function.name == "add"
@@ -568,7 +568,7 @@ def main() -> int:
     parser.add_argument("--reference", action="store_true", help="the server is llama.cpp's")
     parser.add_argument("--start-reference", metavar="GGUF")
     parser.add_argument("--port", type=int, default=8099)
-    parser.add_argument("--only", default="", help="calls whose name has this text")
+    parser.add_argument("--only", default="", help="make only calls whose name has this text")
     given = parser.parse_args()
     if given.start_reference:
         start_reference(given.start_reference, given.port)

@@ -84,7 +84,7 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--tokenizer", type=Path, help="folder of tiny-var-vq with its encoder (default: of its run)")
     parser.add_argument("--init", type=Path, help="exported image model to start from")
     parser.add_argument("--teacher", type=Path, help="exported image model whose distributions are learned too")
-    parser.add_argument("--refiner", type=Path, help="exported draft of scales, to train also on codes that it draws")
+    parser.add_argument("--refiner", type=Path, help="exported draft model of token maps; its codes are trained on too")
     parser.add_argument("--shape", default="", help="sizes to change, e.g. codebook_size=512,ch_mult=1-2-2")
     given = parser.parse_args(argv)
     if not given.measure and (given.minutes is None) == (given.steps is None):

@@ -42,11 +42,16 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--teacher", type=Path, help="exported model whose distributions are learned from too")
     parser.add_argument("--minutes", type=float, help="wall-clock length of the whole run, resumed parts included")
     parser.add_argument("--steps", type=int, help="length in steps, in place of --minutes")
-    parser.add_argument("--until", type=float, help="stop once this share of the first task is exact, decay included")
+    parser.add_argument("--until", type=float, help="stop at this exact-match share of the first task")
     parser.add_argument("--batch", type=int, default=4096, help="tokens per step")
     parser.add_argument("--lr", type=float, default=4e-3, help="peak learning rate")
     parser.add_argument("--optimizer", choices=("muon", "adamw"), default="muon")
-    parser.add_argument("--focus", type=float, default=0.5, help="how much more tokens count that can be known already")
+    parser.add_argument(
+        "--focus",
+        type=float,
+        default=0.5,
+        help="weight exponent: a token with k masks before it weighs (1 + k) ** -focus",
+    )
     parser.add_argument("--stale", type=float, default=0.5, help="share of the steps that read the prompt from a cache")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every", type=float, default=10.0, help="minutes between evaluations and exports")
@@ -61,7 +66,7 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--fresh", action="store_true", help="ignore a stored state")
     parser.add_argument("--shape", default="", help="sizes to change, e.g. hidden_size=64,num_hidden_layers=2")
     parser.add_argument(
-        "--exits", default="", help="layers after which the head learns too, such as 1-2-4, for `sorted`"
+        "--exits", default="", help="layers whose outputs the head learns too, such as 1-2-4, for `sorted`"
     )
     given = parser.parse_args(argv)
     if (given.minutes is None) == (given.steps is None):

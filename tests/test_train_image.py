@@ -267,7 +267,7 @@ def test_a_corpus_is_gone_through_in_another_order_each_time(tmp_path: Path) -> 
 def test_what_captions_say_in_numbers() -> None:
     caption = "a small red circle left of a large blue triangle on white"
     assert words.read(words.ids([caption])) == [caption]
-    (row,) = words.said([caption]).tolist()
+    (row,) = words.attributes([caption]).tolist()
     red, blue = (list(COLOURS).index(name) for name in ("red", "blue"))
     assert row[red] == 1  # small, circle, the first
     assert row[blue] == 1 + 3 + 2 + 6  # large, triangle, the second

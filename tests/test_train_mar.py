@@ -205,13 +205,13 @@ def test_only_tokens_that_are_masked_are_told_and_only_known_ones_seen(folder: P
     made = trainer(folder, 4)
     batch = made.corpus.batch(0, 4)
     told: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-    say = made.say
+    predict = made.predicted_noise
 
     def listen(model, latents, known, labels, points, times):  # type: ignore[no-untyped-def]
         told.append((known, points, times))
-        return say(model, latents, known, labels, points, times)
+        return predict(model, latents, known, labels, points, times)
 
-    made.say = listen  # type: ignore[method-assign]
+    made.predicted_noise = listen  # type: ignore[method-assign]
     made.step = 3
     made.loss_of(batch)
     ((known, points, times),) = told

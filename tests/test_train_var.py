@@ -185,12 +185,12 @@ def test_later_codes_are_those_of_what_replaced_ones_leave() -> None:
     torch.manual_seed(0)
     vq = untrained(SIZES)
     goal, rng = torch.randn(3, 4, 6, 6), torch.Generator().manual_seed(1)
-    codes, maps = corpora.walk(vq, goal, torch.zeros(3), rng)
+    codes, maps = corpora.targets_and_inputs(vq, goal, torch.zeros(3), rng)
     plain, sums, _ = quantize(vq, goal)
     assert torch.equal(codes, torch.cat(plain, 1))
     torch.testing.assert_close(maps[:, :4], F.adaptive_avg_pool2d(sums[0], 2).flatten(2).mT)
     torch.testing.assert_close(maps[:, 4:], sums[1].flatten(2).mT)
-    codes, maps = corpora.walk(vq, goal, torch.ones(3), rng)
+    codes, maps = corpora.targets_and_inputs(vq, goal, torch.ones(3), rng)
     assert torch.equal(codes[:, :1], plain[0])
     # The second sum is read off what the last scale sees; its codes are the nearest to what it leaves.
     left = goal.flatten(2).mT - maps[:, 4:]

@@ -1,4 +1,4 @@
-"""The worker of OpenVINO GenAI: decodes plainly or with drafts; its environment for conversions exports, too."""
+"""The worker of OpenVINO GenAI: decodes plainly or with drafts, and converts GGUF files and checkpoints."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def _copy_slots(
 
 
 def _extents(chosen: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray]:
-    """[L, b] each: the number of slots up to the last chosen one, and of those before the first -1 of any head."""
+    """[L, b] each: the number of slots up to the last chosen one, and up to the first -1 of any head."""
     parts = {}
     for layer, slots in enumerate(chosen):
         real = slots >= 0

@@ -96,7 +96,7 @@ class KVCache:
         return sum(tensor.nbytes for tensor in (*self.k, *self.v)) + (0 if self.shared is None else self.shared.nbytes)
 
     def check(self, plan: Plan) -> None:
-        """Raises CacheError or CapacityError, before any write, for a plan that the host sees is out of bounds."""
+        """Raises CacheError or CapacityError, before any write, for a plan that the host knows to be out of bounds."""
         if plan.rows is None and plan.batch != self.batch:
             raise CacheError(
                 f"the plan has {plan.batch} rows and the cache {self.batch}",
@@ -290,7 +290,7 @@ class KVCache:
         return [[part for part in parts if part.device == device] for device in dict.fromkeys(p.device for p in parts)]
 
     def _all(self, rows: Tensor) -> Tensor:
-        """The rows of all copies of the sequences whose first copies are `rows`."""
+        """`rows` and the rows of the other copies of the same sequences."""
         return torch.cat([rows + copy * (self.batch // self.copies) for copy in range(self.copies)])
 
     def _demand_own(self, slots: Tensor) -> None:
@@ -347,9 +347,9 @@ class Slots:
 
 
 def rows_of(value: Any, rows: Tensor) -> Any:
-    """The entries of `rows` [n], which may repeat: of a tensor or an array [B, ...], a cache, or a collection of such.
+    """The entries at `rows` [n], which may repeat, of a tensor or array [B, ...], a cache, or a collection of these.
 
-    None, which has none, stays.
+    None stays None.
     """
     if value is None:
         return None

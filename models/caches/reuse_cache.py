@@ -83,7 +83,7 @@ class ReuseCache(KVCache):
         picked = None
         if plan.similar is not None:
             cosine = F.cosine_similarity(projected.float(), before[flat].float(), dim=-1).view(plan.tokens.shape)
-            picked = self._least(cosine, plan, index)
+            picked = self._picked_queries(cosine, plan, index)
         before.index_copy_(0, flat, projected)
         if picked is None:
             out = layer.forward(h, step, index)
@@ -99,7 +99,7 @@ class ReuseCache(KVCache):
         added.index_copy_(0, target, out - some)
         return whole
 
-    def _least(self, cosine: Tensor, plan: Plan, index: int) -> Tensor | None:
+    def _picked_queries(self, cosine: Tensor, plan: Plan, index: int) -> Tensor | None:
         """[B, M] the queries that a layer computes, in the order of their slots, padded with -1; None: all.
 
         `cosine` is [B, Q].

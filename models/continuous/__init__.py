@@ -1,1 +1,1 @@
-"""Models whose tokens are vectors of real numbers: MAR and its diffusion head."""
+"""Models whose tokens are vectors of real numbers: backbones and heads of MAR and NextStep-1."""

@@ -115,7 +115,7 @@ class KeptGraphs(Generic[Graph]):
     def get(
         self, key: Key, unsuited: Callable[[], str | None], capture: Callable[[], Graph], *, most: int
     ) -> Graph | None:
-        """The graph of this key, of which `most` are kept; None where the call has to run without one.
+        """The graph of this key; None where the call has to run without one. At most `most` graphs stay.
 
         `unsuited` says why no graph is made of a call, if so; `capture` makes one, or raises CaptureError.
         """

@@ -162,7 +162,7 @@ class GraphRunner:
 
     @property
     def _version(self) -> int:
-        """A graph reads the memory of the weights that it was made with."""
+        """The version of the weights, whose memory a graph reads."""
         return getattr(self.stack, "weights_version", 0)
 
     @staticmethod
@@ -282,7 +282,7 @@ def runner(stack: object) -> GraphRunner | None:
 
 
 def plain_decoder(stack: object) -> Decoder | None:
-    """The native stack, for what graphs do not support; None for other stacks, and if graphs were asked for by name."""
+    """The native stack, to run without graphs; None for other stacks, and if graphs were requested explicitly."""
     graphs = runner(stack)
     return native(stack) if graphs is None or graphs.automatic else None
 

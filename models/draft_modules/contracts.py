@@ -130,11 +130,11 @@ class DraftModule(nn.Module):
         )
 
     def chain(self, cache: KVCache) -> Any:
-        """What drafts greedy chains over `cache` in one call, a `PairChain`; None where plans have to be run."""
+        """A `PairChain` that drafts greedy chains over `cache` in one call; None where plans have to be run."""
         return None
 
     def layer_pass(self, plan: Plan, cache: KVCache | None, ops: Ops, *, window: int | None = None) -> LayerPass:
-        """What the module's layers share in a forward of `plan`; without a `cache` they see its own K/V."""
+        """The `LayerPass` of a forward of `plan`; without a `cache`, layers attend to the plan's own K/V."""
         cos, sin = self.rope.rows(plan, limit=None if cache is None else cache.capacity, device=self.device)
         extent = cache.extent(plan) if cache is not None else plan.uniform or plan.width
         pattern = attention_pattern(plan, extent=extent, dtype=self.dtype, device=self.device, window=window)

@@ -105,7 +105,8 @@ def check_target(files: DraftFiles, target: LanguageModel, layout: DFlashLayout)
     lacks = [name for name in ("embed_tokens.weight", "lm_head.weight") if name not in published]
     if width != target.width and lacks:
         raise ModelError(
-            f"{files.name} has width {width} and {target.name} {target.width}, and no {lacks[0]} of its own"
+            f"{files.name} has width {width} and {target.name} {target.width}, and no {lacks[0]} of its own",
+            "it was trained for another target",
         )
     if abs(layout.config.vocab - target.vocab_size) > target.vocab_size // 100:  # a smaller difference is padding
         raise ModelError(
@@ -119,7 +120,8 @@ def check_target(files: DraftFiles, target: LanguageModel, layout: DFlashLayout)
         raise ModelError(f"mask_token_id {layout.mask} of {files.name} is outside its {rows} embeddings")
     if "lm_head.weight" in lacks and not hasattr(target.decoder, "head"):
         raise ModelError(
-            f"{files.name} drafts with the head of {target.name}, which runs in transformers and does not expose it"
+            f"{files.name} drafts with the head of {target.name}, which runs in transformers and does not expose it",
+            "draft with another method, or use a target of a native family",
         )
     if (confidence := published.get("confidence_head.proj.weight")) is not None:
         expected = {width, width + layout.rank}
@@ -219,7 +221,7 @@ def _causal(files: DraftFiles, value: Any, sliding: list[bool]) -> tuple[bool, .
 
 
 def _reduced(files: DraftFiles, stated: Any, whole: int) -> int | None:
-    """How many ids are drafted, None where that is the whole vocabulary: the speculators library states it always."""
+    """The number of drafted ids; None for the whole vocabulary, whose size the speculators library states as well."""
     if stated is None:
         return None
     if not isinstance(stated, int) or isinstance(stated, bool) or not 0 < stated <= whole:

@@ -83,7 +83,8 @@ def _check_target(files: DraftFiles, target: LanguageModel, form: EagleLayout) -
         )
     if config.width != target.width and (form.version != "3" or "embed_tokens.weight" not in files.published):
         raise ModelError(
-            f"{files.name} has width {config.width} and {target.name} {target.width}, and no embed_tokens of its own"
+            f"{files.name} has width {config.width} and {target.name} {target.width}, and no embed_tokens of its own",
+            "it was trained for another target",
         )
     if abs(config.vocab - target.vocab_size) > target.vocab_size // 100:  # a smaller difference is padding
         raise ModelError(
@@ -92,7 +93,8 @@ def _check_target(files: DraftFiles, target: LanguageModel, form: EagleLayout) -
         )
     if (form.vocabulary is None or form.tied) and not hasattr(target.decoder, "unembed"):
         raise ModelError(
-            f"{files.name} drafts with the head of {target.name}, which runs in transformers and does not expose it"
+            f"{files.name} drafts with the head of {target.name}, which runs in transformers and does not expose it",
+            "draft with another method, or use a target of a native family",
         )
 
 

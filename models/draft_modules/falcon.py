@@ -74,7 +74,7 @@ def _matches(config: Mapping[str, Any], published: Mapping[str, Published]) -> b
 KIND = register(
     DraftKind(
         name="falcon",
-        summary="blocks of pairs after an EAGLE-1: several distributions a pass",
+        summary="blocks of pairs after an EAGLE-1: several distributions per pass",
         matches=_matches,
         load=load,
         published={"EAGLE-1 with block_offsets (pardec's own)": "a plain version"},

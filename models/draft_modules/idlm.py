@@ -92,7 +92,7 @@ class GatedAdapter:
 
 
 def gated_adapter(model: LanguageModel, name: str, updates: Mapping[str, Update]) -> GatedAdapter:
-    """`model` with the `updates`, by the published names of its matrices, at masks alone.
+    """`model` with the `updates`, by the published names of its matrices, at mask positions only.
 
     Raises ModelError, with the reason, for updates that this model cannot have at some positions alone.
     """
@@ -100,7 +100,7 @@ def gated_adapter(model: LanguageModel, name: str, updates: Mapping[str, Update]
     if decoder is None or model.quantized is not None or model.processes > 1:
         state = "runs in transformers" if decoder is None else "is quantized" if model.quantized else "is distributed"
         raise ModelError(
-            f"{model.name} {state} and cannot use the adapter {name} at masks alone", "leave the adapter out"
+            f"{model.name} {state} and cannot use the adapter {name} at mask positions only", "leave the adapter out"
         )
     gate, left = Gate(torch.zeros(0, 1, dtype=torch.bool)), dict(updates)
     weights: dict[tuple[int, str], Tensor] = {}
@@ -110,7 +110,7 @@ def gated_adapter(model: LanguageModel, name: str, updates: Mapping[str, Update]
                 weights[layer, parameter] = as_parameter(GatedWeight(own, gate, taken))
     if left:
         raise ModelError(
-            f"the adapter {name} changes {listed(left)}, which cannot be changed at masks alone: only the "
+            f"the adapter {name} changes {listed(left)}, which cannot be changed at mask positions only: just the "
             f"matrices of the {len(decoder.layers)} layers of {model.name} can, by lora_A and lora_B of their shape",
             "leave it out, or use an adapter that was trained for this model",
         )
@@ -144,7 +144,7 @@ def _matrices(model: LanguageModel, decoder: Decoder) -> Iterator[tuple[int, str
 def _taken(
     left: dict[str, Update], published: Mapping[str, int], own: Tensor
 ) -> tuple[tuple[int, Tensor, Tensor], ...]:
-    """Removes from `left`, and returns, the updates of the `published` tensors fused in `own`, of so many rows each."""
+    """Removes from `left`, and returns, the updates of the tensors fused in `own`: `published` has the rows of each."""
     updates, first = [], 0
     for name, count in published.items():
         update = left.get(name)
@@ -164,13 +164,13 @@ class MaskAdapter(DraftModule):
     states = TargetStates(normed=True)
 
     def __init__(self, files: DraftFiles, target: LanguageModel, adapter: Adapter) -> None:
-        """Raises ModelError for an adapter that `target` cannot have on at masks alone, or a mask id that it lacks."""
+        """Raises ModelError if `target` cannot apply the adapter at mask positions only, or lacks the mask id."""
         super().__init__(files, target)
         self.gated = gated_adapter(target, adapter.name, adapter.updates)
         self.mask_id: int | None = adapter.config.get(MASK_ID)
         self.size = sum(a.numel() + b.numel() for weight in self._gated() for _, a, b in weight.updates)
         mask = "no mask id: write mask=ID" if self.mask_id is None else f"mask id {self.mask_id}"
-        self.about = (f"a LoRA on {len(adapter.updates)} matrices, at masks alone; {mask}",)
+        self.about = (f"a LoRA on {len(adapter.updates)} matrices, at mask positions only; {mask}",)
         if self.mask_id is not None and not 0 <= self.mask_id < target.vocab_size:
             raise ModelError(
                 f"{files.name} has {MASK_ID}={self.mask_id}, which is none of the {target.vocab_size} ids of "
@@ -187,7 +187,7 @@ class MaskAdapter(DraftModule):
 
 
 def load(files: DraftFiles, target: LanguageModel) -> MaskAdapter:
-    """The adapter of PEFT files. Raises ModelError for one that cannot be on at masks alone."""
+    """The adapter of PEFT files. Raises ModelError for one that cannot be applied at mask positions only."""
     return MaskAdapter(files, target, read_adapter(files.folder))
 
 
@@ -198,7 +198,7 @@ def _matches(config: Mapping[str, Any], published: Mapping[str, Published]) -> b
 KIND = register(
     DraftKind(
         name="idlm",
-        summary="LoRA of I-DLM: on at masks alone, which it teaches a causal model to fill in",
+        summary="LoRA of I-DLM, applied at mask positions only: it teaches a causal model to fill in masks",
         matches=_matches,
         load=load,
         published={

@@ -63,7 +63,7 @@ class MtpLayout:
 
     @property
     def normed(self) -> bool:
-        """Whether the states that it reads, the target's and its own, are those after a norm."""
+        """Whether it reads states, the target's and its own, after a norm."""
         return self.style == "nextn"
 
     @property
@@ -176,7 +176,8 @@ def load(files: DraftFiles, target: LanguageModel) -> MtpModule:
         )
     if not hasattr(target.decoder, "unembed"):
         raise ModelError(
-            f"{files.name} drafts with the head of {target.name}, which runs in transformers and does not expose it"
+            f"{files.name} drafts with the head of {target.name}, which runs in transformers and does not expose it",
+            "draft with another method, or use a target of a native family",
         )
     with empty_weights():
         module = MtpModule(files, target, form)

@@ -33,7 +33,7 @@ class PairChain:
         self._run: PairsInC | None = None
 
     def draft(self, tokens: Tensor, states: Tensor, start: int, count: int) -> tuple[Tensor, Tensor] | None:
-        """Drafts `count` tokens: returns `tokens` [W] and these, and the sum of their logits, with the bits of `run`.
+        """Returns `tokens` [W] followed by `count` drafted ones, and the sum of the logits, bit-identical to `run`.
 
         `states` [W, E] are those before the tokens, whose pairs take the slots from `start` on. None where `run` has
         to do it: for a text's first pairs, many of them, and where the kernels do not take all weights.

@@ -129,7 +129,10 @@ def target_rows(files: DraftFiles, target: LanguageModel, ids: Tensor) -> nn.Par
     """[Vd, E] a copy of the rows `ids` of the target's head; for bfloat16 files it may be bfloat16."""
     weight: Tensor = target.decoder.head.weight  # type: ignore[attr-defined]
     if type(weight) not in (Tensor, nn.Parameter) and not isinstance(weight, PackedWeight):
-        raise ModelError(f"{files.name} drafts with rows of the head of {target.name}, which is quantized")
+        raise ModelError(
+            f"{files.name} drafts with rows of the head of {target.name}, which is quantized",
+            "load it without quantize",
+        )
     rows = layout.rows_of(weight, ids.to(weight.device)).detach()
     kinds = {tensor.dtype for tensor in files.published.values() if tensor.dtype is not None}
     source = torch.bfloat16 if torch.bfloat16 in kinds else None

@@ -71,7 +71,10 @@ def load(files: DraftFiles, target: LanguageModel) -> PromptVectors:
     """The vectors of peft files. Raises ModelError for settings of the authors' code that are not supported."""
     config, name = files.config, files.name
     if not hasattr(target.decoder, "unembed"):
-        raise ModelError(f"{target.name} runs through transformers, and {name} needs a target of a native family")
+        raise ModelError(
+            f"{target.name} runs through transformers, and {name} needs a target of a native family",
+            "draft with another method",
+        )
     for key, plain in _PLAIN.items():
         if config.get(key, plain) not in (plain, None):
             raise ModelError(
@@ -83,7 +86,7 @@ def load(files: DraftFiles, target: LanguageModel) -> PromptVectors:
     aggregation = str(config.get("aggregation_type", "mean")).lower().rpartition(".")[2]
     if attention not in ("decoder", "ensemble", "encoder") or (attention == "encoder" and each > 1):
         raise ModelError(
-            f"{name} has vt_attention_type={attention!r} with {each} vectors a step, which see each other",
+            f"{name} has vt_attention_type={attention!r} with {each} vectors per step, which see each other",
             "supported: decoder and ensemble; encoder only with one vector per step",
         )
     if aggregation not in ("mean", "weighted"):

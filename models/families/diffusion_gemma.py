@@ -73,7 +73,7 @@ def _check(text: Config, full: Any) -> None:
         )
     if full.sliding_window == 1 and "sliding_attention" in full.layer_types:
         # The cache of transformers 5.23.0 keeps the newest 1 - 1 positions, `[-0:]`: all of them.
-        raise Unsupported("sliding_window=1 is read in two ways by transformers", "it is at least 2")
+        raise Unsupported("sliding_window=1 is ambiguous: transformers reads it in two ways", "write at least 2")
 
 
 def _decoder(config: Config) -> DecoderConfig:

@@ -135,7 +135,7 @@ def complete(config: Config, kind: str) -> Any:
 
 
 def _check_base(config: Config, full: Any) -> None:
-    """Raises ModelError where rope_scaling replaces rope_parameters, and the base that these state is lost.
+    """Raises ModelError where rope_scaling replaces rope_parameters, so that their base would be lost.
 
     See `findings/transformers_rope_scaling_discards_the_base.sh`.
     """

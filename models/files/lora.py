@@ -37,7 +37,7 @@ _FILES = ("adapter_model.safetensors", "adapter_model.bin")
 _LOW_RANK = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B|magnitude_vector)((?:\.[^.]+)*)")
 _WHOLE = re.compile(r"\.base_layer(?=\.)|\.modules_to_save(\.[^.]+)?(?=\.)")  # parts that PEFT's wrappers add to a name
 _BASE = ".original_module."  # the base's tensor of a module that is saved whole, which save_embedding_layers adds
-MASK_ID = "mask_token_id"  # a setting of adapters that are on at masks alone: the id of the mask
+MASK_ID = "mask_token_id"  # a setting of adapters that apply at mask positions only: the id of the mask
 NUM_MASKS = "num_masks"  # and how many masks in a row it was trained for
 _MERGE = "merge it with PEFT (merge_and_unload), save the result and load that"
 # Settings that change the formula for W' above, or have no W'.
@@ -154,7 +154,8 @@ class Adapter:
         """
         if self.config.get(MASK_ID) is not None:
             raise ModelError(
-                f"the adapter {self.name} is on at masks alone ({MASK_ID}); merged, it would change the text of {base}",
+                f"the adapter {self.name} applies at mask positions only ({MASK_ID}); merged, it would change the "
+                f"text of {base}",
                 f"draft with it: sampler=idlm:name={self.name}",
             )
         self._refuse_one_of_twins(twin, base)
@@ -176,7 +177,10 @@ class Adapter:
             if fitting is None:
                 misshapen.append(f"{name} is {list(entry.shape)} and its update {list(update.shape or ())}")
             elif entry.dtype is None:
-                raise ModelError(f"the adapter {self.name} changes {name} of {base}, which is not floating-point")
+                raise ModelError(
+                    f"the adapter {self.name} changes {name} of {base}, which is not floating-point",
+                    "load the unquantized base",
+                )
             else:
                 merged[name] = replace(entry, change=fitting)
         if misshapen:
@@ -300,7 +304,9 @@ def _check_config(name: str, config: Mapping[str, Any]) -> None:
         raise ModelError(f"the adapter {name} is of peft_type {kind}, and only LORA can be merged", _MERGE)
     for setting, what in _FOREIGN.items():
         if config.get(setting):
-            raise ModelError(f"the adapter {name} {what} ({setting}), and cannot be merged into its base")
+            raise ModelError(
+                f"the adapter {name} {what} ({setting}), and cannot be merged into its base", "run it unmerged in PEFT"
+            )
     unknown = [key for key, value in config.items() if value and key not in _KNOWN | _OURS | _FOREIGN.keys()]
     if unknown:
         warnings.warn(

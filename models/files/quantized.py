@@ -45,7 +45,7 @@ class Scheme:
 
     @property
     def described(self) -> str:
-        """The numbers, and what has one scale."""
+        """The number format, and the rows and columns that share a scale."""
         rows, columns = self.matrix.block
         kind = "packed 4-bit integers" if self.stored == "weight_packed" else "8-bit floating-point numbers"
         return f"{kind}, a scale for {rows or 'all'} rows and {columns or 'all'} columns"
@@ -148,7 +148,7 @@ def _demand(name: str, config: Mapping[str, Any], key: str, known: tuple[Any, ..
 
 
 def _refuse_unknown(name: str, where: str, config: Mapping[str, Any], known: frozenset[str]) -> None:
-    """Raises ModelError for a key that is not `known`, unless its value says nothing."""
+    """Raises ModelError for a key that is not `known`, unless its value is neutral: None, False or empty."""
     for key in sorted(config.keys() - known):
         _demand(name, {where + key: config[key]}, where + key, (None, False, {}, []))
 

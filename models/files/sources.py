@@ -144,7 +144,7 @@ def locate_adapter(name_or_path: str | os.PathLike[str], *, offline: bool = Fals
 
 
 def local_drafter(name_or_path: str | os.PathLike[str]) -> Source | None:
-    """The files of an embedded draft module, or what `local` finds. Raises UnknownModelError as that does."""
+    """The files of an embedded draft module, or what `local` finds. Raises UnknownModelError as `local` does."""
     name = os.fspath(name_or_path)
     if name in embedded_drafters():
         return Source(name, DRAFTERS / name, TOKENIZER)
@@ -319,12 +319,14 @@ def _hub_errors(repo: str, revision: str | None, offline: bool) -> Iterator[None
     except GatedRepoError as error:
         raise ModelError(f"{repo} is gated", "accept its terms on the hub and log in (hf auth login)") from error
     except RevisionNotFoundError as error:
-        raise UnknownModelError(f"{repo} has no revision {revision!r}") from error
+        raise UnknownModelError(f"{repo} has no revision {revision!r}", "name a branch, tag or commit of it") from error
     except RepositoryNotFoundError as error:
         near = did_you_mean(repo.split("/")[-1], embedded_names())
         raise UnknownModelError(f"there is no folder and no public hub repository {repo!r}{near}", _usage()) from error
     except RemoteEntryNotFoundError as error:
-        raise UnknownModelError(f"{repo} has no such file: {one_line(error)}") from error
+        raise UnknownModelError(
+            f"{repo} has no such file: {one_line(error)}", "check the file's name on the hub"
+        ) from error
     except (LocalEntryNotFoundError, OSError) as error:
         if _offline(offline):
             raise UnknownModelError(

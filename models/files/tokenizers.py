@@ -66,7 +66,7 @@ def _load(folder: Path) -> Any | None:
 
 
 def require_vocabulary(folder: Path, tokenizer: Any) -> None:
-    """Raises ValueError for a tokenizer of transformers that has not the vocabulary of the folder that it is from.
+    """Raises ValueError for a tokenizer that transformers made without the folder's vocabulary.
 
     Where there is no file with one, its class makes up a few tokens. See
     `findings/transformers_makes_up_the_vocabulary_of_a_missing_file.sh`.
@@ -84,7 +84,7 @@ def _pieces(folder: Path) -> Path | None:
 
 
 def _require_pieces(folder: Path, tokenizer: Any) -> None:
-    """Raises ValueError for a tokenizer that splits words in another way than the sentencepiece model that it is from.
+    """Raises ValueError for a tokenizer that splits words otherwise than the folder's sentencepiece model.
 
     See `findings/transformers_reads_sentencepiece_without_its_first_space.sh`.
     """
@@ -103,7 +103,7 @@ def _require_pieces(folder: Path, tokenizer: Any) -> None:
 
 
 def _named(folder: Path, settings: dict[str, Any]) -> Any | None:
-    """What AutoTokenizer reads in config.json where tokenizer_config.json names the class: the model's type and name.
+    """The model's type and name in config.json, enough for AutoTokenizer if tokenizer_config.json names a class.
 
     None, so that it reads the file itself, in other cases. Left to itself it makes the config of the model, whose class
     imports far more than a tokenizer needs (`findings/transformers_config_imports_the_compiler.sh`).
@@ -132,7 +132,7 @@ def _from_json(folder: Path, settings: dict[str, Any]) -> Any | None:
 
 
 def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> Any | None:
-    """The tokenizer of vocab.json and merges.txt, which do not say how text is split: the class that is named does.
+    """The tokenizer of vocab.json and merges.txt; its class says how text is split, which the files do not.
 
     Remote code is taken for Qwen2's, as Dream's is. Raises ValueError for a class that reads it from tokenizer.json.
     """

@@ -66,10 +66,14 @@ def weight_files(folder: Path) -> list[Path]:
             return [folder / name for name in names]
     if (gguf := source_of(folder)) is not None:
         return [gguf]
-    raise ModelError(
-        f"{folder} has a config.json but no weights",
-        "expected model.safetensors, model.safetensors.index.json, pytorch_model.bin or pytorch_model.bin.index.json",
-    )
+    named = "model.safetensors, model.safetensors.index.json, pytorch_model.bin or pytorch_model.bin.index.json"
+    others = [file.name for pattern in ("*.safetensors", "pytorch_model*.bin") for file in folder.glob(pattern)]
+    if others := sorted(set(others) - {"adapter_model.safetensors"}):
+        raise ModelError(
+            f"{folder} has weight files and no index that lists them: {listed(others, 3)}",
+            f"copy or download the index, or rename a single file; expected {named}",
+        )
+    raise ModelError(f"{folder} has a config.json but no weights", f"expected {named}")
 
 
 def indexed(index: Path) -> list[str]:

@@ -54,7 +54,9 @@ def load_adapter(
                 'name one device in its place: device="cuda"',
             )
         if quantize is not None:
-            raise ModelError(f"{source.name} generates images, and quantize={quantize} is for text models")
+            raise ModelError(
+                f"{source.name} generates images, and quantize={quantize} is for text models", "leave quantize out"
+            )
         module, _, function = where.partition(":")
         prepare = getattr(import_module(module), function)(source)
     published = inspect(weight_files(source.folder))

@@ -105,7 +105,7 @@ def published_tensors(model: nn.Module, names: Names) -> dict[str, Tensor]:
 
 @contextmanager
 def described(file: Path) -> Iterator[None]:
-    """Shapes are read and modules are made inside: these have no memory yet, and errors name the file."""
+    """A context for reading shapes from `file` and making modules on the meta device; errors name the file."""
     try:
         with reading(str(file)), empty_weights():
             yield

@@ -65,7 +65,9 @@ class Conditioned(WrapperStack):
         self.scale = 1.0 if cfg is None else float(cfg)
         if self.scale != 1:
             if prefix.uncond is None:
-                raise ModelError(f"cfg={cfg} needs an unconditional input, which this model does not have")
+                raise ModelError(
+                    f"cfg={cfg} needs an unconditional input, which this model does not have", "leave cfg out"
+                )
             halves.append(prefix.uncond)
         if any(width < length for width, length in zip(widths, prefix.lengths, strict=True)):
             raise ModelError(

@@ -88,7 +88,7 @@ class ImageLayout:
         return only
 
     def codes(self, tokens: Tensor) -> Tensor:
-        """The codes [..., rows, columns] of tokens [..., tokens]; -1 where a token is unknown (-1) or no code's."""
+        """The codes [..., rows, columns] of tokens [..., tokens]; -1 where a token is unknown (-1) or no code."""
         body = tokens[..., : self.rows * self.stride]
         grid = body.reshape(*tokens.shape[:-1], self.rows, self.stride)[..., : self.columns]
         if self.ids is None:

@@ -208,7 +208,7 @@ def build(parts: ImagingParts) -> LlamaGenImaging:
     agree(parts.source.folder, parts.config, _read_off(module))
     name = parts.source.name
     if isinstance(module, Classes) and parts.config.get("class_dropout_prob") == 0:
-        raise ModelError(f"class_dropout_prob is 0 in the config of {name}: it has no row for guidance without a class")
+        raise ModelError(f"class_dropout_prob is 0 in the config of {name}: its table has no unconditional row")
     vq_file = tokenizer_file(parts)
     imaging = LlamaGenImaging(
         module,

@@ -27,7 +27,7 @@ def read_tensors(file: Path) -> dict[str, Tensor]:
     Raises ModelError if the file is missing, damaged, of another kind, or no plain dictionary of tensors.
     """
     if not there(file):
-        raise ModelError(f"there is no file {file}")
+        raise ModelError(f"there is no file {file}", "check the path")
     if file.suffix not in SUFFIXES:
         raise ModelError(f"{file} is not a weight file", f"weight files end in {', '.join(SUFFIXES)}")
     if file.suffix == ".safetensors":

@@ -34,7 +34,7 @@ def pattern_parts(
     With `reference`, both are for the definition.
     """
     in_c = not reference and backend(device, dtype) == "c"
-    own = attention_pattern(plan.behind(count), extent=extent - count, dtype=dtype, device=device, reference=not in_c)
+    own = attention_pattern(plan.after(count), extent=extent - count, dtype=dtype, device=device, reference=not in_c)
     first = plan.before(count)
     if first is None:
         return AttentionPattern("c" if in_c else "reference", count), own

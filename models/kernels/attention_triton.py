@@ -208,7 +208,7 @@ def _combine(
 
 
 def attend_triton(q: Tensor, k: Tensor, v: Tensor, pattern: Any, *, parts: int | None = None) -> Tensor:
-    """`attend` for an `AttentionPattern` with the plan's own rule: q [B, Q, H, D] -> [B, Q, H, D].
+    """`attend` for an `AttentionPattern` that follows the plan's `Visible`: q [B, Q, H, D] -> [B, Q, H, D].
 
     k and v are [R, >= S, K, D].
 

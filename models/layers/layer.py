@@ -92,7 +92,7 @@ class DecoderLayer(nn.Module):
         return self._mlp(self._attention(h, step, index, picked), step)
 
     def weights_in_c(self) -> LayerWeights | None:
-        """The weights, where kernels in C can run the whole layer; None where it does more than they do."""
+        """The weights, where kernels in C can run the whole layer; None where they lack one of its operations."""
         config, weights = self.config, self._parameters
         more = weights["out_bias"], weights["down_bias"], weights["post_attn_norm"], weights["post_mlp_norm"]
         if any(each is not None for each in (*more, config.clip_qkv, self.group)) or "forward" in vars(self):

@@ -64,7 +64,7 @@ class LayerHooks:
         cap, sink = config.attention_cap, config.attention_sink
         if sink and (self.reader is not None or self.prefix is not None):
             raise CacheError(
-                "attention with a sink runs only with a plain cache, and this one has its own reader or a shared part",
+                "an attention sink needs a plain cache, and this one has its own reader or a shared part",
                 "make a plain one: new_cache(batch, capacity)",
             )
         if self.reader is not None:

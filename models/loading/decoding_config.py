@@ -124,7 +124,7 @@ _MASK_KEYS = ("mask_token_id", "text_mask_token_id")  # the second is SDLM's
 def check_autoregressive(
     name: str, spec: FamilySpec | None, config: dict[str, Any], generation: dict[str, Any]
 ) -> None:
-    """Refuses to decode a masked model token by token: one that is published as a model of an autoregressive family.
+    """Refuses to decode token by token a masked model that is published as a model of an autoregressive family.
 
     Args:
         name: of the checkpoint.

@@ -110,8 +110,11 @@ def outline(
     target, _ = choose_device(device)
     found = read_checkpoint(source, adapted=lora is not None)
     if found.spec is None or found.spec.imaging:
-        why = f"runs through transformers ({found.why})" if found.why else "is no language model"
-        raise ModelError(f"{source.name} {why}: its memory is known only once it is loaded")
+        if found.why:
+            why, hint = f"runs through transformers ({found.why})", "add --sampler to plan a request, which loads it"
+        else:
+            why, hint = "is no language model", "plan a model of text"
+        raise ModelError(f"{source.name} {why}: its memory is known only once it is loaded", hint)
     if quantize is not None and not in_blocks(quantize, target):
         raise ArgumentError(
             f"quantize={quantize} on {target} is done by torchao: the memory is known only once the model is loaded",

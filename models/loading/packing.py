@@ -96,7 +96,7 @@ def choose_packing(
         reason, hint = "packed=False", "leave it out"
     elif source.gguf is None:
         reason = f"{source.name} is no GGUF file"
-        hint = 'leave it out; quantize="int8" or "int4" quantizes other models'
+        hint = 'leave it out; quantize="int8" or quantize="int4" quantizes other models'
     elif device.type != "cpu":
         reason, hint = f"the model is on {device}, and packed weights are multiplied on a CPU", 'add device="cpu"'
     elif given is not None:

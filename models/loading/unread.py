@@ -53,7 +53,7 @@ def draft_patterns(layers: int, published: Iterable[str]) -> tuple[str, ...]:
 
 
 def mtp_layers(config: Mapping[str, Any], layers: int, published: Mapping[str, Published]) -> tuple[str, bool]:
-    """What to say of MTP layers in the files of a model of `layers`; and whether some that config.json names lack."""
+    """Describes the MTP layers in the files of a model of `layers`; says whether some of config.json's are missing."""
     pattern = "|".join(draft_patterns(layers, published))
     tensors = [name for name in published if re.fullmatch(pattern, name)]
     numbers = {match[1] for name in tensors if (match := re.match(r"model\.(?:mtp_)?layers\.(\d+)\.", name))}

@@ -17,6 +17,7 @@ from ..files.weights import Published
 T = TypeVar("T")
 
 DTYPES = dict(zip(arguments.DTYPES, (torch.float32, torch.bfloat16, torch.float16) * 2, strict=True))
+_ON_CPU = 'use device="cpu" or device="auto"'
 
 
 def short(dtype: torch.dtype) -> str:
@@ -37,20 +38,18 @@ def choose_device(requested: str | torch.device) -> tuple[torch.device, str]:
     except (RuntimeError, TypeError) as error:
         raise arguments.unknown_device(requested) from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ArgumentError(f"device {device} was requested, but torch finds no CUDA GPU", 'use device="cpu" or "auto"')
+        raise ArgumentError(f"device {device} was requested, but torch finds no CUDA GPU", _ON_CPU)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ArgumentError(
             f"device {device} was requested, but there are {torch.cuda.device_count()} CUDA GPUs (from cuda:0)",
-            'use device="cuda" or "auto"',
+            'use device="cuda" or device="auto"',
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ArgumentError("device mps was requested, but torch finds no Apple GPU", 'use device="cpu" or "auto"')
+        raise ArgumentError("device mps was requested, but torch finds no Apple GPU", _ON_CPU)
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # raised by builds without that device type
-        raise ArgumentError(
-            f"device {device} was requested, but torch cannot use it here", 'use device="cpu" or "auto"'
-        ) from error
+        raise ArgumentError(f"device {device} was requested, but torch cannot use it here", _ON_CPU) from error
     return device, "as asked"
 
 

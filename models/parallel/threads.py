@@ -17,7 +17,7 @@ _UNCHOSEN = torch.get_num_threads()
 
 
 def threads_for(device: torch.device, parameters: int) -> int | None:
-    """One thread for a small model on a CPU; None, as many as there are, for others and where the user has chosen.
+    """1 for a small model on a CPU; None, which keeps torch's number, for others and where the user has chosen.
 
     To choose is to set OMP_NUM_THREADS, or to call `torch.set_num_threads` once pardec is imported.
     """

@@ -181,7 +181,7 @@ class MapTransformer(nn.Module):
         raise NotImplementedError
 
     def placed(self, x: Tensor, levels: Tensor, at: slice) -> Tensor:
-        """Inputs x [R, n, D] of the tokens `at`, of scales `levels` [n], with what tells their places apart."""
+        """Inputs x [R, n, D] of the tokens `at`, of scales `levels` [n], with embeddings of their scale and place."""
         placed: Tensor = x + self.lvl_embed(levels)
         return placed
 

@@ -270,7 +270,7 @@ def _fair(model: pardec.Model, run: Split, step: float, fair: FairBound | None) 
 
 
 def _checks(model: pardec.Model, call: Call) -> dict[str, Any]:
-    """Where two runs differ, and how far logits are from the definitions'; None if the decoder is not a native one."""
+    """Where two runs differ, and how far logits are from the definitions' logits; None if the decoder is not native."""
     network = model.network
     if not isinstance(network, LanguageModel) or native(network.decoder) is None:
         return {"repeats": None, "logits": None}
@@ -340,7 +340,7 @@ def _decode(model: pardec.Model, call: Call) -> Finished:
 
 
 def _same(name: str, tokens: Tensor, finished: Finished, call: Call, dtype: torch.dtype) -> float:
-    """The share of rows in which another loop gives the same tokens: all, in float32.
+    """The share of rows in which another loop gives the same tokens. Raises Differs in float32 unless all do.
 
     In a lower precision, matmuls of other shapes round to other logits, and near ties may be decided otherwise.
     """

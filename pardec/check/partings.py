@@ -114,7 +114,10 @@ def _of_gap(gap: float, own: float, bound: float, furthest: float) -> tuple[Caus
     if abs(gap) <= bound:
         return "rounding", f"their logits differ by {gap:.2g}, and rounding reaches {bound:.2g}"
     if own > bound:
-        return "fault", f"its own logits prefer the other token by {own:.2g}: one was accepted that should not be"
+        return (
+            "fault",
+            f"its own logits prefer the other token by {own:.2g}: it accepted a token that it should have rejected",
+        )
     return "fault", f"its logits differ from the model's by {max(furthest, abs(gap - own)):.2g}"
 
 

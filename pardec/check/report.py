@@ -14,7 +14,7 @@ LOW = 0.75  # a drafter below this share of the expected tokens per round is rep
 
 @dataclass(frozen=True)
 class Drafts:
-    """What became of the drafts.
+    """How many drafted tokens were accepted.
 
     Attributes:
         positions: for each draft position, how many rounds accepted it, and how many drafted that far.

@@ -131,7 +131,8 @@ def _refuse(
             raise SpecError(f"{name} must be a whole number of at least {least}, got {value!r}", hint=f"{name}={least}")
     if expected is not None and not 1 <= expected < float("inf"):
         raise SpecError(
-            f"expected must be a number of tokens per round of at least 1, got {expected!r}", hint="expected=3.7"
+            f"expected must be a number of tokens per round of at least 1, got {expected!r}",
+            hint="for example expected=3.7",
         )
 
 
@@ -191,8 +192,8 @@ def _greedy(
         faults.append(f"{len(wrong)} of {len(each)} rows part from {specs[0]['sampler']}: {worst.why}")
     elif exact and max(each) > bound:
         faults.append(
-            f"logits differ by {max(each):.2g} nats where rounding reaches {bound:.2g}, whatever the tokens: "
-            "what the forwards read is not what plain decoding reads"
+            f"logits differ by {max(each):.2g} nats where rounding reaches {bound:.2g}, although the tokens agree: "
+            "forwards read other tokens, positions or K/V than plain decoding"
         )
     return [checked], {
         "rows": len(each),

@@ -56,8 +56,10 @@ def run(arguments: Sequence[str]) -> int:
             named = [word for word in arguments[:1] if word in command_line().commands]
             command = context.command_path if context is not None else " ".join(["pardec", *named])
             message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")  # from pydantic
-            option = str(getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
-            suggestion = f"; in Python: {OTHER_NAMES[option]}" if option in OTHER_NAMES else ""
+            option = str(getattr(error, "option_name", None) or "")
+            text = OTHER_NAMES.get(option[2:].replace("-", "_"), "") if option.startswith("--") else ""
+            worded = wording.as_options(text, wording.option_names(command_line(), arguments))
+            suggestion = f"; {worded}" if worded != text else f"; in Python: {text}" if text else ""
             return report(message, f'run "{command} --help" for its options{suggestion}', 2)
         if isinstance(error, BatchError) and not error.leads:
             return 1

@@ -18,6 +18,7 @@ from .environment import env
 from .generate import generate
 from .image import image
 from .listing import list_, show
+from .options import OneSampler
 from .plan import plan
 from .serve import serve
 from .simulate import simulate
@@ -48,17 +49,17 @@ def pardec(
     """Decode several tokens per forward, with masked, autoregressive and image models."""
 
 
-app.command("generate")(generate)
-app.command("chat")(chat)
-app.command("image")(image)
-app.command("serve")(serve)
+app.command("generate", cls=OneSampler)(generate)
+app.command("chat", cls=OneSampler)(chat)
+app.command("image", cls=OneSampler)(image)
+app.command("serve", cls=OneSampler)(serve)
 app.command("compare")(compare)
 app.command("tune")(tune)
 app.command("advise")(advise)
-app.command("check")(check)
+app.command("check", cls=OneSampler)(check)
 app.command("align")(align)
-app.command("plan")(plan)
-app.command("simulate")(simulate)
+app.command("plan", cls=OneSampler)(plan)
+app.command("simulate", cls=OneSampler)(simulate)
 app.add_typer(bench, name="bench")
 app.command("list")(list_)
 app.command("show")(show)

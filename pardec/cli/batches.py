@@ -35,7 +35,7 @@ _OVERRIDES = ("revision", "mask_id", "block", "shift", "attention")  # arguments
 
 
 def checkpoint_of(model: str, load_arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model's name leaves open: `digest_of` its files and its adapter's, and arguments of `load`."""
+    """Identifies a checkpoint beyond its name: `digest_of` its files and its adapter's, and arguments of `load`."""
     adapter = load_arguments.get("adapter")
     digests = {"checkpoint": digest_of(model), "adapter": digest_of(adapter) if adapter else None}
     known = {name: value for name, value in digests.items() if value is not None}

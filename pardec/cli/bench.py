@@ -130,7 +130,7 @@ def kernels(
     device: o.Device = "auto",
     dtype: o.Dtype = "auto",
 ) -> None:
-    """Time each kernel in PyTorch and in Triton, next to the time that moving its bytes takes."""
+    """Time each kernel in PyTorch, Triton and C, next to the time that moving its bytes takes."""
     output_paths.check_file(output)
     loading.check(device, dtype)
 
@@ -145,7 +145,7 @@ def kernels(
     torch_device, _ = choose_device(device)
     kind, _ = choose_dtype(dtype, torch_device, torch.bfloat16)
     if torch_device.type != "cuda":
-        say(f"on {torch_device} only the PyTorch versions are timed: Triton needs CUDA", quiet=quiet)
+        say(f"Triton's kernels are not timed on {torch_device}: they need CUDA", quiet=quiet)
     rows = list(timing.bench(torch_device, kind))
     settings = {"threads": threads, "dtype": str(kind).removeprefix("torch."), "device": str(torch_device)}
     _output(report.document(sys.argv[1:], rows, settings), report.KERNELS, json_, output, quiet)

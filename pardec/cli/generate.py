@@ -62,6 +62,7 @@ def generate(
     """
     if tp:
         check_tensor_parallel(executor, output, prompts, has_prompt=bool(prompt))
+    preflight.check_kind(model, draws=False)
     items = inputs.read(prompt or [], prompts, GENERATED)
     to_rows = output is not None and output.suffix == ".jsonl"
     count = len(items) * (num_return_sequences or 1)

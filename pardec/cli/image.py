@@ -65,6 +65,7 @@ def image(
 
     pardec image MODEL -p "a small green triangle at the top on white" -o out.webp --gif forming.gif
     """
+    preflight.check_kind(model, draws=True)
     if watch:
         _check_watch(quiet)
     elif output is None and each is None and save is None and gif is None:

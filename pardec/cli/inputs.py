@@ -74,7 +74,12 @@ def read_size(text: str) -> tuple[int, int]:
 
 
 def read_stop(texts: Sequence[str] | None) -> list[str] | None:
-    r"""The texts of --stop, with \n and \t as line break and tab; None if there are none."""
+    r"""The texts of --stop, with \n and \t as line break and tab; None if there are none.
+
+    Raises SpecError for an empty text.
+    """
+    if texts and not all(texts):
+        raise SpecError("--stop has an empty text", hint=r"--stop '\n' ends an answer at a line break; or leave it out")
     return [text.replace("\\n", "\n").replace("\\t", "\t") for text in texts] if texts else None
 
 

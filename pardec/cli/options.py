@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperCommand
+
+from pardec.models.errors import SpecError
 
 from ..requests.argument import Takes
 from ..requests.settings import ARGUMENTS
@@ -357,6 +360,20 @@ class ServedLoading(ImageLoading, CheckpointLoading):
 def to_arguments(group: Any) -> dict[str, Any]:
     """The options of a dataclass as keyword arguments, without those that are None."""
     return {field.name: value for field in fields(group) if (value := getattr(group, field.name)) is not None}
+
+
+class OneSampler(TyperCommand):
+    """A command that takes a single --sampler and refuses a second one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parses the arguments. Raises SpecError for a second --sampler, of which click would take the last."""
+        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        if sum(option.name == "sampler" for option in order) > 1:
+            raise SpecError(
+                f"--sampler is given more than once, and {ctx.command_path} takes one",
+                hint='join methods with "+", such as -s threshold+eos; "pardec compare" takes several samplers',
+            )
+        return super().parse_args(ctx, args)
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:

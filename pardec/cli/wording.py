@@ -47,6 +47,8 @@ def as_options(text: str, names: Mapping[str, str]) -> str:
     '--max-new-tokens 64 asks for 64 tokens; --sampler fixed:steps=32'
     >>> as_options("leave out stop or max_new_tokens", names)
     'leave out --stop or --max-new-tokens'
+    >>> as_options("stop cannot be combined with tools", names)
+    '--stop cannot be combined with tools'
     """
     for name in names:
         if "=" in name:
@@ -60,6 +62,7 @@ def as_options(text: str, names: Mapping[str, str]) -> str:
         if "_" in name:
             text = re.sub(rf"{_BEFORE}{word}(?![\w/(:\"'-]|\.\w)", option, text)
         else:  # an ordinary word: only where a sentence speaks of the argument
+            text = re.sub(rf"^{word}(?= (?:must be|cannot be combined)\b)", option, text)
             text = re.sub(rf"\b(leave(?: out)?|with) {word}(?= out\b| or\b|[,;.]|$)", rf"\1 {option}", text)
     return text
 

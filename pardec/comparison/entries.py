@@ -55,7 +55,7 @@ def entries(samplers: Sequence[SamplerLike], arguments: Mapping[str, Any], famil
                 hint=f"of generate's arguments it takes {', '.join(ARGUMENTS)}",
             )
     if not samplers:
-        raise SpecError("no sampler is named", hint="name at least one, such as sequential and threshold")
+        raise SpecError("no sampler is named", hint='name at least one, such as samplers=["sequential", "threshold"]')
     by_identity: dict[tuple[str, str], Entry] = {}
     for sampler in samplers:
         entry = _entry(sampler, arguments, family)

@@ -81,7 +81,7 @@ class Drawing:
                 commands.append(f"{_rgb(colour)} RG {inside} rg 1 w [] 0 d {curves} b")
             else:
                 x, y, said, colour, anchor, turned = values
-                shift = {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * _room(said)
+                shift = {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * _text_width(said)
                 x, y = (x, y + shift) if turned else (x - shift, y)
                 matrix = f"0 -1 -1 0 {x:.2f} {y:.2f}" if turned else f"1 0 0 -1 {x:.2f} {y:.2f}"
                 commands.append(f"BT {_rgb(colour)} rg /F 9 Tf {matrix} Tm ({_pdf_text(said)}) Tj ET")
@@ -108,7 +108,7 @@ def _rgb(colour: str) -> str:
     return " ".join(f"{int(colour[at : at + 2], 16) / 255:.3f}" for at in (1, 3, 5))
 
 
-def _room(text: str) -> float:
+def _text_width(text: str) -> float:
     """About the width of a text in Helvetica of 9 points."""
     return 9 * sum(0.28 if letter in " .,:;'ijlt|" else 0.556 for letter in text)
 

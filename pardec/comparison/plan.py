@@ -167,7 +167,7 @@ def _identity(model: Model | str, loading: Loading) -> dict[str, Any]:
 
 
 def _checkpoint(model: Model | str) -> dict[str, str]:
-    """`digest_of` the model's files, of which another checkpoint may have the name; empty for embedded ones."""
+    """`digest_of` the model's files, as checkpoints may share a name; empty for embedded models."""
     name, path = (model, model) if isinstance(model, str) else (model.name, model.path)
     found = None if path is None or name in embedded_names() else digest_of(path)
     return {} if found is None else {"checkpoint": found}

@@ -77,7 +77,9 @@ def tasks(
     elif scorer is not None:
         raise SpecError("a scorer is given without prompts", hint="tasks have their own scorers; pass prompts too")
     if not all_tasks:
-        raise SpecError("no task and no prompts are given", hint='name a task such as "arithmetic", or a prompts file')
+        raise SpecError(
+            "no task and no prompts are given", hint='for example task="arithmetic", or prompts="FILE.jsonl"'
+        )
     by_name: dict[str, Task] = {}
     for item in all_tasks:
         if item.name in by_name:

@@ -128,7 +128,7 @@ class Table:
         return _write(text, path)
 
     def to_latex(self, path: PathLike = None) -> str:
-        """The same columns as a LaTeX table, for the package booktabs."""
+        """The main columns as a LaTeX table, for the package booktabs."""
         head, *body = ([_latex(cell) for cell in line] for line in self.cells(mark=""))
         lines = [f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", "\\toprule", *_latex_lines([head])]
         lines += ["\\midrule", *_latex_lines(body), "\\bottomrule", "\\end{tabular}"]
@@ -153,7 +153,7 @@ class Table:
         return target
 
     def to_html(self, path: PathLike = None) -> str:
-        """The same columns as an HTML table; their meanings are tooltips of the headings and listed below."""
+        """The main columns as an HTML table; their meanings are tooltips of the headings and listed below."""
         head, *body = self.cells(mark="")
         legend = self.legend()
         heads = [f'<th title="{html.escape(legend[cell], quote=True)}">{html.escape(cell)}</th>' for cell in head]

@@ -218,7 +218,7 @@ class Worker:
 
 
 def _image_figures(result: Result) -> Row:
-    """The figures that only the continuous loop has, of a one-row result; null for ids, except the parts' seconds."""
+    """What the continuous loop alone counts, of a one-row result; for ids all null but the seconds of the parts."""
     if result.latents is None:
         parts = dict(result.timing.parts) or None
         return {**dict.fromkeys(("tested", "kept")), "parts": parts}

@@ -101,7 +101,7 @@ class Local:
         if workers not in (None, 1):
             raise SpecError(
                 f"the local executor has one worker, got workers={workers}",
-                hint='for more, use executor="torchrun" or "ray"',
+                hint='for more, use executor="torchrun" or executor="ray"',
             )
 
     def wait(self) -> None:

@@ -45,7 +45,7 @@ _ROW_FIELDS = (
     "generated", "nfe", "forward_rows", "tokens_fed", "draft_forwards", "deviation", "finish", "prompts", "seeds"
 )  # fmt: skip
 _JSON_FIELDS = (*_ROW_FIELDS, "tokens", "text", "spec", "exact", "model", "settings", "environment")
-_HINT = "a saved result is the folder or the .json file that result.save(path) wrote"
+_HINT = "a saved result is the folder or the .json file that result.save(path) or pardec generate -o wrote"
 
 
 class ResultError(PardecError, ValueError):

@@ -108,7 +108,7 @@ class Argument:
         raise SpecError(f"{self.name} {why}", hint=hint)
 
     def described(self, indent: int) -> str:
-        """Its paragraph in the `Args` of a docstring."""
+        """The argument's paragraph in the `Args` of a docstring."""
         first, rest = " " * indent, " " * (indent + 4)
         return textwrap.fill(f"{self.name}: {self.doc}", _WIDTH, initial_indent=first, subsequent_indent=rest)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .prompts import Row
 
 _FILE = "generation_config.json"
+_CORRECT = "correct it in a copy of the checkpoint"
 # Keys that are followed, and the values that each can have.
 FOLLOWED: Mapping[str, str] = {
     "suppress_tokens": "a list of ids",
@@ -215,7 +216,9 @@ def _read(model: LanguageModel) -> Rules | None:
 
     def fail(key: str) -> ModelError:
         value = str(chosen[key])[:80]
-        return ModelError(f"{model.name} sets {key} to {value} in its {_FILE}, and it has to be {FOLLOWED[key]}")
+        return ModelError(
+            f"{model.name} sets {key} to {value} in its {_FILE}, and it has to be {FOLLOWED[key]}", _CORRECT
+        )
 
     def ids(key: str) -> tuple[int, ...]:
         value = chosen.get(key, [])
@@ -301,14 +304,18 @@ def with_published_sampler(model: LanguageModel, arguments: Mapping[str, Any]) -
             "name the sampler to decode without it: preset:diffusion-gemma",
         )
     if (stray := model.generation.get("entropy_bound")) is not None:
-        raise ModelError(f"{model.name} sets entropy_bound to {stray} in its {_FILE}, and its place is sampler_config")
+        raise ModelError(
+            f"{model.name} sets entropy_bound to {stray} in its {_FILE}, and its place is sampler_config", _CORRECT
+        )
     stated = {**model.generation, "entropy_bound": inner.get("entropy_bound")}
     values = {key: plain if stated.get(key) is None else stated[key] for key, plain in _DIFFUSION.items()}
     for key, value in values.items():
         whole = key in ("max_denoising_steps", "stability_threshold")
         least = 1 if key == "max_denoising_steps" else 0
         if not is_number(value) or value < least or (whole and not is_whole(value)):
-            raise ModelError(f"{model.name} sets {key} to {str(value)[:80]} in its {_FILE}, and it has to be a number")
+            raise ModelError(
+                f"{model.name} sets {key} to {str(value)[:80]} in its {_FILE}, and it has to be a number", _CORRECT
+            )
     if values["stability_threshold"] != 1:
         raise ModelError(
             f"{model.name} sets stability_threshold to {values['stability_threshold']} in its {_FILE}, and only 1 is"

@@ -15,7 +15,7 @@ from pardec.models.errors import ArgumentError, did_you_mean
 _PROMPT = 'the prompt comes first: model.generate("..."), with a list of texts or of chat messages for several'
 _STEPS = 'the sampler sets the number of steps: sampler="fixed:steps=32"'
 _BEAMS = "there is no beam search; num_return_sequences=4 with a temperature samples four answers"
-_ORDER = 'the sampler decides what is committed: sampler="confidence", "margin", "entropy", "random" or "origin"'
+_ORDER = 'the sampler decides what is committed: sampler="confidence", or margin, entropy, random, origin'
 _THRESHOLD = 'the sampler decides what is committed: sampler="threshold:tau=0.9"'
 _CACHE = 'the sampler names its cache: sampler="threshold@dual"; "pardec list samplers --stage cache" shows them'
 _DRAFT = 'the sampler names the drafter: sampler="model:name=FOLDER" or "lookup"'
@@ -66,7 +66,7 @@ WORDS: Mapping[str, str] = {name: hint for hint, names in _BY_HINT.items() for n
 _OF_LOAD: Mapping[str, tuple[str, ...]] = {
     'quantize="int4" quantizes the linear layers': ("load_in_4bit",),
     'quantize="int8" quantizes the linear layers': ("load_in_8bit",),
-    'quantize="int8", "int4" or "fp8" quantizes the linear layers': (*("quantization_config", "quantization", "bits"),),
+    'quantize="int8", or int4, fp8, quantizes the linear layers': (*("quantization_config", "quantization", "bits"),),
     'dtype="bfloat16" is the precision': ("torch_dtype", "precision", "data_type"),
     "leave it out: pardec runs no remote code": ("trust_remote_code", "custom_code"),
     "leave it out: attention runs in the fastest kernel available": (

@@ -75,6 +75,13 @@ def check(
     return kind
 
 
+def check_kind(model: str, *, draws: bool) -> None:
+    """Refuses images from a text model, and text from an image model, as far as its config.json tells."""
+    kind = kind_of(model)
+    if kind is not None and (draws or not kind.writes):
+        check_answers(kind, model, draws)
+
+
 def check_placing(placing: Mapping[str, Any]) -> None:
     """Refuses arguments of `load` that cannot work on any machine."""
     if placing.get("revision") == "":

@@ -86,7 +86,7 @@ class Arguments(TypedDict, total=False):
 
 
 class AnyNames(Arguments, total=False):
-    """The same, with names of other libraries that mean the same."""
+    """The arguments of `Arguments`, also under the names that other libraries give them."""
 
     max_tokens: int
     max_completion_tokens: int
@@ -124,7 +124,7 @@ def _check_seed(name: str, value: Any, example: str) -> None:
 
 def _check_variables(name: str, value: Any, example: str) -> None:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise SpecError(f"{name} is a dict of names and values, got {value!r}", hint=example)
+        raise SpecError(f"{name} must be a dict (a JSON object) of names and values, got {value!r}", hint=example)
 
 
 def _check_source(name: str, value: Any, example: str) -> None:
@@ -149,7 +149,7 @@ def _check_flag(name: str, value: Any, example: str) -> None:
 
 def _check_bias(name: str, value: Any, example: str) -> None:
     if not isinstance(value, Mapping):
-        raise SpecError(f"logit_bias must be a dict of ids and numbers, got {value!r}", hint=example)
+        raise SpecError(f"logit_bias must be a dict (a JSON object) of ids and numbers, got {value!r}", hint=example)
     check_count(name, list(value))
     for token, bias in value.items():
         if not is_whole(token) or token < 0:
@@ -355,8 +355,8 @@ class Settings:
         off=(None, {}), related=("enable_thinking", "chat_template_args"),
     )
     stop: Any = argument(
-        doc="a text, or texts, that end a row: the row's text is cut before the one that is complete first, its tokens "
-        "after the token that completes it. The prompt is not searched.",
+        doc="a text, or texts, that end a row: its text is cut before the one that is complete first, and its tokens "
+        "after the token that completes this stop string. The prompt is not searched.",
         check=lambda name, value, example: read_stops(value), takes=Takes.TEXT, fills=True, per_prompt=True,
         option=Option(r"Stop before this text, \n is a line break; may be repeated.", ("--stop",), alone=True),
         aliases=("stop_strings", "stop_sequences"), related=("stop_words", "stop_sequence", "stop_texts", "until"),

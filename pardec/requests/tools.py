@@ -68,7 +68,7 @@ class CallForm:
 
     @property
     def lead(self) -> str:
-        """What stands between the trigger and the name of the first call."""
+        """The text between the trigger and the name of the first call."""
         return (self.opening + self.head).partition(self.trigger)[2]
 
     def write(self, name: str, arguments: str) -> str:

@@ -142,7 +142,7 @@ class TextAnswer:
         return [event(self.chunk(each)) for each in self._released(update)]
 
     def _released(self, update: Advanced) -> list[Advanced]:
-        """The updates that can be sent: text that may be a call is held back until it is not, or to the row's end."""
+        """The updates that can be sent; text that may begin a call waits until it cannot, or until the row ends."""
         sent, count = self._sent.get(update.index, ("", 0))
         held = [*self._held.pop(update.index, []), update]
         text = sent + "".join(each.text for each in held)
@@ -179,7 +179,7 @@ class TextAnswer:
         return self._chunk(update.index, update.text, logprobs)
 
     def last(self, index: int, result: Result, sent: str, tokens: int) -> dict[str, Any]:
-        """The last chunk of a row, of which the text `sent` and `tokens` tokens were sent before."""
+        """The last chunk of a row, after the text `sent` and its first `tokens` tokens."""
         rest = result.tokens[0][tokens:]
         own = token_logprobs(result)
         values = None if own is None else own[tokens:]

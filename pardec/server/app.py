@@ -158,7 +158,7 @@ class Server:
         return HTMLResponse(race_page(self.model, self.names[0], key=self.needs_key))
 
     async def health(self) -> Response:
-        """Whether it takes requests."""
+        """Whether the server takes requests."""
         alive = self.worker.alive
         status = HTTPStatus.OK if alive else HTTPStatus.SERVICE_UNAVAILABLE
         scheduler = self.worker.scheduler

@@ -35,7 +35,7 @@ def named(body: Body) -> Iterator[None]:
 
 @contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Names fields as the request has them in errors about the chat completion that was made of it."""
+    """Errors of a converted request name the client's fields: `names` maps the chat completion's names to them."""
     try:
         yield
     except RequestError as error:

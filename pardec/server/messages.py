@@ -70,7 +70,7 @@ class Turn(BaseModel, extra="forbid"):
 
     @property
     def chat(self) -> list[dict[str, Any]]:
-        """Its messages of a chat: results of calls are messages of their own, and stand first."""
+        """The turn as chat messages; results of calls are separate messages and come first."""
         if isinstance(self.content, str):
             return [{"role": self.role, "content": self.content}]
         results = [block.message for block in self.content if isinstance(block, ToolResult)]
@@ -140,7 +140,7 @@ class Conversation(Body):
         return ChatBody.model_validate(self.chat())
 
     def chat(self) -> dict[str, Any]:
-        """These fields as a chat completion has them."""
+        """The conversation as the fields of a chat completion."""
         messages = [message for turn in self.messages for message in turn.chat]
         if self.system is not None:
             messages.insert(0, {"role": "system", "content": joined(self.system)})

@@ -22,27 +22,29 @@ class Metrics:
     def __init__(self, worker: Worker) -> None:
         self.registry = registry = CollectorRegistry()
         self._requests = Counter("pardec_requests", "Requests answered.", ["endpoint", "status"], registry=registry)
-        self._prompt = Counter("pardec_prompt_tokens", "Tokens of prompts, each once.", registry=registry)
-        self._reused = Counter("pardec_reused_tokens", "Of these, tokens found in the prefix cache.", registry=registry)
+        self._prompt = Counter(
+            "pardec_prompt_tokens", "Prompt tokens; a prompt with several answers counts once.", registry=registry
+        )
+        self._reused = Counter("pardec_reused_tokens", "Prompt tokens found in the prefix cache.", registry=registry)
         self._generated = Counter("pardec_generated_tokens", "Tokens generated in finished rows.", registry=registry)
         self._gone = Counter("pardec_disconnects", "Requests whose client went away.", registry=registry)
         self._seconds = Histogram(
             "pardec_request_seconds",
-            "From a request to the end of its answer.",
+            "Seconds from a request to the end of its answer.",
             ["endpoint"],
             buckets=_SECONDS,
             registry=registry,
         )
         self._first = Histogram(
             "pardec_first_token_seconds",
-            "From a streamed request to its first text.",
+            "Seconds from a streamed request to its first text.",
             buckets=_SECONDS,
             registry=registry,
         )
         scheduler = worker.scheduler
         gauges: dict[str, tuple[str, Callable[[], float]]] = {
-            "pardec_rows_live": ("Rows in batches.", lambda: scheduler.live),
-            "pardec_rows_waiting": ("Rows without a slot.", lambda: len(scheduler.waiting)),
+            "pardec_rows_live": ("Rows that are being decoded.", lambda: scheduler.live),
+            "pardec_rows_waiting": ("Rows that wait for a slot of a batch.", lambda: len(scheduler.waiting)),
             "pardec_forwards": ("Forwards of all batches since the start.", lambda: scheduler.forwards),
         }
         for name, (text, value) in gauges.items():

@@ -1,4 +1,4 @@
-"""`POST /v1/responses` for text: the body as one of a chat, and its answers (https://platform.openai.com/docs/api-reference)."""
+"""`POST /v1/responses` for text, read as a chat completion (https://platform.openai.com/docs/api-reference)."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class ResponseAnswer(DeltaAnswer):
 
     @property
     def _at(self) -> dict[str, Any]:
-        """Where the text stands."""
+        """The fields of an event that locate the text."""
         return {"item_id": self._item, "output_index": 0, "content_index": 0}
 
     def _event(self, kind: str, **fields: Any) -> bytes:

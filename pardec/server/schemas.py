@@ -84,7 +84,7 @@ _INSTEAD = dict.fromkeys(("previous_response_id", "conversation"), "nothing is s
 
 
 class Body(BaseModel, extra="forbid"):
-    """A request's body, without the fields that change nothing: those that are null, and those above."""
+    """A request's body, without fields that change nothing: null ones, `IGNORED` ones, and `NEUTRAL` values."""
 
     def as_text(self) -> Body:
         """The same request as a body of a completion or a chat completion, if it is one for text."""

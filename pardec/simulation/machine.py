@@ -117,7 +117,8 @@ class Machine:
         try:
             content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise SpecError(f"cannot read the machine {path}: {error}", hint=_HINT) from error
+            reason = getattr(error, "strerror", None) or str(error)
+            raise SpecError(f"cannot read the machine {path}: {reason}", hint=_HINT) from error
         return Machine.of(content, name=Path(path).name)
 
     @staticmethod

@@ -123,7 +123,7 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
 
 
 def markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """The same as Markdown."""
+    """The table as Markdown."""
     lines = [head, ("---",) * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

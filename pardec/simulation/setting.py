@@ -54,7 +54,7 @@ class Row:
     round: int = 0
 
     def run(self, name: str, device: str, seconds: float, *, reads: tuple[str, ...] = (), makes: str = "") -> str:
-        """Adds an interval of this row and round; its output `makes` is its name unless two have the same."""
+        """Adds an interval of this row and round; `makes` names its output, by default like the interval."""
         label = f"{self.number}/{self.round}/{makes or name}"
         return self.timeline.run(name, device, seconds, reads=reads, makes=label, row=self.number, round=self.round)
 

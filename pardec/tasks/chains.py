@@ -48,7 +48,7 @@ def step(rng: random.Random, x: int) -> tuple[str, int]:
 class Chains(Generator):
     """Problems of `fewest` to `most` steps, whose answers fit into `tokens`. Every length draws from one split."""
 
-    summary = "word problems of dependent steps, a line a step"
+    summary = "word problems of dependent steps, one line per step"
     words: ClassVar[frozenset[str]] = words_of(
         "answer", QUESTION, *THINGS, *PEOPLE, *OPENINGS, *STEPS["+"], *STEPS["-"], *WORDINGS
     )

@@ -30,7 +30,7 @@ SUMMARY = {
     "dflash": "A block-diffusion drafter for {0} that reads its hidden states, in DFlash's format.",
     "kangaroo": "An adapter with which the first layers of {0} draft for all of them, in Kangaroo's format.",
     "mtp": "A layer that drafts for {0} from its last hidden state, in the format of MTP layers.",
-    "idlm": "A LoRA, on at masks alone, with which {0} fills in masks after its text, in PEFT's format.",
+    "idlm": "A LoRA, applied at mask positions only, with which {0} fills in masks after its text, in PEFT's format.",
     "prompts": "Prompt vectors with which {0} drafts for itself, in peft's prompt-tuning format.",
 }
 EXAMPLE = "Tom has 18 cups. He loses 4. He finds 12 cups. How many cups does Tom have now?"

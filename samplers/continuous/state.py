@@ -65,7 +65,7 @@ class ImageState(RowState):
 
     @property
     def tokens(self) -> int:
-        """S."""
+        """The number of tokens of an image, S."""
         return self.latents.shape[1]
 
     def _ranks(self, causal: bool) -> Tensor:

@@ -453,7 +453,7 @@ def _places(state: Any, kind: type) -> Iterator[tuple[Any, str]]:
 
 
 def _replaced(state: Any, tensors: Iterator[Tensor], columns: Iterator[DeviceColumn]) -> Any:
-    """The state with its tensors and arrays replaced by the next of these."""
+    """The state with each tensor replaced by the next of `tensors`, and each array by the next of `columns`."""
     if isinstance(state, Tensor | np.ndarray):
         return next(tensors) if isinstance(state, Tensor) else next(columns)
     if not is_dataclass(state) or isinstance(state, type):

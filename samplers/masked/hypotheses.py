@@ -64,7 +64,7 @@ class _Past:
     first: np.ndarray  # [n] the first position of the block of each
 
     def take(self, rows: np.ndarray) -> _Past:
-        """The same of some live rows, by index."""
+        """The predictions for these live rows, by index."""
         return _Past(self.evidence.take(rows), self.first[rows])
 
 
@@ -78,7 +78,7 @@ class _Drafted:
     at: np.ndarray  # [n, G] the index of each among them
 
     def take(self, rows: np.ndarray) -> _Drafted:
-        """The same of some live rows, by index."""
+        """The hypotheses of these live rows, by index."""
         return replace(self, at=self.at[rows])
 
 

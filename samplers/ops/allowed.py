@@ -59,7 +59,7 @@ class AllowedRows(RowState):
         return self.sets[self.at[rows, positions.clamp(max=self.at.shape[1] - 1)]]
 
     def with_sets(self, rows: Sequence[int], positions: Sequence[int], sets: np.ndarray) -> AllowedRows:
-        """The same with `sets` [N, V] bool at `positions` [N] of live `rows` [N], for one step."""
+        """A copy with `sets` [N, V] bool at `positions` [N] of live `rows` [N], for one step."""
         device = self.at.device
         own = torch.ones(1, sets.shape[1], dtype=torch.bool, device=device) if self.sets is None else self.sets
         result = AllowedRows(None, len(self.at), device)

@@ -31,7 +31,7 @@ class Distribution(ABC):
     @property
     @abstractmethod
     def vocab(self) -> int:
-        """V."""
+        """The size of the vocabulary, V."""
 
     @property
     @abstractmethod

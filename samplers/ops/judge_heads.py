@@ -39,7 +39,7 @@ class JudgeHead:
         return len(self.w)
 
     def to(self, device: torch.device) -> JudgeHead:
-        """The same on `device`."""
+        """The head on `device`."""
         weights = {name: getattr(self, name).to(device) for name in _WEIGHTS}
         return replace(self, **weights)
 

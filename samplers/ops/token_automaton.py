@@ -33,17 +33,17 @@ class TokenAutomaton:
     def sets(self, tokens: np.ndarray) -> np.ndarray:
         """[n, V] bool: the tokens allowed at each position, given the other `tokens` [n], -1 where open."""
         kinds = self._kinds(tokens)
-        before, behind = self._before(kinds), self._behind(kinds)
+        before, completable = self._before(kinds), self._completable(kinds)
         states = len(self.accepting)
         result = np.zeros((self.length, self.step.shape[1]), dtype=bool)
         for position in range(self.length):
-            rest = np.append(behind[position + 1], False)
+            rest = np.append(completable[position + 1], False)
             result[position] = rest[self.step[before[position][:states]]].any(0)
         return result[:, self.kind]
 
     def allows(self, tokens: np.ndarray) -> bool:
         """Whether the open positions, -1 in `tokens` [n], can be filled."""
-        return bool(self._behind(self._kinds(tokens))[0][0])
+        return bool(self._completable(self._kinds(tokens))[0][0])
 
     def _kinds(self, tokens: np.ndarray) -> np.ndarray:
         """[n, K] bool: the token kinds still possible at each position."""
@@ -62,7 +62,7 @@ class TokenAutomaton:
             result[position + 1, self.step[states][:, kinds[position]].ravel()] = True
         return result
 
-    def _behind(self, kinds: np.ndarray) -> np.ndarray:
+    def _completable(self, kinds: np.ndarray) -> np.ndarray:
         """[n + 1, S] bool: the states before each position, and after the last, from which the rest can be filled."""
         result = np.zeros((self.length + 1, len(self.accepting)), dtype=bool)
         result[-1] = self.accepting

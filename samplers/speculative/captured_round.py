@@ -64,14 +64,14 @@ class Loop(Protocol):
 
 
 class NotKept:
-    """Stands for the distributions of a captured round."""
+    """Placeholder for the distributions of a captured round; reading one raises RuntimeError."""
 
     def __getattr__(self, name: str) -> Any:
         raise RuntimeError(f"the target's distributions of a captured round are not kept, and a stage reads {name!r}")
 
 
 def obstacle(loop: Loop) -> str | None:
-    """Why no round of this request is captured whole; None if rounds that draft chains are."""
+    """Why no round of this request is captured whole; None if rounds that draft chains can be."""
     request, sampler, forward = loop.request, loop.sampler, loop.forward
     if request.conditions:
         return "rows begin with the condition of an image"

@@ -103,7 +103,7 @@ def _not_plain(model: LanguageModel) -> str | None:
         return "its forwards are not those of the native decoder, or use CUDA graphs, or have an image condition"
     config = decoder.config
     if config.least_window is not None or config.attention_cap is not None or config.attention_sink:
-        return "a layer has a sliding window, caps its attention scores, or has a sink of attention"
+        return "a layer has a sliding window, caps its attention scores, or has an attention sink"
     if model.imaging is not None or decoder.config.canvas:
         return "it is not a text model"
     return "processes share it" if model.processes > 1 else None

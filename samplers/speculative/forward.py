@@ -206,7 +206,7 @@ class VerifyForward(RowState):
         return self.runs
 
     def _new_chain(self) -> Any:
-        """What runs chains of a single row in one call, with the states `every`; None where nothing can."""
+        """The decoder's `Chain` for forwards of single rows that return the states `every`; None where it has none."""
         decoder = self.model.decoder
         return decoder.chain(self.cache, self.every or TargetStates()) if type(decoder) is Decoder else None
 

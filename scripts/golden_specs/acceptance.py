@@ -43,7 +43,7 @@ class Indexed:
         return weights.argmax(-1)
 
     def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
-        raise NotImplementedError("no recorded rule draws before it tests")
+        raise NotImplementedError("the recorded rules draw no token before their tests")
 
 
 class Consumed(Indexed):
@@ -229,7 +229,7 @@ def _lantern(case: Case) -> tuple[Lantern, CodeFeatures]:
     table = nearest(codebook, len(codebook) - 1)
     recorded = torch.tensor(case["nearest"])
     if not torch.equal(table[:, : recorded.shape[1]].long(), recorded):
-        raise ValueError("the nearest codes are others than recorded")
+        raise ValueError("the nearest codes differ from the recorded ones")
     bound: dict[str, float] = {"ratio" if p["lantern_delta"] > 1 else "delta": p["lantern_delta"]}
     return Lantern(k=p["lantern_k"] if p["lantern"] else 0, mode="reference", **bound), CodeFeatures(table)
 

@@ -1,4 +1,4 @@
-"""Codes integers whose distributions are known, in as few bits as these say: rANS (Duda, arXiv:1311.2540) in NumPy.
+"""Codes integers of known distributions in hardly more bits than their entropy: rANS (Duda, arXiv:1311.2540) in NumPy.
 
 `LANES` states take turns over the symbols and share one stream of 16-bit words, so that a step is a few operations on
 arrays. All arithmetic is on integers: what one machine encodes, any other decodes to the same symbols.

@@ -44,7 +44,7 @@ def write(folder: Path, shape: Shape, tensors: dict[str, Tensor], template: dict
 
 
 def export(gguf: Path, folder: Path, state: Path) -> int:
-    """Rebuilds the model from SmolLM2's GGUF file and the state; 2 if one of them is not there."""
+    """Rebuilds the model from SmolLM2's GGUF file and the state; returns 2 if one of them is missing, else 0."""
     import pardec
     from gpu_runs.training import Recipe
 
@@ -84,7 +84,7 @@ def export(gguf: Path, folder: Path, state: Path) -> int:
 
 
 def encoding(about: dict[str, Any]) -> dict[str, str]:
-    """What encoding the difference cost, as `--encode` measured it; nothing for a state between two stretches."""
+    """The validation loss before and after encoding, as `--encode` measured it; empty for an unfinished training."""
     if "encoded" not in about:
         return {}
     before, after = about["encoded"]

@@ -162,7 +162,7 @@ def rounded(values: Tensor, cost: Cost, step: float) -> Coded:
 
 
 def encode(gguf: Path, state: Path) -> int:
-    """Encodes the state of a finished training anew, in its folder; 2 if there is none, or it has been encoded."""
+    """Encodes the state of a finished training anew, in its folder; returns 2 for none, or an encoded one."""
     found = difference.load(state)
     texts = Texts.load(state)
     if found is None or texts is None or not gguf.is_file():

@@ -29,7 +29,7 @@ def run(report: Report) -> None:
 
 
 def figures(model: pardec.Model, spec: str, rows: int, times: int = 3) -> dict[str, Any]:
-    """Tokens per second of `rows` answers with log-probabilities and rewards: the best of `times`, after one more."""
+    """Tokens per second of `rows` answers with log-probabilities and rewards: the best of `times` warm runs."""
     problems = pardec.task("arithmetic").problems("train", rows // ANSWERS, 7)
     prompts = [str(problem.prompt) for problem in problems]
 

@@ -73,7 +73,7 @@ ENTRIES = (
 
 
 def main(argv: list[str] | None = None, entries: Sequence[Entry] = ENTRIES) -> int:
-    """0 if every chosen entry ended well, 1 if one did not, 2 for a wrong argument."""
+    """Returns the exit code: 0 if every chosen entry ended well, 1 if one did not, 2 for a wrong argument."""
     given = _parser().parse_args(argv)
     if given.list:
         for entry in entries:
@@ -110,7 +110,7 @@ def main(argv: list[str] | None = None, entries: Sequence[Entry] = ENTRIES) -> i
 
 
 def run(entries: Sequence[Entry], out: Path, whole: float = WHOLE, *, dry: bool = False, finish: bool = False) -> int:
-    """Runs the entries in order; 1 if one of them did not end well."""
+    """Runs the entries in order; returns 1 if one of them did not end well, else 0."""
     from gpu_runs.parcels import collect
 
     out.mkdir(parents=True, exist_ok=True)

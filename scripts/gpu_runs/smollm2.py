@@ -59,7 +59,7 @@ class Shape:
         return found
 
     def config(self, end: int) -> dict[str, Any]:
-        """The keys of a config.json that say so, with `end` as the end token."""
+        """The keys of a config.json that state these sizes, with `end` as the end token."""
         return {
             "hidden_act": "silu",
             "vocab_size": self.vocab,

@@ -71,7 +71,7 @@ def profiled(loaded: pardec.Model, spec: str, prompt: int, new: int) -> dict[str
 
 
 def _event(event: Any) -> tuple[str, bool, float, float]:
-    """Its name, whether it ran on the GPU, and when it began and ended, in microseconds."""
+    """The event's name, whether it ran on the GPU, and when it began and ended, in microseconds."""
     on_gpu = event.device_type == torch.autograd.DeviceType.CUDA
     return event.name, on_gpu, event.time_range.start, event.time_range.end
 

@@ -103,7 +103,7 @@ class Training:
         return {**chosen, "masked": masked_by(chosen, self.recipe.block, np.random.default_rng((7, step)))}
 
     def _epoch_rows(self, step: int) -> dict[str, np.ndarray]:
-        """The rows of the step's epoch; every epoch has as many as the first, so that a step has its place."""
+        """The rows of the step's epoch; all epochs have equally many, so that a step determines its own."""
         epoch = step // self._steps_per_epoch
         if epoch != self._epoch:
             self._epoch, rows = epoch, self._pack(epoch)
@@ -249,7 +249,7 @@ def block_loss(weights: Weights, inputs: dict[str, Tensor], mask: int, recipe: R
 
 
 def carried_model(report: Report) -> tuple[Shape, dict[str, Any], dict[str, Tensor]] | None:
-    """SmolLM2 as it was carried here; None, which the report says why, where it was not."""
+    """SmolLM2 as it was carried here; None where it was not, and the report says why."""
     gone = missing(report.inputs, "smollm2.bin")
     if gone is None:
         return read((report.inputs / "smollm2.bin").read_bytes())

@@ -29,7 +29,7 @@ class Batch:
 
     captions: Tensor  # [B, 16] int64
     codes: Tensor  # [B, cells] int64
-    said: Tensor  # [B, 8] int64: what the captions say, see words.said
+    said: Tensor  # [B, 8] int64: what the captions say, see words.attributes
     shown: Tensor  # [B, cells] int64: the colour of the thing that each cell shows, or GROUND
 
 
@@ -77,7 +77,7 @@ class Corpus(Chunks):
         """The images that a step trains on."""
         rows = self.rows(step, count)
         captions, codes, shown = (rows[name].long() for name in ("captions", "codes", "shown"))
-        return Batch(captions, codes, words.said(words.read(captions)), shown)
+        return Batch(captions, codes, words.attributes(words.read(captions)), shown)
 
     @torch.inference_mode()
     def _made(self, number: int) -> dict[str, Tensor]:

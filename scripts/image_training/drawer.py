@@ -27,10 +27,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 TOKENIZER = "tiny-vq"
 FEATURES, READING = 128, 2  # width and layers of the text encoder
 DROPPED = 0.1  # share of the captions that are dropped
-NAMING = 0.2  # weight of the losses that predict what the next cell shows, and the cell below it
+SHAPE_WEIGHT = 0.2  # weight of the losses that predict what the next cell shows, and the cell below it
 NAMED = (GROUND + 1, words.KINDS[0])  # colours, and kinds of things; the ground is one of either
 UNNAMED = -100  # the target below the last row
-TELLING = 0.1  # weight of the loss that predicts a caption's content from the mean of its states, all that cells see
+CAPTION_WEIGHT = (
+    0.1  # weight of the loss that predicts a caption's content from the mean of its states, all that cells see
+)
 
 
 class DrawerRun(Descent):
@@ -86,8 +88,8 @@ class DrawerRun(Descent):
             logits, named = self.drawn(given, places, codes)
         flat, said = logits.float().flatten(0, 1), batch.said.to(self.device)
         told = F.cross_entropy(flat, codes.flatten())
-        loss = told + NAMING * self.naming(named.float(), shown, said)
-        loss = loss + TELLING * self.telling(drawer.cls_embedding(features.float()), places, said)
+        loss = told + SHAPE_WEIGHT * self.shape_loss(named.float(), shown, said)
+        loss = loss + CAPTION_WEIGHT * self.caption_loss(drawer.cls_embedding(features.float()), places, said)
         if self.taught_by is not None:
             teacher = self.taught_by["drawer"]
             with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
@@ -102,7 +104,7 @@ class DrawerRun(Descent):
         states = drawer.states(given, places, codes)
         return drawer.output(states), self.model["namer"](states)
 
-    def naming(self, named: Tensor, shown: Tensor, said: Tensor) -> Tensor:
+    def shape_loss(self, named: Tensor, shown: Tensor, said: Tensor) -> Tensor:
         """The loss of predicted colours and kinds `named` [B, cells, *] of the things `shown`, here and a row below."""
         ground = torch.zeros_like(said[:, :1])
         kind = torch.cat((said[:, :GROUND], ground), 1).gather(1, shown)
@@ -114,7 +116,7 @@ class DrawerRun(Descent):
             loss = loss + F.cross_entropy(guess.unflatten(-1, (2, -1)).flatten(0, 2), there, ignore_index=UNNAMED)
         return loss
 
-    def telling(self, states: Tensor, places: Tensor, said: Tensor) -> Tensor:
+    def caption_loss(self, states: Tensor, places: Tensor, said: Tensor) -> Tensor:
         """The loss of predicting a caption's words from the mean of its states [B, P, E]: summed cross entropy."""
         mean = (states.float() * places[..., None]).sum(1) / places.sum(1, keepdim=True)
         guesses = self.model["teller"](mean).split(words.KINDS, 1)
@@ -141,8 +143,8 @@ class DrawerRun(Descent):
             "captions": f"read by a text encoder of {READING} layers"
             + (", trained along" if self.taught_by is None else ", the teacher's")
             + f"; {DROPPED:.0%} are dropped, for classifier-free guidance",
-            "loss": f"cross entropy of the next code + {NAMING:g} x predicting colour and shape at its own "
-            f"grid position and the one below + {TELLING:g} "
+            "loss": f"cross entropy of the next code + {SHAPE_WEIGHT:g} x predicting colour and shape at its own "
+            f"grid position and the one below + {CAPTION_WEIGHT:g} "
             "x predicting the caption's words from the mean hidden state (both in training only)"
             + (
                 ""

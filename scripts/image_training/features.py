@@ -1,4 +1,4 @@
-"""Training images of one object as a tokenizer's features: codes of all scales follow, with some replaced or none."""
+"""Training images of one object as a tokenizer's features, and codes of all scales made from them, some replaced."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FeatureCorpus(Chunks):
 
 
 @torch.no_grad()
-def walk(vq: MultiScaleVQ, goal: Tensor, share: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def targets_and_inputs(vq: MultiScaleVQ, goal: Tensor, share: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """The targets and inputs of prediction, with a share [B] of each image's codes replaced.
 
     Codes of a scale are those of what the scales before it, with their replaced codes, leave of the features `goal`: a

@@ -35,7 +35,7 @@ DROPPED = 0.1  # share of the classes that are dropped
 # The share of a picture that is masked: normal about 1 with this deviation, cut at 0 and 1. The paper's is 0.25, cut at
 # 0.7; a model this small draws better where it has also seen nearly complete images.
 SPREAD = 0.5
-LOUD = 6.0  # see guess_the_point
+LOUD = 6.0  # see init_as_identity
 LEVELS = 4  # levels of noise with which each token is trained per step
 # A squared error counts 1 / alpha_bar, and this at most: drawing a token multiplies an error in nearly pure noise by
 # 1 / sqrt(alpha_bar), so that every level then counts like an error of the token itself.
@@ -101,16 +101,16 @@ class MARRun(Descent):
         clean = latents[~known].repeat(LEVELS, 1)
         alpha_bar = self.table[times, :1]
         points = alpha_bar.sqrt() * clean + (1 - alpha_bar).sqrt() * noise
-        said, share = self.say(self.model, latents, known, labels, points, times)
+        said, share = self.predicted_noise(self.model, latents, known, labels, points, times)
         told = ((said - noise).square() / alpha_bar.clamp(min=1 / HEAVIEST)).mean()
         loss = told + self.bound(said.detach(), share, clean, points, times)
         if self.taught_by is not None:
             with torch.no_grad():
-                better, _ = self.say(self.taught_by, latents, known, labels, points, times)
+                better, _ = self.predicted_noise(self.taught_by, latents, known, labels, points, times)
             loss = loss + ((said - better).square() / alpha_bar.clamp(min=1 / HEAVIEST)).mean()
         return loss, told.detach()
 
-    def say(
+    def predicted_noise(
         self, model: nn.Module, latents: Tensor, known: Tensor, labels: Tensor, points: Tensor, times: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The predicted noise in points [N, d] of unknown tokens, and shares of the variance; float32 [N, d] each."""
@@ -189,11 +189,11 @@ def initialise(model: nn.Module) -> None:
             nn.init.normal_(value, std=0.2)
         elif value.ndim == 2:
             nn.init.xavier_uniform_(value)
-    guess_the_point(model.head)
+    init_as_identity(model.head)
 
 
 @torch.no_grad()
-def guess_the_point(head: nn.Module) -> None:
+def init_as_identity(head: nn.Module) -> None:
     """Makes the head initially predict that a point is pure noise, which is nearly right at most levels.
 
     Sampling multiplies errors in nearly pure noise by hundreds, and a norm lies between point and answer: the point is

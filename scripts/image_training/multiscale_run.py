@@ -60,7 +60,7 @@ class MultiScaleRun(Training):
             return features(self.model, pixels).float()
 
     @torch.no_grad()
-    def first_codebook(self) -> None:
+    def init_codebook(self) -> None:
         """Initializes the codebook at clusters of pooled residuals, three times, since residuals depend on it."""
         weight = self.model.codebook.weight
         goal = torch.cat([self.features(self.images(self.step + i)) for i in range(GATHER)])
@@ -73,7 +73,7 @@ class MultiScaleRun(Training):
 
     def take(self) -> Tensor:
         if self.step == 0:
-            self.first_codebook()
+            self.init_codebook()
         pixels, rng = self.images(self.step), self.noise()
         seen = self.features(pixels)
         codes, sums, pools = quantize(self.model, seen)

@@ -64,7 +64,7 @@ class TokenizerRun(Training):
             return self.model.features(pixels)
 
     @torch.no_grad()
-    def found_codebook(self) -> None:
+    def init_codebook(self) -> None:
         """Initializes the codebook at clusters of the features of coming batches."""
         some = [self.features(self.images(self.step + i)) for i in range(GATHER)]
         points = torch.cat([rearrange(part, "b c h w -> (b h w) c") for part in some]).cpu()
@@ -75,7 +75,7 @@ class TokenizerRun(Training):
 
     def take(self) -> Tensor:
         if self.step == PLAIN:
-            self.found_codebook()
+            self.init_codebook()
         pixels = self.images(self.step)
         features = self.features(pixels)
         flat = rearrange(features, "b c h w -> (b h w) c")

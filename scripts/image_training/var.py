@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from image_training.corpus import Chunks
 from image_training.export import rounded, with_figures
 from image_training.export_var import DEFAULTS, export, loaded
-from image_training.features import NEAR, FeatureCorpus, walk
+from image_training.features import NEAR, FeatureCorpus, targets_and_inputs
 from image_training.multiscale_run import WHOLE
 from image_training.options import Options
 from image_training.painted import painted_right
@@ -89,7 +89,7 @@ class VARRun(Descent):
         """The mean cross entropy of the codes, in nats: minimised, and logged."""
         rng, rows = self.noise(), len(batch.labels)
         share = REPLACED * torch.rand(rows, generator=rng)
-        codes, maps = walk(self.vq, batch.features.to(self.device), share, rng)
+        codes, maps = targets_and_inputs(self.vq, batch.features.to(self.device), share, rng)
         dropped = torch.rand(rows, generator=rng) < DROPPED
         labels = torch.where(dropped, len(NAMES), batch.labels).to(self.device)
         with torch.autocast(self.device.type, torch.bfloat16):

@@ -57,7 +57,7 @@ def read(rows: Tensor) -> list[str]:
     return [" ".join(words[token] for token in row if token != PAD) for row in rows.tolist()]
 
 
-def said(captions: list[str]) -> Tensor:
+def attributes(captions: list[str]) -> Tensor:
     """[B, 8] int64: each colour's shape (0: none; else size, shape and which of two), position, background."""
     rows = torch.zeros(len(captions), len(COLOURS) + 2, dtype=torch.int64)
     places = (*POSITIONS, *RELATIONS)

@@ -161,6 +161,11 @@ def _weights(data=None, file="model.safetensors"):
     return damage
 
 
+def _shards(folder):
+    """Leaves the weights in shards without an index."""
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+
+
 def _pickled(state):
     def damage(folder):
         (folder / "model.safetensors").unlink()
@@ -216,6 +221,7 @@ _SHARDS = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
             "does not describe a llama model: .*even rotary dimension",
         ),
         (_weights(), "has a config.json but no weights"),
+        (_shards, "has weight files and no index that lists them: model-00001-of-00002.safetensors"),
         (lambda folder: os.truncate(folder / "model.safetensors", 9000), "model.safetensors is damaged or cut short"),
         (_weights(b"not a weight file"), "model.safetensors is damaged or cut short"),
         (

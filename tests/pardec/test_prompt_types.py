@@ -65,7 +65,7 @@ def test_template_variables_reach_the_template(llama: pardec.Model, monkeypatch:
         ({"prompt": chat}, {"messages": []}, "has 'messages', which"),
         ({"prompt": "Tom has 8"}, {"thinking": True}, "are for messages, and prompt 0 is text"),
         ({"input_ids": [[5]]}, {"thinking": True}, "are for messages, and no prompt is given"),
-        ({"prompt": chat}, {5: True}, "is a dict of names and values"),  # type: ignore[dict-item]
+        ({"prompt": chat}, {5: True}, "must be a dict (a JSON object) of names and values"),  # type: ignore[dict-item]
     ]
     for arguments, variables, said in refused:
         with pytest.raises(pardec.SpecError) as caught:

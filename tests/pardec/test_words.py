@@ -225,4 +225,4 @@ def test_from_python_an_embedded_model_says_what_it_knows() -> None:
 
 def test_an_option_of_another_engine_is_told_pardec_s_own_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["generate", "tiny-dream", "-p", "a", "--gen-length", "5"]) == 2
-    assert "max_new_tokens=64 asks for 64 tokens" in capsys.readouterr().err
+    assert "--max-new-tokens 64 asks for 64 tokens" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import ModelError, listed
 from .architectures import ARCHITECTURES, Architecture
 from .header import Header
-from .keys import check_keys
+from .keys import ORIGINAL, check_keys
 
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3.1 and later: a divisor of each rotary frequency
@@ -84,7 +84,9 @@ def describe(header: Header) -> tuple[dict[str, Any], dict[str, Target]]:
     config = _config(fields, header, architecture)
     targets = _targets(header, config, architecture)
     if architecture.keys and config["rope_parameters"]["rope_type"] != "default":
-        raise ModelError(f"{header.file}: {name}.rope.scaling.factor: rotary scaling is not supported for {name}")
+        raise ModelError(
+            f"{header.file}: {name}.rope.scaling.factor: rotary scaling is not supported for {name}", ORIGINAL
+        )
     return architecture.published(config), targets
 
 
@@ -156,7 +158,9 @@ def _rope(fields: Fields, header: Header, head_dim: int, architecture: Architect
     if _ROPE_FACTORS in header.tensors:
         if not architecture.scaled_frequencies or factor != 1:
             raise ModelError(
-                f"{fields.file}: {_ROPE_FACTORS} is not supported for {fields.architecture} with a factor of {factor:g}"
+                f"{fields.file}: {_ROPE_FACTORS} is not supported for {fields.architecture} with a factor"
+                f" of {factor:g}",
+                ORIGINAL,
             )
         return _llama3(header, theta, head_dim)
     if factor != 1:
@@ -174,7 +178,9 @@ def _llama3(header: Header, theta: float, head_dim: int) -> dict[str, Any]:
         unscaled = np.clip((rotations - 1) / 3, 0, 1)
         if np.isfinite(factor) and np.allclose(divisors, 1 / ((1 - unscaled) / factor + unscaled), rtol=1e-3):
             return {"rope_type": "llama3", "factor": factor, "rope_theta": theta, **_LLAMA3}
-    raise ModelError(f"{header.file}: the divisors in {_ROPE_FACTORS} are not those of Llama 3, and are not supported")
+    raise ModelError(
+        f"{header.file}: the divisors in {_ROPE_FACTORS} are not those of Llama 3, and are not supported", ORIGINAL
+    )
 
 
 def _targets(header: Header, config: dict[str, Any], architecture: Architecture) -> dict[str, Target]:

@@ -15,6 +15,7 @@ from ...errors import ModelError
 from .architectures import Architecture
 from .header import Header, library
 
+ORIGINAL = "load the original checkpoint, a folder of safetensors, instead"
 # Keys of an architecture that `architecture.py` reads.
 FOLLOWED = frozenset(
     (
@@ -148,5 +149,5 @@ def _refusal(header: Header, key: str, value: Any) -> ModelError:
     text = str(np.float32(value)) if isinstance(value, float) else repr(value)[:80]
     return ModelError(
         f"{header.file}: {key} is {text}: not supported",
-        "load the original checkpoint, a folder of safetensors, instead",
+        ORIGINAL,
     )

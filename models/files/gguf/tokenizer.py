@@ -7,6 +7,7 @@ from typing import Any
 
 from ...errors import ModelError, one_line
 from .header import Header
+from .keys import ORIGINAL
 
 _PREFIX = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = range(1, 7)  # token types
@@ -60,7 +61,8 @@ def tokenizer_files(header: Header, vocabulary: int, positions: int) -> dict[str
     kind, split = fields[_PREFIX + "model"], fields.get(_PREFIX + "pre")
     if kind != "gpt2":
         raise ModelError(
-            f"{file} has a tokenizer of type {str(kind)[:80]!r}, and only gpt2 (byte-level BPE) is supported"
+            f"{file} has a tokenizer of type {str(kind)[:80]!r}, and only gpt2 (byte-level BPE) is supported",
+            ORIGINAL,
         )
     if split is None:
         raise ModelError(

@@ -1,1 +1,1 @@
-"""Float32 kernels in C for a CPU: an optional backend, compiled where they run."""
+"""Kernels in C for a CPU: an optional backend, compiled where they run."""

@@ -298,7 +298,7 @@ class ChainInC:
         head: Tensor | None,
         taps: Sequence[int],
     ) -> None:
-        """Float32 all of it. `kv`: keys and values [1, C, K, D] of each layer's cache; `table`: the embeddings and
+        """Everything is float32. `kv`: keys and values [1, C, K, D] of each layer's cache; `table`: the embeddings and
         their scale; `taps`: layers, rising, whose outputs `forward` returns; `head`: packed, or None.
         """
         self._all, self._kept = layers, list[Any]()
@@ -362,7 +362,7 @@ class PairWeights:
     norm_output: bool = False  # whether the state after the head's norm is fed back
 
     def fit(self) -> bool:
-        """Whether the kernels take these weights, and give the bits of the operations on them."""
+        """Whether the kernels take these weights, and compute the same bits as PyTorch's operations."""
         matrices = [self.head] if self.joined is None else [self.head, self.joined[0]]
         rows = self.norm, *(self.norms or ()), None if self.joined is None else self.joined[1]
         return (
@@ -377,7 +377,7 @@ class PairsInC:
     """Greedy chains of one row by a drafter of pairs with a single layer over its cache, as one call."""
 
     def __init__(self, layer: LayersInC, kv: tuple[Sequence[Tensor], Sequence[Tensor]], weights: PairWeights) -> None:
-        """Float32 all of it. `kv`: keys and values [1, C, K, D] of the cache."""
+        """Everything is float32. `kv`: keys and values [1, C, K, D] of the cache."""
         self._layer, self._kept = layer, [weights]
         self._one = _over_cache(kv, self._kept)
         joined = _Matrix() if weights.joined is None else _matrix(*weights.joined, self._kept)

@@ -79,7 +79,7 @@ def is_function(scorer: str | None) -> bool:
 
 
 def python(config: Mapping[str, Any]) -> list[str]:
-    """The same call from Python."""
+    """The Python call that repeats a run."""
     lines = ["import pardec", "", "table = pardec.compare(", f"    {config['model']!r},"]
     for name, value in call_arguments(config).items():
         if name == "prompts" and value is None:

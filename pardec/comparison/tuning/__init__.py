@@ -184,7 +184,7 @@ def preview(
 
 
 def _with_length(arguments: Mapping[str, Any], tasks: Mapping[str, Task]) -> dict[str, Any]:
-    """The arguments of `generate` with the length that the tasks declare, if it is one and not the default."""
+    """The arguments of `generate`, with the length of the one task if that is not the default."""
     lengths = {task.tokens for task in tasks.values()} - {MAX_NEW_TOKENS}
     length = {"max_new_tokens": lengths.pop()} if len(lengths) == 1 and len(tasks) == 1 else {}
     return {**length, **arguments}

@@ -108,8 +108,8 @@ class Candidates(Drafter):
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: _Generators) -> None:
         """Reports accepted candidates to each generator; the prompt's round has no candidates."""
-        if not state.behind_prompt:
-            state.behind_prompt = True
+        if not state.after_prompt:
+            state.after_prompt = True
             return
         text, sizes = context.text, outcome.draft.sizes
         for row, generator in enumerate(state.generators):
@@ -129,7 +129,7 @@ class _Generators(RowState):
 
     def __init__(self, generators: list[Any]) -> None:
         self.generators = generators  # None until first needed
-        self.behind_prompt = False  # the prompt's round is over
+        self.after_prompt = False  # the prompt's round is over
 
 
 def _is_generator(source: Any) -> bool:

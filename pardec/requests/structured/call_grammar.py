@@ -102,7 +102,7 @@ class CallGrammar:
         return None if found is None else found - skipped
 
     def _begun(self, ids: Sequence[int]) -> tuple[int, list[int]] | None:
-        """How many `ids` end with the trigger, and the ids of what the last of them writes after it; None without."""
+        """The number of `ids` up to the trigger's end, and the ids of bytes that the last writes after it; or None."""
         if self.forced:
             return (len(self.forced), []) if len(ids) >= len(self.forced) else None
         each = [self.texts[token] if token >= 0 else b"" for token in ids]
@@ -118,7 +118,7 @@ class CallGrammar:
         return None
 
     def _beginning(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Tokens that complete the trigger in an answer that ends with `data`; each has its bytes after it."""
+        """Tokens that complete the trigger in an answer that ends with `data`, each with its bytes after it."""
         if self.at_start:
             return [] if data.strip() else self._of_suffix(0)
         sizes = [size for size in range(len(self.trigger)) if data.endswith(self.trigger[:size])]

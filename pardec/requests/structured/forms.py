@@ -27,9 +27,9 @@ def form_of(argument: Any) -> dict[str, Any] | bool | None:
 
     Raises SpecError for a form that is neither OpenAI's nor a JSON schema.
     """
-    hint = '{"type": "json_schema", "json_schema": {"schema": {...}}}, {"type": "json_object"}, or a JSON schema'
+    hint = 'write {"type": "json_schema", "json_schema": {"schema": {...}}}, {"type": "json_object"}, or a JSON schema'
     if not isinstance(argument, Mapping):
-        raise SpecError(f"response_format must be a dict, got {type(argument).__name__}", hint=hint)
+        raise SpecError(f"response_format must be a dict (a JSON object), got {type(argument).__name__}", hint=hint)
     kind = argument.get("type")
     if kind in ("text", "json_object") or kind == "json_schema":
         allowed = {"type", "json_schema"} if kind == "json_schema" else {"type"}

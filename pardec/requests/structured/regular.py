@@ -225,7 +225,7 @@ class Character(Expression):
     def derive(self, byte: int) -> Expression:
         if byte in self.ascii:
             return EMPTY
-        return _BEHIND_FIRST.get(byte, NOTHING) if self.wide else NOTHING
+        return _AFTER_FIRST_BYTE.get(byte, NOTHING) if self.wide else NOTHING
 
     def regex(self) -> str:
         listed = "".join(_escape(chr(byte)) for byte in sorted(self.ascii))
@@ -267,13 +267,13 @@ _WIDE = (  # byte ranges of valid UTF-8: no overlong forms, no surrogates, nothi
 )
 
 
-def _behind_first(byte: int) -> Expression:
+def _after_first_byte(byte: int) -> Expression:
     """The expression after the first byte of a character beyond ASCII."""
     ways = [way.items[1:] for way in _WIDE if not isinstance(way.items[0].derive(byte), Choice)]
     return NOTHING if not ways else ways[0][0] if len(ways[0]) == 1 else Concatenation(ways[0])
 
 
-_BEHIND_FIRST = {byte: rest for byte in range(0x80, 0x100) if (rest := _behind_first(byte)) != NOTHING}
+_AFTER_FIRST_BYTE = {byte: rest for byte in range(0x80, 0x100) if (rest := _after_first_byte(byte)) != NOTHING}
 
 
 def literal(value: str) -> Expression:
@@ -282,7 +282,7 @@ def literal(value: str) -> Expression:
 
 
 def characters(value: str, *, wide: bool = False) -> Expression:
-    """One of these characters, all of them ASCII."""
+    """Any one character of `value`, which is ASCII."""
     return Character(frozenset(value.encode()), wide)
 
 

@@ -64,7 +64,7 @@ class Array(Value):
 
 @dataclass(frozen=True)
 class Union(Value):
-    """One of these."""
+    """A value of any of the options."""
 
     options: tuple[Value, ...]
 

@@ -82,7 +82,7 @@ class Eagle(PairNetwork):
             self.post_norm.copy_(layer["post_attention_layernorm"])
 
     def _features(self, batch: Batch) -> Tensor:
-        """c_t [B, W - 1, E]."""
+        """[B, W - 1, E]: the fused target states of all tokens but the last."""
         features: Tensor = self.fc(batch.taps[:, :-1].flatten(2).to(self.compute))
         return self.drop(features)
 

@@ -1,4 +1,4 @@
-"""I-DLM: a LoRA that is on at masks alone, with which the target fills in masks after its text.
+"""I-DLM: a LoRA, applied at mask positions only, with which the target fills in masks after its text.
 
 Introspective Diffusion Language Models (I-DLM), https://arxiv.org/abs/2604.11035
 

@@ -43,19 +43,19 @@ class PairNetwork(Network):
         raise NotImplementedError
 
     def _enter(self, embedded: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual stream [B, T, E] and attention's inputs [B, T, I], of pairs (embedded, g), both [B, T, E]."""
+        """The residual stream [B, T, E] and attention's inputs [B, T, I] from pairs (embedded, g), both [B, T, E]."""
         raise NotImplementedError
 
     def _fed_back(self, z: Tensor) -> Tensor:
-        """[B, T, E] the states of the next step's pairs, of the layer's outputs [B, T, E]."""
+        """[B, T, E] the states of the next step's pairs, from the layer's outputs [B, T, E]."""
         return z
 
     def _read(self, g: Tensor) -> Tensor:
-        """[..., E] the head's inputs, of the next step's states `g` [..., E]."""
+        """[..., E] the head's inputs, from the next step's states `g` [..., E]."""
         return g
 
     def _attend(self, tokens: Tensor, g: Tensor, step: int, past: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """[B, T, E] the next step's states, of tokens [B, T] and states g [B, T, E]; appends K and V to `past`."""
+        """[B, T, E] the next step's states, from tokens [B, T] and states g [B, T, E]; appends K and V to `past`."""
         batch, width = tokens.shape
         h, x = self._enter(F.embedding(tokens, self.target.embedding), g)
         q, k, v = (linear(x, weight).view(batch, width, -1, self.head_dim) for weight in (self.q, self.k, self.v))

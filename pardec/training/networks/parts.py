@@ -48,7 +48,7 @@ class Mlp(nn.Module):
         return linear(F.silu(linear(x, self.gate)) * linear(x, self.up), self.down)
 
     def copy(self, layer: dict[str, Tensor]) -> None:
-        """Copies the weights of a layer of the target, of its first inner units if it has more."""
+        """Copies the target layer's weights, of its first inner units alone if it has more; nothing if it has fewer."""
         inner = len(self.gate)
         if len(layer["gate_proj"]) < inner:
             return

@@ -40,7 +40,7 @@ from .drafting_ahead import LookaheadMethod, group_indices
 
 @dataclass(slots=True, eq=False)
 class Ahead:
-    """What the last look-ahead of each row drew."""
+    """The tokens that the last look-ahead of each row drew, with their states."""
 
     drawn: Tensor  # [n, S] bool: the tokens that it drew
     vectors: Tensor  # [n, S, d]
@@ -132,7 +132,7 @@ class FastHybrid(LookaheadMethod):
     def _paths(
         self, context: ContinuousContext, head: Head, states: States, which: Tensor, guide: Tensor | None = None
     ) -> Tensor:
-        """[N, d]: the tokens where `which` [n, S] is True, by the head's path, whatever its length from one noise."""
+        """[N, d]: the tokens where `which` [n, S] is True, by the head's path; its noise is the same at any length."""
         noise = context.images.noise(which, "token", width(context.head))[:, : width(head)]
         temperature = context.request.temperature
         return denoise(head, states, noise, temperature=temperature, last=self.last_kind, guide=guide)

@@ -20,7 +20,7 @@ from ..contracts import ContinuousContext, RoundResult
 
 
 class GroupMethod(Policy):
-    """A method with a schedule of groups, given by the fields that it declares; by default one group a round."""
+    """A method with a schedule of groups, given by the fields that it declares; by default one group per round."""
 
     steps: int
     guidance: Guidance

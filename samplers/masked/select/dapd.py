@@ -45,7 +45,7 @@ class Dapd(Select):
     quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"first": (0.001, 0.003, 0.01, 0.02, 0.05)}
 
     first: Annotated[float, "attention above which two positions depend on each other, in an open block"] = 0.01
-    last: Annotated[float, "attention above which they do in a block that is nearly complete"] = 0.05
+    last: Annotated[float, "the same threshold in a block that is nearly complete"] = 0.05
     switch: Annotated[float, "open share of the block below which only confident positions are committed"] = 0.5
     tau: Annotated[float, "probability above which a position is confident"] = 0.9
     share: Annotated[float, "share of the layers, from the last one, whose attention is read"] = 0.3

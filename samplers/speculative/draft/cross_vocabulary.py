@@ -1,6 +1,6 @@
 """A draft model with another tokenizer, which continues the target's text and whose tokens are translated.
 
-`TokenMap` translates the drafter's tokens, and `Reading` encodes the target's text with the drafter's tokenizer.
+`TokenMap` translates the drafter's tokens, and `DrafterText` encodes the target's text with the drafter's tokenizer.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class TokenMap:
         return (self.direct[run[0]], 1) if run[0] in self.direct else (-1, 0)
 
 
-class Reading:
+class DrafterText:
     """The text of one row in the drafter's tokens, updated as the row grows."""
 
     def __init__(self, tokens: TokenMap, drafter: LanguageModel, target: LanguageModel) -> None:
@@ -144,7 +144,7 @@ class _Row:
     """One row: its text in the drafter's tokens, and how much of it is in the cache."""
 
     def __init__(self, tokens: TokenMap, drafter: LanguageModel, target: LanguageModel) -> None:
-        self.tokens, self.reading = tokens, Reading(tokens, drafter, target)
+        self.tokens, self.text = tokens, DrafterText(tokens, drafter, target)
         self.fed: list[int] = []  # ids whose K/V are in the first slots
         self.ids: list[int] = []  # the text's, then the drafted ones
         self.learned = 0  # tokens of the target from which the map has learned
@@ -156,8 +156,8 @@ class _Row:
         for token in row[self.learned :]:
             self.tokens.learn(token)
         self.learned = len(row)
-        self.reading.extend(row)
-        self.ids, self.pending = list(self.reading.ids), []
+        self.text.extend(row)
+        self.ids, self.pending = list(self.text.ids), []
         common = 0
         for ours, theirs in zip(self.fed, self.ids[:-1], strict=False):  # the last one is fed for its logits
             if ours != theirs:

@@ -11,9 +11,9 @@ A stride of N in the paper is k = N - 1. K/V of masks are never kept. The model 
 attention="causal", and `mask` is the id that its training fills in. The text is that of the causal model, whatever the
 masks predict; how often a draft is accepted is the model's merit.
 Deviates from the authors' code: the prompt's forward has no masks, so the first draft comes a round later; rows of any
-lengths in a batch. `name` is a LoRA that is on at masks alone, as with their setting `conditional_lora`: the text is
-that of the model without it. Its config may say the mask's id (`mask_token_id`); the input at masks is the model's own
-embedding of that id, for which an id that no text has is the best choice.
+lengths in a batch. `name` is a LoRA that applies at mask positions only, as with their setting `conditional_lora`: the
+text is that of the model without it. Its config may say the mask's id (`mask_token_id`); the input at masks is the
+model's own embedding of that id, for which an id that no text has is the best choice.
 Exact: greedy and distribution, with an exact acceptance.
 """
 
@@ -103,8 +103,8 @@ class Idlm(StateDrafter):
 
     k: Annotated[int, "masks after a draft, which is how many tokens the next one has"] = 3
     mask: Annotated[int | None, "id of the mask token; default: that of the LoRA, else of the checkpoint"] = None
-    name: Annotated[DraftModuleName | None, "LoRA that is on at masks alone: embedded name, folder or hub id"] = None
-    adapter: Annotated[DraftModuleName | None, "another word for `name`"] = None
+    name: Annotated[DraftModuleName | None, "LoRA applied at masks only: embedded name, folder or hub id"] = None
+    adapter: Annotated[DraftModuleName | None, "another name of the parameter `name`"] = None
 
     def __post_init__(self) -> None:
         self.require("k", least=1)
@@ -137,7 +137,10 @@ class Idlm(StateDrafter):
         if mask >= model.vocab_size:
             raise SpecError(f"idlm: mask={mask} is not one of the {model.vocab_size} ids of {model.name}")
         if not hasattr(model.decoder, "unembed"):
-            raise SpecError(f"idlm: {model.name} runs through transformers, and idlm needs a native family")
+            raise SpecError(
+                f"idlm: {model.name} runs through transformers, and idlm needs a native family",
+                "draft with another method",
+            )
         return mask
 
     def target_taps(self, model: LanguageModel) -> TargetStates:

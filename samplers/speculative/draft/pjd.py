@@ -80,7 +80,9 @@ class Pjd(Drafter):
     def __post_init__(self) -> None:
         self.require("lag", least=1)
         if self.joint and self.wait:
-            raise SpecError("pjd: joint=true redraws what it rejects", hint="leave wait out")
+            raise SpecError(
+                "pjd: wait=true needs joint=false: joint=true redraws rejected tokens", hint="leave wait out"
+            )
         refuse_narrow("pjd", self.window)
 
     def width(self, model: LanguageModel) -> int:
@@ -92,7 +94,7 @@ class Pjd(Drafter):
         layout = layout_of(model, "pjd", "text has no rows: draft with lookup or sjd")
         if layout.row_end is not None or layout.closing or layout.stride != layout.columns:
             raise SpecError(
-                f"pjd: rows of {model.name} end with a token of their own, which it cannot place",
+                f"pjd: rows of {model.name} end with an end-of-row token, which pjd cannot draft",
                 hint="draft with zipar or sjd",
             )
         return layout.rows, layout.columns

@@ -85,7 +85,7 @@ class Walk:
 
     @property
     def path(self) -> Tensor:
-        """[B, D]"""
+        """[B, D]: each row's nodes so far, from node 0 on."""
         return torch.stack(self.nodes, 1)
 
     @property

@@ -41,7 +41,7 @@ class Tree:
         return (Tree if text.device.type == "cpu" else DeviceTree)(text)
 
     def own(self, values: Any) -> Any:
-        """`values` of the host or a tensor, as the tree's arrays are."""
+        """`values`, an array or a tensor, in the form of the tree's own arrays."""
         return values if isinstance(values, np.ndarray) else values.numpy()
 
     def put(self, values: Any) -> Tensor:

@@ -62,7 +62,7 @@ class Ngrams:
                 behind[tuple(corpus[end - size : end])][corpus[end]] += 1
 
     def probabilities(self, text: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
-        """[T] float64: how likely each of `tokens` follows `text`; a context that the corpus has not counts as 0."""
+        """[T] float64: how likely each of `tokens` follows `text`; a context that the corpus lacks adds 0."""
         total = np.zeros(len(tokens))
         for size, (weight, behind) in enumerate(zip(self.weights, self.counts, strict=True), 1):
             following = behind.get(tuple(text[-size:])) if size <= len(text) else None

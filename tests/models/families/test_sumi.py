@@ -206,10 +206,10 @@ def test_what_the_config_leaves_out_has_the_defaults_of_its_own_class() -> None:
 def test_caches_with_readers_or_shared_slots_of_their_own_are_refused(tmp_path: Path) -> None:
     published(tmp_path)
     model = load(tmp_path, device="cpu", attention="causal")
-    with pytest.raises(CacheError, match="a sink of attention"):
+    with pytest.raises(CacheError, match="an attention sink"):
         model.new_cache(2, 16, shared=4)
     for spec in ("sequential@streaming", "sparsekv"):
-        with pytest.raises(pardec.PardecError, match="has a sink of attention"):
+        with pytest.raises(pardec.PardecError, match="has an attention sink"):
             pardec.load(tmp_path, device="cpu", attention="causal").generate(input_ids=[[3, 4]], sampler=spec)
     with pytest.raises(ModelError, match="attention_cap=2.0 with attention_sink"):
         replace(model.decoder.config, attention_cap=2.0)  # type: ignore[attr-defined]

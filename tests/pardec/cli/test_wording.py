@@ -15,6 +15,15 @@ from pardec.cli import run
     [
         ("generate tiny-dream -p x -n 0", "--max-new-tokens must be a whole number", "--max-new-tokens 64 asks"),
         ("generate tiny-dream -p x --top-p 3", "--top-p must be above 0", "--top-p 0.9 keeps"),
+        ("generate tiny-dream -p x --temperature=-1", "--temperature must be at least 0", "--temperature 0 takes"),
+        ("generate tiny-llama -p x --stop=", "--stop has an empty text", "--stop '\\n' ends"),
+        ("generate tiny-mar", "tiny-mar is an image model", '"pardec image tiny-mar'),
+        ("image tiny-dream", "tiny-dream is a text model", '"pardec generate tiny-dream"'),
+        ("generate tiny-dream -s fixed -s eos", "--sampler is given more than once", "-s threshold+eos"),
+        ("plan tiny-dream --sampler=fixed -s eos", "--sampler is given more than once", "-s threshold+eos"),
+        ("generate tiny-dream -p x --workers 2", "got --workers 2", "--executor torchrun or --executor ray"),
+        ("generate tiny-dream -p x --max-tokens 5", "No such option: --max-tokens", "; --max-new-tokens 64 asks"),
+        ("compare tiny-dream --task lists", "no sampler is named", "--sampler sequential --sampler threshold"),
         ("generate tiny-llama -p x --cfg 2", "cfg is for masked models", "leave --cfg out"),
         ("compare tiny-dream --task lists --points 5", "a sweep", "add --sweep, or leave --points out"),
         ("compare tiny-dream --task lists --resume", "the folder of a run", "name it with --out FOLDER"),
@@ -27,6 +36,22 @@ def test_hint_of_the_command_line_names_options(command, first, second, capsys):
     assert first in error
     assert second in hint
     assert not re.search(r"\b[a-z]+_[a-z_]+\b", error + hint)
+
+
+def test_errors_of_json_files_name_options(tmp_path, capsys):
+    schema = tmp_path / "schema.json"
+    for text, more, said in (
+        ("[1]", [], "--response-format must be a dict (a JSON object), got list"),
+        ('{"type": "object"}', ["--stop", "a"], "--stop cannot be combined with --response-format"),
+    ):
+        schema.write_text(text)
+        assert run(["generate", "tiny-dream", "-p", "x", "--response-format", str(schema), *more]) == 2
+        assert f"error: {said}\n" in capsys.readouterr().err
+
+
+def test_hint_of_an_unknown_short_option_names_no_argument_of_python(capsys):
+    assert run(["plan", "tiny-llama", "-n", "5"]) == 2
+    assert capsys.readouterr().err.splitlines()[1] == 'run "pardec plan --help" for its options'
 
 
 def test_hint_is_printed_once_with_debug(capsys):

@@ -103,7 +103,7 @@ def test_compare_follows_lines_and_refuses_the_rest(tmp_path: Path) -> None:
 
 def test_bench_and_image_refuse_settings_of_lines(cli: Cli, tmp_path: Path) -> None:
     file = write(tmp_path, {"prompt": "a red circle", "max_new_tokens": 3})
-    for command in (("bench", "decode", "tiny-llama"), ("image", "tiny-llamagen-t2i", "-o", tmp_path / "a.png")):
+    for command in (("bench", "decode", "tiny-llama"), ("image", "tiny-llamagen", "-o", tmp_path / "a.png")):
         code, _, err = cli(*command, "--prompts", file)
         assert (code, "sets max_new_tokens" in err) == (2, True)
 

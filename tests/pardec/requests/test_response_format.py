@@ -136,7 +136,7 @@ def test_every_form_of_a_schema_says_the_same(llama: pardec.Model, dream: pardec
 @pytest.mark.parametrize(
     ("form", "words"),
     [
-        ("json", "response_format must be a dict, got str"),
+        ("json", r"response_format must be a dict \(a JSON object\), got str"),
         ({"type": "json_schema"}, "has no json_schema.schema"),
         ({"type": "json_object", "strict": True}, "of type 'json_object' has no 'strict'"),
         ({"schema": PERSON}, "has none of a JSON schema's keywords"),

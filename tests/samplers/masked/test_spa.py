@@ -55,10 +55,10 @@ class Watched:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.steps: list[list[list[int]]] = []
-        least, through = ReuseCache._least, ReuseCache.through
+        pick, through = ReuseCache._picked_queries, ReuseCache.through
 
         def noted(cache: ReuseCache, cosine: Tensor, plan: Plan, index: int) -> Tensor | None:
-            picked = least(cache, cosine, plan, index)
+            picked = pick(cache, cosine, plan, index)
             order = plan.positions[0]
             self.steps[-1][index] = (order if picked is None else order[picked[0]]).tolist()
             return picked
@@ -68,7 +68,7 @@ class Watched:
                 self.steps.append([step.plan.positions[0].tolist()] * len(cache.k))
             return through(cache, layer, h, step, index)
 
-        patch.setattr(ReuseCache, "_least", noted)
+        patch.setattr(ReuseCache, "_picked_queries", noted)
         patch.setattr(ReuseCache, "through", passed)
 
 

@@ -17,7 +17,7 @@ from pardec.models.errors import ModelError, SpecError
 from pardec.models.load import load
 from pardec.models.model import LanguageModel
 from pardec.samplers import registry
-from pardec.samplers.speculative.draft.cross_vocabulary import CrossVocabularyState, Reading, TokenMap, _Row
+from pardec.samplers.speculative.draft.cross_vocabulary import CrossVocabularyState, DrafterText, TokenMap, _Row
 from tests.samplers.ar_toys import counted, g_test, joint, logits, plain_greedy, rows, run, toy_ar
 from tests.samplers.fake_draft_model import LENGTHS, named
 
@@ -98,22 +98,22 @@ def test_what_was_read_spells_the_text_however_it_grew(names: tuple[str, str]) -
     text = "Tom has 18 cups. He loses 4. He finds 12 cups, and Ann's dog has none! How many cups does Tom have now?"
     ids = model.tokenizer(text)["input_ids"]
     tokens = TokenMap(drafter, model)
-    whole = Reading(tokens, drafter, model)
+    whole = DrafterText(tokens, drafter, model)
     whole.extend(ids)
     assert whole.text.decode() == text
     random = np.random.RandomState(0)
     for _ in range(5):
-        reading, size = Reading(tokens, drafter, model), 0
+        grown, size = DrafterText(tokens, drafter, model), 0
         while size < len(ids):
             size = min(size + random.randint(1, 6), len(ids))
-            reading.extend(ids[:size])
-            spelled = b"".join(tokens.drafter.tokens[token] for token in reading.ids)
-            assert spelled.removeprefix(b" ") == reading.text
-            assert reading.ends[-1] - reading.ends[0] == len(spelled)
-        assert reading.text == whole.text
-        assert [token for token in reading.ids if token in tokens.drafter.special] == [2]  # the beginning's
+            grown.extend(ids[:size])
+            spelled = b"".join(tokens.drafter.tokens[token] for token in grown.ids)
+            assert spelled.removeprefix(b" ") == grown.text
+            assert grown.ends[-1] - grown.ends[0] == len(spelled)
+        assert grown.text == whole.text
+        assert [token for token in grown.ids if token in tokens.drafter.special] == [2]  # the beginning's
     if names[0] == "tiny-llama-bytes":
-        assert reading.ids == whole.ids == drafter.tokenizer(text)["input_ids"]  # type: ignore[misc]
+        assert grown.ids == whole.ids == drafter.tokenizer(text)["input_ids"]  # type: ignore[misc]
 
 
 # --- decoding ---

@@ -114,7 +114,7 @@ def assert_on_at_masks_alone(adapted: tuple[Path, Path, Gated], k: int) -> None:
 def test_tokens_and_forwards_are_those_of_whole_forwards(adapted: tuple[Path, Path, Gated], k: int) -> None:
     """The plain version feeds the whole text, the draft and the masks at every forward, without a cache.
 
-    So does that of an adapter, which is on at the masks alone.
+    So does that of an adapter, which applies at mask positions only.
     """
     the_spec_s_mask_wins_over_the_checkpoint_s()
     assert Idlm(k=k).most_queries(1 + k, request([[1]], 1)) == k, "room for a mask per drafted token"
@@ -178,14 +178,14 @@ def test_an_adapter_of_anything_but_the_layers_matrices_is_refused(adapted: tupl
         for half in "AB"
     }
     adapters.write_adapter(lora, weights | head, r=4)
-    with pytest.raises(ModelError, match="lora changes lm_head.weight, which cannot be changed at masks alone"):
+    with pytest.raises(ModelError, match="lora changes lm_head.weight, which cannot be changed at mask positions only"):
         model.generate(input_ids=[[3, 4]], sampler=f"idlm:mask=7,adapter={lora}", max_new_tokens=4)
 
 
 def test_an_adapter_of_masks_is_not_merged_and_its_mask_is_an_id(adapted: tuple[Path, Path, Gated]) -> None:
     folder, lora, _ = adapted
     change_config(lora, mask_token_id=SMALL_MASK)
-    with pytest.raises(ModelError, match="lora is on at masks alone .mask_token_id.; merged, it would change the text"):
+    with pytest.raises(ModelError, match="lora applies at mask positions only .mask_token_id.; merged"):
         pardec.load(folder, device="cpu", adapter=lora)
     model = pardec.load(folder, device="cpu", dtype="float32")
     for wrong in (SMALL_MASK + 1, -1):

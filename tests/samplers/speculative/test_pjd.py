@@ -217,7 +217,7 @@ def test_it_is_declared_relaxed_and_refuses_what_it_cannot_do() -> None:
     assert registry.resolve("pjd", "ar").exact == "relaxed"
     with pytest.raises(SpecError, match="lag=5 is more than the 4 tokens of a row"):
         draw(MODEL, "pjd:lag=5", CAPTIONS)
-    with pytest.raises(SpecError, match="joint=true redraws what it rejects"):
+    with pytest.raises(SpecError, match="joint=true redraws rejected tokens"):
         registry.resolve("pjd:joint=true,wait=true", "ar")
     with pytest.raises(SpecError, match="pjd needs the token grid of an image"):
         run(toy_ar(0), "pjd", [[1, 2]], 4)

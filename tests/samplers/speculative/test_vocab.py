@@ -129,7 +129,7 @@ def test_a_quarter_of_the_rows_drafts_nearly_as_well(tmp_path: Path) -> None:
     less = trimmed(drafter, listed)
     rows_cut = (vocab - len(listed)) * drafter.width
     assert bytes_read(drafter) - bytes_read(less) == 4 * rows_cut
-    assert f"{bytes_read(less):,} bytes read a step instead of {bytes_read(drafter):,}" in less.describe()
+    assert f"{bytes_read(less):,} bytes read per step instead of {bytes_read(drafter):,}" in less.describe()
 
 
 def test_a_smaller_head_costs_less(ids: str) -> None:
