@@ -42,7 +42,7 @@ class EagleLayout:
     norm_output: bool = False  # whether the normalised state is fed back
     norm_head: bool = True  # whether the head reads the normalised state
     gated: bool = False  # whether a learned gate mixes states and embeddings
-    tied: bool = False  # whether the head is the rows `d2t` of the target's
+    tied: bool = False  # whether the head is the target's, or its rows `d2t`
 
     def names(self, published: Mapping[str, Published]) -> dict[str, str | tuple[str, ...]]:
         """The published name or names of each possible parameter."""
@@ -141,8 +141,11 @@ def _third(files: DraftFiles, config: Mapping[str, Any], published: Mapping[str,
             raise ModelError(f"the config of {files.name} has {flag}={config.get(flag)}, {what}")
     if each and every:
         raise ModelError(f"{files.name} has both fc_norm and input_norm", "at most one of them is supported")
-    tied = bool(config.get("tie_word_embeddings")) and "lm_head.weight" not in published
-    vocabulary = config.get("draft_vocab_size") or layers.vocab
+    ids = published.get("d2t")
+    known = layers.vocab if ids is None or len(ids.shape) != 1 else ids.shape[0]
+    vocabulary = config.get("draft_vocab_size") or known
+    shared = bool(config.get("tie_word_embeddings")) or vocabulary == layers.vocab
+    tied = shared and "lm_head.weight" not in published
     output = config.get("norm_output")  # two projects use this key with different meanings
     return EagleLayout(
         "3",

@@ -85,6 +85,12 @@ def _check_target(files: DraftFiles, target: LanguageModel, form: EagleLayout) -
         raise ModelError(
             f"{files.name} has width {config.width} and {target.name} {target.width}, and no embed_tokens of its own"
         )
+    if config.width != target.width and form.tied:
+        raise ModelError(
+            f"{files.name} has width {config.width} and no lm_head.weight; the head of {target.name} has"
+            f" {target.width} columns",
+            "export it with its own head",
+        )
     if abs(config.vocab - target.vocab_size) > target.vocab_size // 100:  # a smaller difference is padding
         raise ModelError(
             f"{files.name} is for a vocabulary of {config.vocab} ids; {target.name} has {target.vocab_size}",

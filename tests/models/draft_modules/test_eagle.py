@@ -26,6 +26,15 @@ from tests.samplers.ar_toys import toy_ar
 VOCAB = 40
 TOKENS = [3, 17, 39, 0, 8, 8, 21]
 
+
+def without(name: str) -> Any:
+    return lambda tensors, config: tensors.pop(name)
+
+
+def without_key(name: str) -> Any:
+    return lambda tensors, config: config.pop(name)
+
+
 EVERY: dict[str, tuple[str, dict[str, Any]]] = {
     "EAGLE-1": ("eagle", {"embedding": True}),
     "EAGLE-1 without a bias": ("eagle", {"bias": False, "qkv_bias": True}),
@@ -42,6 +51,8 @@ EVERY: dict[str, tuple[str, dict[str, Any]]] = {
     "EAGLE-3 of the whole vocabulary": ("eagle3", {"embedding": True}),
     "EAGLE-3 with the target's head": ("eagle3", {"draft": 15, "tie_word_embeddings": True}),
     "EAGLE-3 with all of the target's head": ("eagle3", {"tie_word_embeddings": True}),
+    "EAGLE-3 without a head": ("eagle3", {"tie_word_embeddings": True, "change": without_key("tie_word_embeddings")}),
+    "EAGLE-3 of ids that only d2t counts": ("eagle3", {"draft": 15, "change": without_key("draft_vocab_size")}),
     "EAGLE-3 with biases, grouped heads, and an epsilon": (
         "eagle3",
         {"draft": 20, "attention_bias": True, "heads": 4, "kv_heads": 1, "rms_norm_eps": 1e-2, "rope_theta": 1e6},
@@ -215,10 +226,6 @@ def test_a_copy_of_the_embedding_is_not_read(tmp_path: Path) -> None:
 # --- refusals ---
 
 
-def without(name: str) -> Any:
-    return lambda tensors, config: tensors.pop(name)
-
-
 def with_tensor(name: str, *shape: int) -> Any:
     return lambda tensors, config: tensors.update({name: torch.zeros(shape)})
 
@@ -240,6 +247,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "eagle3",
         {"width": 24, "target_hidden_size": 16, "draft": 15},
         "has width 24 and toy 16, and no embed_tokens of its own",
+    ),
+    "its own width without a head": (
+        "eagle3",
+        {"width": 24, "target_hidden_size": 16, "draft": 15, "embedding": True, "tie_word_embeddings": True},
+        "has width 24 and no lm_head.weight; the head of toy has 16 columns",
     ),
     "another vocabulary": ("eagle", {"vocab": 60}, "is for a vocabulary of 60 ids; toy has 40"),
     "no d2t": ("eagle3", {"draft": 15, "change": without("d2t")}, "lacks d2t, which says which 15 of 40 ids"),
