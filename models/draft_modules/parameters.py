@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,14 @@ from ..kernels.cpu.packed import PackedWeight
 from ..loading.unread import other_frequencies
 from ..model import LanguageModel
 from .contracts import DraftFiles, DraftModule
+
+# Values of keys that SGLang and vLLM follow in drafters, though some libraries that train them do not.
+_PLAIN = {
+    "partial_rotary_factor": 1.0,
+    "rope_is_neox_style": True,
+    "use_gemma_norm": False,
+    "attention_value_scale": 1.0,
+}
 
 Names = Mapping[str, str | tuple[str, ...]]  # parameter -> published tensor, or those that are fused in it, in order
 
@@ -37,6 +46,17 @@ def layer_names(parameter: str, stem: str) -> dict[str, str | tuple[str, ...]]:
         parameter + "down_weight": stem + "mlp.down_proj.weight",
         parameter + "down_bias": stem + "mlp.down_proj.bias",
     }
+
+
+def check_followed(files: DraftFiles, config: Mapping[str, Any]) -> None:
+    """Raises ModelError for a value that engines follow and these layers do not: it changes what is drafted."""
+    stated = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {}), **config}
+    for key, plain in _PLAIN.items():
+        if stated.get(key, plain) not in (None, plain):
+            raise ModelError(
+                f"the config of {files.name} has {key}={stated[key]!r}, which is not supported",
+                f"supported: {key}={plain!r}",
+            )
 
 
 def fill(

@@ -292,11 +292,53 @@ def changed(folder: Path, change: dict[str, Any], drop: tuple[str, ...] = ()) ->
             {"dflash_config": {"mask_token_id": 4}, "aux_hidden_state_layer_ids": [1, 3]},
             "as outputs of layers and others as inputs",
         ),
+        ({"sample_from_anchor": "false"}, "sample_from_anchor of .* must be true or false, got 'false'"),
+        ({"partial_rotary_factor": 0.5}, "has partial_rotary_factor=0.5, which is not supported"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "has partial_rotary_factor=0.5"),
+        ({"use_gemma_norm": True}, "has use_gemma_norm=True, which is not supported"),
+        (
+            {"dflash_config": {"mask_token_id": 4, "target_layer_ids": [0, 2, 3], "attention_value_scale": 0.7}},
+            "has attention_value_scale=0.7, which is not supported",
+        ),
     ],
 )
 def test_configs_that_say_nothing_usable(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     write(tmp_path)
     assert re.search(message, refusal(changed(tmp_path, change)))
+
+
+def test_dspark_keys_may_be_nested(tmp_path: Path) -> None:
+    """As SpecForge writes them, beside dflash_config."""
+    _, config = write(tmp_path, markov="gated", confidence="token")
+    before = load_draft_module(tmp_path, toy_ar(0, 5, 3.0, layers=4), kind="dflash")
+    nested = {key: config[key] for key in ("markov_rank", "markov_head_type", "enable_confidence_head")}
+    changed(tmp_path, {"dspark_config": nested}, tuple(nested))
+    module = load_draft_module(tmp_path, toy_ar(0, 5, 3.0, layers=4), kind="dflash")
+    assert isinstance(module, DFlashModule)
+    assert isinstance(before, DFlashModule)
+    assert module.layout == before.layout
+    assert module.layout.transition == "gated"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "needed"),
+    [
+        ("embed_tokens.weight", {"markov": "vanilla"}, "has 3 rows, and 5 ids need one each"),
+        ("lm_head.weight", {"own_head": True}, "has 3 rows, and 5 ids need one each"),
+        ("markov_head.markov_w1.weight", {"markov": "vanilla"}, "has 3 rows, and 5 ids need one each"),
+        ("markov_head.markov_w2.weight", {"markov": "vanilla"}, "has 3 rows, and 5 ids need one each"),
+        ("markov_head.markov_w2.weight", {"markov": "vanilla", "reduced": (3, 0)}, "has 1 rows, and 2 ids need one"),
+        ("confidence_head.proj.weight", {"confidence": "state"}, r"is \[2, 16\]; it needs one row of 16 numbers"),
+    ],
+)
+def test_dflash_tables_of_other_ids_are_refused(
+    name: str, options: dict[str, Any], needed: str, tmp_path: Path
+) -> None:
+    tensors, _ = write(tmp_path, **options)
+    whole = tensors[name]
+    cut = whole.repeat(2, 1) if len(whole) == 1 else whole[: len(whole) - (1 if len(whole) == 2 else 2)]
+    save_file({**tensors, name: cut.clone()}, tmp_path / "model.safetensors")
+    assert re.search(f"{re.escape(name)} of .* {needed}", refusal(tmp_path))
 
 
 SPECULATORS = {"architectures": ["DFlash2DraftModel"], "speculators_model_type": "dflash2", "draft_vocab_size": 5}

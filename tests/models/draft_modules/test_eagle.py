@@ -323,6 +323,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"draft": 15, "layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3},
         "names layers with and without a window",
     ),
+    "heads that are rotated in part": (
+        "speculators",
+        {"draft": 15, "rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        "has partial_rotary_factor=0.5, which is not supported",
+    ),
     "both norms": ("speculators", {"draft": 15, "fc_norm": True, "norm_before_fc": True}, "both fc_norm and input_n"),
     "a weight that is not finite": (
         "eagle",
