@@ -61,7 +61,7 @@ def load(
         module.states = TargetStates(chosen.layers)
         module.taps = chosen
         lines.append(f"reads the outputs of layers {listed(map(str, chosen.layers))}: {chosen.reason}")
-    if target.embedding_scale == 1 and is_copy(module.embedding, target.decoder.embedding):
+    if is_copy(module.embedding, target.decoder.embedding):
         module.embedding = None
         lines.append("embed_tokens is the target's: shared")
     if form.tied:

@@ -215,6 +215,14 @@ def test_embeddings_and_heads_of_the_target_are_no_parameters_of_the_drafter(tmp
     assert "embed_tokens is the target's: shared" in module.about
 
 
+@pytest.mark.parametrize("layout", ["eagle", "eagle3"])
+def test_a_drafter_reads_the_embedding_as_stored_of_a_target_that_scales_it(layout: str, tmp_path: Path) -> None:
+    model = replace(target(), embedding_scale=4.0)
+    write(tmp_path, layout, vocab=VOCAB)
+    module: Any = load_draft_module(tmp_path, model)
+    assert torch.equal(module.embed(torch.tensor(TOKENS)), model.decoder.embedding[TOKENS])
+
+
 def test_a_copy_of_the_embedding_is_not_read(tmp_path: Path) -> None:
     def damaged(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
         tensors["embed_tokens.weight"] = torch.full((VOCAB, 16), torch.nan)
