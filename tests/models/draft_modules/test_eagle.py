@@ -242,6 +242,11 @@ def with_values(name: str, value: Any) -> Any:
     return lambda tensors, config: tensors.update({name: value(tensors)})
 
 
+def in_gptq(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    tensors["fc.qweight"] = tensors.pop("fc.weight").int()
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
+
+
 def moved(tensors: dict[str, Tensor]) -> Tensor:
     offsets = tensors["d2t"].clone()
     offsets[2] += 1
@@ -336,6 +341,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"draft": 15, "rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         "has partial_rotary_factor=0.5, which is not supported",
     ),
+    "four bits": ("eagle3", {"draft": 15, "change": in_gptq}, "is quantized by 'gptq', which is not supported"),
     "both norms": ("speculators", {"draft": 15, "fc_norm": True, "norm_before_fc": True}, "both fc_norm and input_n"),
     "a weight that is not finite": (
         "eagle",
