@@ -226,9 +226,12 @@ def build(parts: ImagingParts) -> LlamaGenImaging:
 def _read_off(module: Classes | Captions) -> dict[str, Any]:
     """The arguments of a configuration that the tensors of the condition state."""
     if isinstance(module, Classes):
-        return {"cls_token_num": 1, **dict.fromkeys(("num_classes", "class_num"), module.count)}
+        count, width = module.count, module.embedding_table.weight.shape[1]
+        kind = {"gpt_type": "c2i", "dim": width, "cls_token_num": 1}
+        return kind | dict.fromkeys(("num_classes", "class_num"), count)
     length, features = module.uncond_embedding.shape
-    return {"cls_token_num": length, "caption_dim": features}
+    width = module.cap_proj["fc2"].weight.shape[0]
+    return {"gpt_type": "t2i", "dim": width, "cls_token_num": length, "caption_dim": features}
 
 
 def _encoder(parts: ImagingParts, captions: Captions) -> TextEncoder | None:
