@@ -21,7 +21,7 @@ from ..families.llama_like import shape
 from ..files.weights import Published, count_parts
 from ..model import LanguageModel
 from .contracts import DraftFiles
-from .parameters import check_followed, layer_names
+from .parameters import check_followed, layer_names, one_rotation
 
 TRANSITIONS = ("vanilla", "gated", "rnn")
 _QUERY = "layers.0.self_attn.q_proj.weight"
@@ -310,7 +310,7 @@ def _taps(files: DraftFiles, value: Any, drafts: int, layers: int, taps: str | N
 
 def _layers(files: DraftFiles, config: Mapping[str, Any]) -> DecoderConfig:
     """The shape of the layers."""
-    published, settings = files.published, dict(config)
+    published, settings = files.published, one_rotation(config)
     check_followed(files, {**settings, **(config.get("dflash_config") or {})})
     settings["num_hidden_layers"] = count_parts(published, "layers")
     absent = [key for key in ("hidden_size", "num_attention_heads", "intermediate_size") if not settings.get(key)]

@@ -21,7 +21,7 @@ from ..errors import ModelError
 from ..families.llama_like import shape
 from ..files.weights import Published, count_parts
 from .contracts import DraftFiles
-from .parameters import check_followed, layer_names
+from .parameters import check_followed, layer_names, one_rotation
 
 # Tensors of P-EAGLE, DFlash, and a drafter of blocks in EAGLE-1's layout, whose other tensors have EAGLE's names.
 _FOREIGN = ("mask_hidden", "hidden_norm.weight", "block_offsets.weight")
@@ -174,6 +174,7 @@ def layer_shape(
     With `slides`, layer_types says which layers have the sliding window, as in the speculators library; the authors'
     code has no windows.
     """
+    config = one_rotation(config)
     check_followed(files, config)
     kind = "qwen3" if config.get("model_type") == "qwen3" else "llama"
     slides = slides and (kind == "qwen3" or bool(config.get("layer_types")))  # Llama's class makes no layer_types

@@ -59,6 +59,13 @@ def check_followed(files: DraftFiles, config: Mapping[str, Any]) -> None:
             )
 
 
+def one_rotation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with one rotation: where types of layers have one each, the sliding layers', as in speculators."""
+    rotations = config.get("rope_parameters")
+    own = rotations.get("sliding_attention") if isinstance(rotations, dict) else None
+    return dict(config) if own is None else {**config, "rope_parameters": own}
+
+
 def fill(
     module: DraftModule,
     files: DraftFiles,

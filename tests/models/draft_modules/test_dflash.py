@@ -307,6 +307,17 @@ def test_configs_that_say_nothing_usable(change: dict[str, Any], message: str, t
     assert re.search(message, refusal(changed(tmp_path, change)))
 
 
+def test_rotations_by_type_of_layer_are_the_sliding_layers(tmp_path: Path) -> None:
+    """As the speculators library reads configs that were made for targets with two rotations."""
+    slides, sees = ({"rope_type": "default", "rope_theta": theta} for theta in (300.0, 9e4))
+    write(tmp_path / "a", **SLIDES, rope_parameters=slides)
+    write(tmp_path / "b", **SLIDES, rope_parameters={"sliding_attention": slides, "full_attention": sees})
+    one, other = (load_draft_module(tmp_path / name, toy_ar(0, 5, 3.0, layers=4), kind="dflash") for name in "ab")
+    assert isinstance(one, DFlashModule)
+    assert isinstance(other, DFlashModule)
+    assert one.layout.config == other.layout.config
+
+
 def test_dspark_keys_may_be_nested(tmp_path: Path) -> None:
     """As SpecForge writes them, beside dflash_config."""
     _, config = write(tmp_path, markov="gated", confidence="token")
