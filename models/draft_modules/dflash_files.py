@@ -21,7 +21,7 @@ from ..families.llama_like import shape
 from ..files.weights import Published, count_parts
 from ..model import LanguageModel
 from .contracts import DraftFiles
-from .parameters import check_followed, layer_names, one_rotation
+from .parameters import check_followed, check_method, layer_names, one_rotation
 
 TRANSITIONS = ("vanilla", "gated", "rnn")
 _QUERY = "layers.0.self_attn.q_proj.weight"
@@ -271,6 +271,7 @@ def _selector(files: DraftFiles, value: Any, width: int, mixed: bool) -> tuple[i
 
 def _refuse(files: DraftFiles) -> None:
     published = files.published
+    check_method(files, "dflash", "dflash2", "dspark")
     foreign = next((name for name in published if "correction" in name or name.startswith("draft_adapter.")), None)
     if foreign is not None:
         raise ModelError(f"{files.name} has {foreign}: this variant of DFlash is not supported")

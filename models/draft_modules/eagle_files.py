@@ -21,7 +21,7 @@ from ..errors import ModelError
 from ..families.llama_like import shape
 from ..files.weights import Published, count_parts
 from .contracts import DraftFiles
-from .parameters import check_followed, layer_names, one_rotation
+from .parameters import check_followed, check_method, layer_names, one_rotation
 
 # Tensors of P-EAGLE, DFlash, and a drafter of blocks in EAGLE-1's layout, whose other tensors have EAGLE's names.
 _FOREIGN = ("mask_hidden", "hidden_norm.weight", "block_offsets.weight")
@@ -85,6 +85,7 @@ def is_eagle(config: Mapping[str, Any], published: Mapping[str, Published]) -> b
 def read_layout(files: DraftFiles) -> EagleLayout:
     """The layout of the files. Raises ModelError for an unsupported variant, and for a config without layers."""
     config, published = files.config, files.published
+    check_method(files, "eagle", "eagle3")
     for name in ("embedding_layernorm.weight", "pre_lm_head_layernorm.weight"):
         if name in published:
             raise ModelError(

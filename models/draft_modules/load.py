@@ -125,10 +125,10 @@ def recognise(files: DraftFiles) -> DraftKind:
 def _refuse_parallel_eagle(files: DraftFiles) -> None:
     """Raises ModelError for a P-EAGLE, which has EAGLE-3's tensors but drafts in another way, so would draft badly."""
     names = {files.config.get("speculators_model_type"), *(files.config.get("architectures") or ())}
-    if "mask_hidden" in files.published or names & {"peagle", "PEagleDraftModel"}:
+    if "mask_hidden" in files.published or names & {"peagle", "PEagleDraftModel", "PEagleSpeculator"}:
         raise ModelError(
             f"{files.name} is a P-EAGLE, which is not supported",
-            "its mask token and the order of its parallel positions are not published; use EAGLE-3",
+            "it drafts several positions in one forward, which is not built: use an EAGLE-3",
         )
 
 

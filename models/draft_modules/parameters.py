@@ -59,6 +59,16 @@ def check_followed(files: DraftFiles, config: Mapping[str, Any]) -> None:
             )
 
 
+def check_method(files: DraftFiles, *known: str) -> None:
+    """Raises ModelError for files of another method, which may have the same tensors."""
+    method = files.config.get("speculators_model_type")
+    if method is not None and method not in known:
+        raise ModelError(
+            f"{files.name} is of another method: its config has speculators_model_type={method!r}",
+            f"supported: {listed(known)}",
+        )
+
+
 def one_rotation(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config with one rotation: where types of layers have one each, the sliding layers', as in speculators."""
     rotations = config.get("rope_parameters")

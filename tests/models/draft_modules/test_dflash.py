@@ -292,6 +292,7 @@ def changed(folder: Path, change: dict[str, Any], drop: tuple[str, ...] = ()) ->
             {"dflash_config": {"mask_token_id": 4}, "aux_hidden_state_layer_ids": [1, 3]},
             "as outputs of layers and others as inputs",
         ),
+        ({"speculators_model_type": "xpress"}, "another method: its config has speculators_model_type='xpress'"),
         ({"sample_from_anchor": "false"}, "sample_from_anchor of .* must be true or false, got 'false'"),
         ({"partial_rotary_factor": 0.5}, "has partial_rotary_factor=0.5, which is not supported"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "has partial_rotary_factor=0.5"),

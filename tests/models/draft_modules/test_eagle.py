@@ -341,6 +341,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"draft": 15, "rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}},
         "has partial_rotary_factor=0.5, which is not supported",
     ),
+    "another method": (
+        "speculators",
+        {"draft": 15, "change": lambda tensors, config: config.update(speculators_model_type="jetspec")},
+        "another method: its config has speculators_model_type='jetspec'",
+    ),
     "four bits": ("eagle3", {"draft": 15, "change": in_gptq}, "is quantized by 'gptq', which is not supported"),
     "both norms": ("speculators", {"draft": 15, "fc_norm": True, "norm_before_fc": True}, "both fc_norm and input_n"),
     "a weight that is not finite": (
