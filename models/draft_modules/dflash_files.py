@@ -288,12 +288,18 @@ def _taps(files: DraftFiles, value: Any, drafts: int, layers: int, taps: str | N
         if not isinstance(ids, list) or not all(type(each) is int for each in ids):
             raise ModelError(f"target_layer_ids of {files.name} is no list of numbers: {ids!r}")
         chosen, reason = tuple(ids), "target_layer_ids, which are outputs of layers"
-    elif value("aux_hidden_state_layer_ids") is not None:
-        raise ModelError(
-            f"{files.name} has aux_hidden_state_layer_ids, which some libraries read as outputs of layers and others as"
-            " inputs",
-            f"name the layers that it was trained on: taps={'-'.join(map(str, value('aux_hidden_state_layer_ids')))}",
-        )
+    elif (ids := value("aux_hidden_state_layer_ids")) is not None:
+        if not isinstance(ids, list) or not ids or not all(type(each) is int for each in ids):
+            raise ModelError(f"aux_hidden_state_layer_ids of {files.name} is no list of numbers: {ids!r}")
+        chosen = tuple(each - 1 for each in ids)
+        if "speculators_model_type" not in files.config:
+            raise ModelError(
+                f"{files.name} has aux_hidden_state_layer_ids, which some libraries read as outputs of layers and"
+                " others as inputs",
+                f"name the layers whose outputs it reads: taps={'-'.join(map(str, ids))}, or each less by one if the"
+                " ids are inputs",
+            )
+        reason = "aux_hidden_state_layer_ids, which the speculators library reads as inputs of layers"
     else:
         chosen = (
             (layers // 2,) if drafts == 1 else tuple(round(1 + i * (layers - 4) / (drafts - 1)) for i in range(drafts))

@@ -319,6 +319,16 @@ def test_rotations_by_type_of_layer_are_the_sliding_layers(tmp_path: Path) -> No
     assert one.layout.config == other.layout.config
 
 
+def test_layer_ids_of_the_speculators_library_are_inputs(tmp_path: Path) -> None:
+    """Its converter adds one to z-lab's ids, which are outputs of layers."""
+    write(tmp_path)
+    ids = {"dflash_config": {"mask_token_id": MASK}, "aux_hidden_state_layer_ids": [1, 3, 4]}
+    changed(tmp_path, {"speculators_model_type": "dflash", **ids})
+    for options, taps in (({}, (0, 2, 3)), ({"taps": "1-2-3"}, (1, 2, 3))):
+        module = load_draft_module(tmp_path, toy_ar(0, 5, 3.0, layers=4), kind="dflash", **options)
+        assert module.states.layers == taps
+
+
 def test_dspark_keys_may_be_nested(tmp_path: Path) -> None:
     """As SpecForge writes them, beside dflash_config."""
     _, config = write(tmp_path, markov="gated", confidence="token")
