@@ -41,7 +41,7 @@ def find_taps(config: Mapping[str, Any], layers: int, chosen: str | None = None)
         raise ModelError(
             "use_aux_hidden_state is false: an EAGLE-3 without the states of three layers is not supported"
         )
-    unstated = None, []  # files of NVIDIA's Model Optimizer have an empty list
+    unstated: tuple[Any, ...] = (None, [])  # files of NVIDIA's Model Optimizer have an empty list
     ids, top = (config[_KEY], True) if config.get(_KEY) not in unstated else (nested.get(_KEY), False)
     inputs, outputs = (2, layers // 2, layers - 3), (1, layers // 2 - 1, layers - 4)
     if ids in unstated:

@@ -86,7 +86,7 @@ def _load(files: DraftFiles, target: LanguageModel) -> Medusa:
                 f"{files.name}: token_map has id {int(row_index.max())}, {target.name} has {target.vocab_size} ids",
                 "use the target that the heads were trained on",
             )
-        if len(row_index.unique()) < rows:
+        if len(set(row_index.tolist())) < rows:
             raise ModelError(f"token_map of {files.name} names some ids twice", "export it again")
         about.append(f"{rows} of {target.vocab_size} tokens are drafted (token_map)")
     elif (cut := files.config.get("truncated_vocab_size")) and cut < files.config.get("vocab_size", cut):
