@@ -189,8 +189,6 @@ def read_layout(files: DraftFiles, layers: int, taps: str | None = None) -> DFla
             "such layers are not supported: use a draft module without them",
         )
     anchor = value("sample_from_anchor", spark)
-    if not isinstance(anchor, bool):
-        raise ModelError(f"sample_from_anchor of {files.name} must be true or false, got {anchor!r}")
     reduced = _reduced(files, value("draft_vocab_size"), shaped.vocab)
     selected, taps_group = _selector(files, value, shaped.width, reduced is not None or spark)
     if selected:
