@@ -135,6 +135,9 @@ def check_target(files: DraftFiles, target: LanguageModel, layout: DFlashLayout)
 def _check_rows(files: DraftFiles, target: LanguageModel, layout: DFlashLayout) -> None:
     """Raises ModelError for tables and heads of other ids than the target's, or than those that are drafted."""
     whole = target.vocab_size
+    for name in ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight"):
+        if layout.transition in TRANSITIONS and name not in files.published:
+            raise ModelError(f"{files.name} lacks {name}", "export it again, with both matrices of its Markov head")
     rows = {"embed_tokens": whole, "markov_head.markov_w1": whole, "markov_head.markov_w2": layout.vocabulary or whole}
     if layout.vocabulary is None:
         rows["lm_head"] = whole

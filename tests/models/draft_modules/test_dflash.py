@@ -487,6 +487,12 @@ def test_a_missing_tensor_is_named(missing: str, tmp_path: Path) -> None:
     assert missing in refusal(tmp_path)
 
 
+@pytest.mark.parametrize("missing", ["markov_head.markov_w1.weight", "markov_head.markov_w2.weight"])
+def test_a_matrix_of_the_markov_head_that_is_missing_is_named(missing: str, tmp_path: Path) -> None:
+    write(tmp_path, markov="vanilla", confidence="token", leave_out=(missing,))
+    assert f"lacks {missing}" in refusal(tmp_path)
+
+
 def test_vocabularies_that_disagree(tmp_path: Path) -> None:
     tensors, _ = write(tmp_path, reduced=(0, 3))
     file = tmp_path / "model.safetensors"
