@@ -5,7 +5,8 @@
     DFlash 2  those of DFlash with `layers.{i}.{attention,mlp}_conv.*`, `candidate_selector.*`
     a reduced vocabulary   `d2t`, `t2d` and a head of these ids, or none: the target's rows
 
-Keys of the method are in `dflash_config` or at the top level. Tensors decide where a config can be wrong.
+Keys of the method are in `dspark_config`, `dflash_config` or at the top level. Tensors decide where a config can be
+wrong.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..families.llama_like import shape
 from ..files.weights import Published, count_parts
 from ..model import LanguageModel
 from .contracts import DraftFiles
-from .parameters import layer_names
+from .parameters import check_followed, check_method, layer_names, one_rotation
 
 TRANSITIONS = ("vanilla", "gated", "rnn")
 _QUERY = "layers.0.self_attn.q_proj.weight"
@@ -113,6 +114,7 @@ def check_target(files: DraftFiles, target: LanguageModel, layout: DFlashLayout)
             f"{files.name} is for a vocabulary of {layout.config.vocab} ids; {target.name} has {target.vocab_size}",
             "it was trained for another target",
         )
+    _check_rows(files, target, layout)
     rows = (
         len(target.decoder.embedding) if "embed_tokens.weight" in lacks else published["embed_tokens.weight"].shape[0]
     )
@@ -125,10 +127,29 @@ def check_target(files: DraftFiles, target: LanguageModel, layout: DFlashLayout)
         )
     if (confidence := published.get("confidence_head.proj.weight")) is not None:
         expected = {width, width + layout.rank}
-        if confidence.shape[-1] not in expected:
+        if confidence.shape not in {(1, each) for each in expected}:
             raise ModelError(
-                f"the confidence head of {files.name} reads {confidence.shape[-1]} numbers, not"
-                f" {' or '.join(map(str, sorted(expected)))}"
+                f"confidence_head.proj.weight of {files.name} is {list(confidence.shape)}; it needs one row of"
+                f" {' or '.join(map(str, sorted(expected)))} numbers"
+            )
+
+
+def _check_rows(files: DraftFiles, target: LanguageModel, layout: DFlashLayout) -> None:
+    """Raises ModelError for tables and heads of other ids than the target's, or than those that are drafted."""
+    whole = target.vocab_size
+    for name in ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight"):
+        if layout.transition in TRANSITIONS and name not in files.published:
+            raise ModelError(f"{files.name} lacks {name}", "export it again, with both matrices of its Markov head")
+    rows = {"embed_tokens": whole, "markov_head.markov_w1": whole, "markov_head.markov_w2": layout.vocabulary or whole}
+    if layout.vocabulary is None:
+        rows["lm_head"] = whole
+    for name, count in rows.items():
+        entry = files.published.get(f"{name}.weight")
+        padding = whole // 100 if count == whole else 0
+        if entry is not None and abs(entry.shape[0] - count) > padding:
+            raise ModelError(
+                f"{name}.weight of {files.name} has {entry.shape[0]} rows, and {count} ids need one each",
+                "it was trained for another target, or for other draft ids",
             )
 
 
@@ -136,7 +157,7 @@ def read_layout(files: DraftFiles, layers: int, taps: str | None = None) -> DFla
     """The layout of the files, for a target of `layers`. Raises ModelError for an unsupported variant."""
     config, published = files.config, files.published
     _refuse(files)
-    method = config.get("dflash_config") or {}
+    method = {**(config.get("dflash_config") or {}), **(config.get("dspark_config") or {})}
 
     def value(name: str, default: Any = None) -> Any:
         stated = method.get(name)
@@ -172,6 +193,7 @@ def read_layout(files: DraftFiles, layers: int, taps: str | None = None) -> DFla
             f"{files.name} has layers that are not causal, with a sliding window below its block of {block} tokens",
             "such layers are not supported: use a draft module without them",
         )
+    anchor = value("sample_from_anchor", spark)
     reduced = _reduced(files, value("draft_vocab_size"), shaped.vocab)
     selected, taps_group = _selector(files, value, shaped.width, reduced is not None or spark)
     if selected:
@@ -184,7 +206,7 @@ def read_layout(files: DraftFiles, layers: int, taps: str | None = None) -> DFla
         mask,
         chosen,
         reason,
-        bool(value("sample_from_anchor", spark)),
+        anchor,
         inside,
         reduced,
         float(value("input_embedding_scale", 1.0)),
@@ -252,6 +274,7 @@ def _selector(files: DraftFiles, value: Any, width: int, mixed: bool) -> tuple[i
 
 def _refuse(files: DraftFiles) -> None:
     published = files.published
+    check_method(files, "dflash", "dflash2", "dspark")
     foreign = next((name for name in published if "correction" in name or name.startswith("draft_adapter.")), None)
     if foreign is not None:
         raise ModelError(f"{files.name} has {foreign}: this variant of DFlash is not supported")
@@ -268,12 +291,18 @@ def _taps(files: DraftFiles, value: Any, drafts: int, layers: int, taps: str | N
         if not isinstance(ids, list) or not all(type(each) is int for each in ids):
             raise ModelError(f"target_layer_ids of {files.name} is no list of numbers: {ids!r}")
         chosen, reason = tuple(ids), "target_layer_ids, which are outputs of layers"
-    elif value("aux_hidden_state_layer_ids") is not None:
-        raise ModelError(
-            f"{files.name} has aux_hidden_state_layer_ids, which some libraries read as outputs of layers and others as"
-            " inputs",
-            f"name the layers that it was trained on: taps={'-'.join(map(str, value('aux_hidden_state_layer_ids')))}",
-        )
+    elif (ids := value("aux_hidden_state_layer_ids")) is not None:
+        if not isinstance(ids, list) or not ids or not all(type(each) is int for each in ids):
+            raise ModelError(f"aux_hidden_state_layer_ids of {files.name} is no list of numbers: {ids!r}")
+        chosen = tuple(each - 1 for each in ids)
+        if "speculators_model_type" not in files.config:
+            raise ModelError(
+                f"{files.name} has aux_hidden_state_layer_ids, which some libraries read as outputs of layers and"
+                " others as inputs",
+                f"name the layers whose outputs it reads: taps={'-'.join(map(str, ids))}, or each less by one if the"
+                " ids are inputs",
+            )
+        reason = "aux_hidden_state_layer_ids, which the speculators library reads as inputs of layers"
     else:
         chosen = (
             (layers // 2,) if drafts == 1 else tuple(round(1 + i * (layers - 4) / (drafts - 1)) for i in range(drafts))
@@ -291,7 +320,8 @@ def _taps(files: DraftFiles, value: Any, drafts: int, layers: int, taps: str | N
 
 def _layers(files: DraftFiles, config: Mapping[str, Any]) -> DecoderConfig:
     """The shape of the layers."""
-    published, settings = files.published, dict(config)
+    published, settings = files.published, one_rotation(config)
+    check_followed(files, {**settings, **(config.get("dflash_config") or {})})
     settings["num_hidden_layers"] = count_parts(published, "layers")
     absent = [key for key in ("hidden_size", "num_attention_heads", "intermediate_size") if not settings.get(key)]
     if absent:

@@ -15,7 +15,8 @@ https://arxiv.org/abs/2503.01840
               u = s * fc1 g_(i-1) + (1 - s) * e(x_i),  s = sigmoid(gate [g_(i-1); e(x_i)])
 
 g_(i-1) is the target's state where the target has run, and the drafter's own output elsewhere. A pair has the slot and
-the position of its state, i - 1. Base and epsilon are those of the drafter's config, never the target's.
+the position of its state, i - 1. Base and epsilon are those of the drafter's config, never the target's. e(x) is the
+embedding as stored: a target such as Gemma multiplies it by a scale, and its drafters do not.
 """
 
 from __future__ import annotations
@@ -160,7 +161,8 @@ class EagleModule(DraftModule):
         return module
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return super().embed(tokens) if self.embedding is None else looked_up(self.embedding, tokens)
+        """[..., E] the embeddings of ids [...] as stored, without the target's scale; 0 where the id is -1."""
+        return looked_up(self.target.decoder.embedding if self.embedding is None else self.embedding, tokens)
 
     def fuse(self, states: Tensor) -> Tensor:
         """[..., E] the part of pairs that is made of the target's `states` [..., S]."""

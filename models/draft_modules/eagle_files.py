@@ -21,7 +21,7 @@ from ..errors import ModelError
 from ..families.llama_like import shape
 from ..files.weights import Published, count_parts
 from .contracts import DraftFiles
-from .parameters import layer_names
+from .parameters import check_followed, check_method, layer_names, one_rotation
 
 # Tensors of P-EAGLE, DFlash, and a drafter of blocks in EAGLE-1's layout, whose other tensors have EAGLE's names.
 _FOREIGN = ("mask_hidden", "hidden_norm.weight", "block_offsets.weight")
@@ -42,7 +42,7 @@ class EagleLayout:
     norm_output: bool = False  # whether the normalised state is fed back
     norm_head: bool = True  # whether the head reads the normalised state
     gated: bool = False  # whether a learned gate mixes states and embeddings
-    tied: bool = False  # whether the head is the rows `d2t` of the target's
+    tied: bool = False  # whether the head is the target's, or its rows `d2t`
 
     def names(self, published: Mapping[str, Published]) -> dict[str, str | tuple[str, ...]]:
         """The published name or names of each possible parameter."""
@@ -85,6 +85,7 @@ def is_eagle(config: Mapping[str, Any], published: Mapping[str, Published]) -> b
 def read_layout(files: DraftFiles) -> EagleLayout:
     """The layout of the files. Raises ModelError for an unsupported variant, and for a config without layers."""
     config, published = files.config, files.published
+    check_method(files, "eagle", "eagle3")
     for name in ("embedding_layernorm.weight", "pre_lm_head_layernorm.weight"):
         if name in published:
             raise ModelError(
@@ -141,8 +142,11 @@ def _third(files: DraftFiles, config: Mapping[str, Any], published: Mapping[str,
             raise ModelError(f"the config of {files.name} has {flag}={config.get(flag)}, {what}")
     if each and every:
         raise ModelError(f"{files.name} has both fc_norm and input_norm", "at most one of them is supported")
-    tied = bool(config.get("tie_word_embeddings")) and "lm_head.weight" not in published
-    vocabulary = config.get("draft_vocab_size") or layers.vocab
+    ids = published.get("d2t")
+    known = layers.vocab if ids is None or len(ids.shape) != 1 else ids.shape[0]
+    vocabulary = config.get("draft_vocab_size") or known
+    shared = bool(config.get("tie_word_embeddings")) or vocabulary == layers.vocab
+    tied = shared and "lm_head.weight" not in published
     output = config.get("norm_output")  # two projects use this key with different meanings
     return EagleLayout(
         "3",
@@ -171,6 +175,8 @@ def layer_shape(
     With `slides`, layer_types says which layers have the sliding window, as in the speculators library; the authors'
     code has no windows.
     """
+    config = one_rotation(config)
+    check_followed(files, config)
     kind = "qwen3" if config.get("model_type") == "qwen3" else "llama"
     slides = slides and (kind == "qwen3" or bool(config.get("layer_types")))  # Llama's class makes no layer_types
     windows = () if slides else ("sliding_window", "layer_types")

@@ -61,7 +61,7 @@ def load(
         module.states = TargetStates(chosen.layers)
         module.taps = chosen
         lines.append(f"reads the outputs of layers {listed(map(str, chosen.layers))}: {chosen.reason}")
-    if target.embedding_scale == 1 and is_copy(module.embedding, target.decoder.embedding):
+    if is_copy(module.embedding, target.decoder.embedding):
         module.embedding = None
         lines.append("embed_tokens is the target's: shared")
     if form.tied:
@@ -85,6 +85,12 @@ def _check_target(files: DraftFiles, target: LanguageModel, form: EagleLayout) -
         raise ModelError(
             f"{files.name} has width {config.width} and {target.name} {target.width}, and no embed_tokens of its own",
             "it was trained for another target",
+        )
+    if config.width != target.width and form.tied:
+        raise ModelError(
+            f"{files.name} has width {config.width} and no lm_head.weight; the head of {target.name} has"
+            f" {target.width} columns",
+            "export it with its own head",
         )
     if abs(config.vocab - target.vocab_size) > target.vocab_size // 100:  # a smaller difference is padding
         raise ModelError(

@@ -41,16 +41,17 @@ def find_taps(config: Mapping[str, Any], layers: int, chosen: str | None = None)
         raise ModelError(
             "use_aux_hidden_state is false: an EAGLE-3 without the states of three layers is not supported"
         )
-    ids, top = (config[_KEY], True) if config.get(_KEY) is not None else (nested.get(_KEY), False)
+    unstated: tuple[Any, ...] = (None, [])  # files of NVIDIA's Model Optimizer have an empty list
+    ids, top = (config[_KEY], True) if config.get(_KEY) not in unstated else (nested.get(_KEY), False)
     inputs, outputs = (2, layers // 2, layers - 3), (1, layers // 2 - 1, layers - 4)
-    if ids is None:
+    if ids in unstated:
         if layers < _LEAST:
             raise ModelError(
                 f"the config names no layers to read, and {layers} layers are too few for the default three",
                 "name three layers: eagle:name=...,taps=0-1-2",
             )
         return Taps(outputs, "no ids in the config: the default, inputs of layers 2, L/2 and L-3")
-    if not isinstance(ids, list | tuple) or not ids or not all(type(each) is int for each in ids):
+    if not isinstance(ids, list | tuple) or not all(type(each) is int for each in ids):
         raise ModelError(f"{_KEY} must be a list of layers, got {ids!r}")
     ids = tuple(ids)
     lowered = tuple(each - 1 for each in ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pkgutil
+import re
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -18,6 +19,8 @@ from ..files.weights import inspect, weight_files
 from ..kernels.cpu import int8
 from ..model import LanguageModel
 from .contracts import KINDS, DraftFiles, DraftKind, DraftModule
+
+_QUANTIZED = re.compile(rf"{SCALES.pattern}|.*\.qweight")  # GPTQ and AWQ have qweight
 
 
 def load_draft_module(
@@ -101,7 +104,7 @@ def find(name_or_path: str | os.PathLike[str], *, revision: str | None = None, o
     if not (config := read_json(folder / file)):
         config = read_json(folder / (file := "adapter_config.json"), required=True)
     published = inspect(_weights(folder))
-    if (quantized := config.get("quantization_config")) and any(SCALES.fullmatch(each) for each in published):
+    if (quantized := config.get("quantization_config")) and any(_QUANTIZED.fullmatch(each) for each in published):
         published = whole_weights(name, quantized, published)
     return DraftFiles(name, folder, config, published, source=file)
 
@@ -122,10 +125,10 @@ def recognise(files: DraftFiles) -> DraftKind:
 def _refuse_parallel_eagle(files: DraftFiles) -> None:
     """Raises ModelError for a P-EAGLE, which has EAGLE-3's tensors but drafts in another way, so would draft badly."""
     names = {files.config.get("speculators_model_type"), *(files.config.get("architectures") or ())}
-    if "mask_hidden" in files.published or names & {"peagle", "PEagleDraftModel"}:
+    if "mask_hidden" in files.published or names & {"peagle", "PEagleDraftModel", "PEagleSpeculator"}:
         raise ModelError(
             f"{files.name} is a P-EAGLE, which is not supported",
-            "its mask token and the order of its parallel positions are not published; use EAGLE-3",
+            "it drafts several positions in one forward, which is not built: use an EAGLE-3",
         )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ModelError
+from ..errors import ModelError, listed
 from ..files.weights import Published
 from ..model import LanguageModel
 from ..plan import TargetStates
@@ -27,6 +27,7 @@ from .token_heads import Head, HeadNames, read_heads
 
 _BLOCK = re.compile(r"(?P<stem>(?:medusa_head\.)?(?P<head>\d+)\.(?P<block>\d+)\.linear)\.(?:weight|bias)")
 _OUT = re.compile(r"(?P<stem>(?:medusa_head\.)?(?P<head>\d+)\.(?P<block>\d+))\.weight")
+_OUT_BIAS = re.compile(r"\d+\.\d+\.bias")
 _VLLM_BLOCK = re.compile(r"(?P<stem>(?:medusa_heads\.)?blocks\.(?P<head>\d+)\.layers\.(?P<block>\d+))\.(?:weight|bias)")
 _VLLM_OUT = re.compile(r"(?P<stem>(?:medusa_heads\.)?lm_heads\.(?P<head>\d+))\.weight")
 _SHARED = ("lm_head", "lm_heads.0", "medusa_heads.lm_head", "medusa_heads.lm_heads.0")  # one matrix for all heads
@@ -68,6 +69,7 @@ def _matches(config: Mapping[str, Any], published: Mapping[str, Published]) -> b
 def _load(files: DraftFiles, target: LanguageModel) -> Medusa:
     vllm = any(_VLLM_BLOCK.fullmatch(name) for name in files.published)
     heads = _names(files.published, *((_VLLM_BLOCK, _VLLM_OUT) if vllm else (_BLOCK, _OUT)))
+    _check_names(files, vllm)
     about = [_counted(files, heads)]
     rows = row_index = None
     if vllm and files.config.get("original_lm_head"):
@@ -84,6 +86,8 @@ def _load(files: DraftFiles, target: LanguageModel) -> Medusa:
                 f"{files.name}: token_map has id {int(row_index.max())}, {target.name} has {target.vocab_size} ids",
                 "use the target that the heads were trained on",
             )
+        if len(set(row_index.tolist())) < rows:
+            raise ModelError(f"token_map of {files.name} names some ids twice", "export it again")
         about.append(f"{rows} of {target.vocab_size} tokens are drafted (token_map)")
     elif (cut := files.config.get("truncated_vocab_size")) and cut < files.config.get("vocab_size", cut):
         raise ModelError(f"{files.name} drafts {cut} of its tokens and lacks token_map, which names them")
@@ -94,6 +98,21 @@ def _load(files: DraftFiles, target: LanguageModel) -> Medusa:
         about.append(f"{whole} rows of logits for the target's {target.vocab_size} tokens: padding")
     module.about = tuple(about)
     return module
+
+
+def _check_names(files: DraftFiles, vllm: bool) -> None:
+    """Raises ModelError for tensors that belong to no head, in a file that holds heads alone."""
+    if any(name.startswith("medusa_head.") for name in files.published):
+        return  # a whole checkpoint, whose other tensors are the target's
+    patterns = (_VLLM_BLOCK, _VLLM_OUT) if vllm else (_BLOCK, _OUT, _OUT_BIAS)
+    shared = {f"{stem}.weight" for stem in _SHARED}
+    known = {name for name in files.published if any(pattern.fullmatch(name) for pattern in patterns)}
+    maps = {name for name in files.published if name.rpartition(".")[2] == "token_map"}
+    if foreign := sorted(files.published.keys() - known - shared - maps):
+        raise ModelError(
+            f"{files.name} has tensors that Medusa's heads do not have: {listed(foreign)}",
+            "leave them out, or name the folder of the model that they belong to",
+        )
 
 
 def _names(published: Iterable[str], block: re.Pattern[str], out: re.Pattern[str]) -> list[HeadNames]:

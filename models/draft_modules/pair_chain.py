@@ -70,7 +70,6 @@ class PairChain:
             table=decoder.embedding if module.embedding is None else module.embedding,
             head=shared if module.head is None else module.head,
             epsilon=module.epsilon,
-            scale=module.target.embedding_scale if module.embedding is None else 1.0,
             norms=(module.embed_norm, module.state_norm) if paired else None,
             joined=None if paired else (module.fc_weight, module.fc_bias),
             norm=module.norm,

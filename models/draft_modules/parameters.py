@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,14 @@ from ..kernels.cpu.packed import PackedWeight
 from ..loading.unread import other_frequencies
 from ..model import LanguageModel
 from .contracts import DraftFiles, DraftModule
+
+# Values of keys that SGLang and vLLM follow in drafters, though some libraries that train them do not.
+_PLAIN = {
+    "partial_rotary_factor": 1.0,
+    "rope_is_neox_style": True,
+    "use_gemma_norm": False,
+    "attention_value_scale": 1.0,
+}
 
 Names = Mapping[str, str | tuple[str, ...]]  # parameter -> published tensor, or those that are fused in it, in order
 
@@ -37,6 +46,34 @@ def layer_names(parameter: str, stem: str) -> dict[str, str | tuple[str, ...]]:
         parameter + "down_weight": stem + "mlp.down_proj.weight",
         parameter + "down_bias": stem + "mlp.down_proj.bias",
     }
+
+
+def check_followed(files: DraftFiles, config: Mapping[str, Any]) -> None:
+    """Raises ModelError for a value that engines follow and these layers do not: it changes what is drafted."""
+    stated = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {}), **config}
+    for key, plain in _PLAIN.items():
+        if stated.get(key, plain) not in (None, plain):
+            raise ModelError(
+                f"the config of {files.name} has {key}={stated[key]!r}, which is not supported",
+                f"supported: {key}={plain!r}",
+            )
+
+
+def check_method(files: DraftFiles, *known: str) -> None:
+    """Raises ModelError for files of another method, which may have the same tensors."""
+    method = files.config.get("speculators_model_type")
+    if method is not None and method not in known:
+        raise ModelError(
+            f"{files.name} is of another method: its config has speculators_model_type={method!r}",
+            f"supported: {listed(known)}",
+        )
+
+
+def one_rotation(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with one rotation: where types of layers have one each, the sliding layers', as in speculators."""
+    rotations = config.get("rope_parameters")
+    own = rotations.get("sliding_attention") if isinstance(rotations, dict) else None
+    return dict(config) if own is None else {**config, "rope_parameters": own}
 
 
 def fill(

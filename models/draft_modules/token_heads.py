@@ -172,6 +172,7 @@ def _check(
                 f"{files.name}: head {at} has {len(names.blocks)} blocks, and head 0 has {len(heads[0].blocks)}",
                 "all heads need the same number",
             )
+    _check_alike(files, heads)
     for at, (names, width) in enumerate(zip(heads, inputs, strict=True)):
         stems = [names.blocks[index] for index in sorted(names.blocks)]
         for stem, columns in zip(stems, [width, *[target.width] * len(stems)], strict=False):
@@ -210,3 +211,17 @@ def _check(
                 f"{files.name}: head {at} predicts {out[0]} tokens, and {target.name} has {rows}",
                 "use the target that the heads were trained on",
             )
+
+
+def _check_alike(files: DraftFiles, heads: list[HeadNames]) -> None:
+    """Raises ModelError where some heads lack a bias that others have, or predict another number of tokens."""
+    published = files.published
+    blocks = [stem for names in heads for stem in names.blocks.values()]
+    for stems in (blocks, [names.out for names in heads]):
+        lacking = [f"{stem}.bias" for stem in stems if f"{stem}.bias" not in published]
+        if 0 < len(lacking) < len(stems):
+            raise ModelError(f"{files.name} lacks {listed(lacking)}, and other heads have one", "export it again")
+    rows = {entry.shape[:1] for names in heads if (entry := published.get(f"{names.out}.weight")) is not None}
+    if len(rows) > 1:
+        counts = listed(str(count) for (count,) in sorted(rows))
+        raise ModelError(f"the heads of {files.name} predict different numbers of tokens: {counts}", "export it again")

@@ -50,6 +50,10 @@ _KINDS: Mapping[str, tuple[type, str]] = {
     "architectures": (list, "a list"),
     "model_type": (str, "text"),
     "vq_config": (dict, "an object"),
+    "speculators_model_type": (str, "text"),
+    **dict.fromkeys(("eagle_config", "dflash_config", "dspark_config"), (dict, "an object")),
+    **dict.fromkeys(("norm_before_residual", "norm_before_fc", "norm_output"), (bool, "true or false")),
+    **dict.fromkeys(("fc_norm", "use_aux_hidden_state", "sample_from_anchor"), (bool, "true or false")),
 }
 _CHEAP = 2**16  # sizes up to this are harmless; published configs may hold unused ones
 _FEW = 256  # layers that may be built before missing tensors are noticed

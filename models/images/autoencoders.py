@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ModelError
+from ..errors import ModelError, did_you_mean
 from ..files.configs import reading
 from ..files.weights import count_parts
 from ..layers.empty_weights import empty_weights
@@ -182,8 +182,15 @@ def decoder_levels(tensors: Mapping[str, Tensor], what: str) -> dict[str, Any]:
     }
 
 
-def check_arguments(shape: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Raises ModelError where arguments in a file contradict the shape of the tensors."""
+def check_arguments(shape: Mapping[str, Any], arguments: Mapping[str, Any], *others: str) -> None:
+    """Raises ModelError where arguments in a file contradict the shape of the tensors, or are unknown.
+
+    `others` are arguments that are no part of the shape.
+    """
+    for name in arguments:
+        if name not in shape and name not in others:
+            near = did_you_mean(name, {*shape, *others})
+            raise ModelError(f"unknown argument {name}={arguments[name]!r}{near}", "correct it, or leave it out")
     for name, value in shape.items():
         argument = arguments.get(name, value)
         if (tuple(argument) if isinstance(argument, list) else argument) != value:

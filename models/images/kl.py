@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from ..errors import ModelError
 from ..files.sources import read_json
 from . import autoencoders as names
-from .autoencoders import GROUPS, LevelShape, decoder_levels, described
+from .autoencoders import GROUPS, LevelShape, check_arguments, decoder_levels, described
 from .weight_files import arguments_file, find_file, read_tensors, write_tensors
 
 PATTERNS = ("kl*.safetensors", "kl*.ckpt", "kl*.pt", "kl*.pth")
@@ -180,7 +180,9 @@ def load_kl(
     tensors = {name: value for name, value in read_tensors(file).items() if not names.UNUSED.match(name)}
     with described(file):
         shape = KLShape.of(tensors)
-        model = KL(shape, scale=_scale(file) if scale is None else scale)
+        arguments = read_json(arguments_file(file))
+        check_arguments(_stated(shape), arguments, "scale", "encoder", "attention")
+        model = KL(shape, scale=_scale(arguments) if scale is None else scale)
     if not shape.encoder:
         tensors = {name: value for name, value in tensors.items() if not name.startswith("quant_conv.")}
     names.fill(model.network, file, tensors, names.latent_diffusion(len(shape.widths)), device, dtype)
@@ -207,9 +209,15 @@ def find_kl(source: str) -> Path:
     return find_file(source, "kl", _WHAT, PATTERNS)
 
 
-def _scale(file: Path) -> float:
-    """The scale in the file of arguments next to the weights, else MAR's."""
-    scale = read_json(arguments_file(file)).get("scale", SCALE)
+def _stated(shape: KLShape) -> dict[str, Any]:
+    """The sizes that the tensors show, and the encoder's levels with attention where it is there."""
+    left_out = ("encoder",) if shape.encoder else ("encoder", "attention")  # a file may have lost its encoder
+    return {name: value for name, value in asdict(shape).items() if name not in left_out}
+
+
+def _scale(arguments: Mapping[str, Any]) -> float:
+    """The scale in the arguments next to the weights, else MAR's."""
+    scale = arguments.get("scale", SCALE)
     if not isinstance(scale, int | float) or isinstance(scale, bool):
         raise ModelError(f"the scale of latents must be a number, got {scale!r}")
     return float(scale)

@@ -49,6 +49,7 @@ class Captions(nn.Module):
 
     def __init__(self, length: int, features: int, width: int) -> None:
         super().__init__()
+        self.width = width
         self.cap_proj = nn.ModuleDict(
             {"fc1": nn.Linear(features, width, bias=False), "fc2": nn.Linear(width, width, bias=False)}
         )
@@ -226,9 +227,11 @@ def build(parts: ImagingParts) -> LlamaGenImaging:
 def _read_off(module: Classes | Captions) -> dict[str, Any]:
     """The arguments of a configuration that the tensors of the condition state."""
     if isinstance(module, Classes):
-        return {"cls_token_num": 1, **dict.fromkeys(("num_classes", "class_num"), module.count)}
+        count, width = module.count, module.embedding_table.weight.shape[1]
+        kind = {"gpt_type": "c2i", "dim": width, "cls_token_num": 1}
+        return kind | dict.fromkeys(("num_classes", "class_num"), count)
     length, features = module.uncond_embedding.shape
-    return {"cls_token_num": length, "caption_dim": features}
+    return {"gpt_type": "t2i", "dim": module.width, "cls_token_num": length, "caption_dim": features}
 
 
 def _encoder(parts: ImagingParts, captions: Captions) -> TextEncoder | None:

@@ -35,6 +35,7 @@ from .weight_files import arguments_file, check_codes, find_file, read_tensors, 
 
 PATTERNS = ("vq*.safetensors", "vq*.pt")
 _IGNORED = ("quantize.codebook_used",)  # a statistic of training
+_TRAINING = ("codebook_show_usage", "commit_loss_beta", "entropy_loss_ratio", "dropout_p")  # arguments of training
 _WHAT = "VQ tokenizer"
 
 
@@ -79,8 +80,12 @@ class VQShape(LevelShape):
             "num_res_blocks": count_parts(tensors, "encoder.conv_blocks.0.res"),
         }
         known = dict(arguments or {})
-        check_arguments(shape, known)
-        return VQShape(**shape, codebook_l2_norm=bool(known.get("codebook_l2_norm", True)))
+        levels = dict.fromkeys(("encoder_ch_mult", "decoder_ch_mult"), shape["ch_mult"])  # the authors' names
+        check_arguments(shape | levels, known, "codebook_l2_norm", *_TRAINING)
+        unit = known.get("codebook_l2_norm", True)
+        if not isinstance(unit, bool):
+            raise ModelError(f"codebook_l2_norm must be true or false, got {unit!r}")
+        return VQShape(**shape, codebook_l2_norm=unit)
 
 
 class VQ(nn.Module):

@@ -161,6 +161,13 @@ def total_of(quantizer: MultiScaleQuantizer, codes: Tensor, most: int) -> Tensor
 
 
 _WHAT = "multi-scale image tokenizer"
+_NO_EFFECT = (
+    "beta",
+    "dropout",
+    "default_qresi_counts",
+    "test_mode",
+    "quant_conv_ks",
+)  # arguments of training and of building
 
 
 @dataclass(frozen=True)
@@ -202,7 +209,10 @@ class TokenizerShape(LevelShape):
             **decoder_levels(tensors, _WHAT),
             "share_quant_resi": len(convolutions),
         }
-        check_arguments(shape, arguments)
+        own = ("quant_resi", "patch_nums", "encoder", "using_znorm")
+        check_arguments(shape, arguments, *own, *_NO_EFFECT)
+        if arguments.get("using_znorm"):
+            raise ModelError("using_znorm=true is not supported", "supported: codes that are nearest as they stand")
         weight = arguments.get("quant_resi", 0.5)
         return TokenizerShape(
             **shape, quant_resi=abs(float(weight)), encoder=any(name.startswith("encoder.") for name in tensors)

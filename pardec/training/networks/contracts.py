@@ -58,6 +58,7 @@ class Target:
     """The frozen parts of the target that a network reads."""
 
     model: LanguageModel
+    stored: Tensor = field(init=False)  # [V, E] the embedding as stored
     embedding: Tensor = field(init=False)  # [V, E], scaled as the target scales it
     head: Tensor = field(init=False)  # [V, E]
     norm: Tensor = field(init=False)  # [E] of the final norm
@@ -72,7 +73,9 @@ class Target:
             raise SpecError(f"drafters of {self.model.name} cannot be trained: its stack is not the native one")
         emulated = self.model.device.type == "cpu" and not library.has_bfloat16()
         self.dtype = torch.float32 if emulated else torch.bfloat16
-        self.embedding = layout.dense(decoder.embedding.detach()).to(self.dtype) * self.model.embedding_scale
+        self.stored = layout.dense(decoder.embedding.detach()).to(self.dtype)
+        scale = self.model.embedding_scale
+        self.embedding = self.stored if scale == 1 else self.stored * scale
         self.head = layout.dense(decoder.head.weight.detach()).to(self.dtype)
         self.norm = decoder.norm.weight.detach().float()
         self.eps = float(decoder.config.norm_eps)

@@ -141,7 +141,7 @@ class DFlash(Network):
         positions = anchors[..., None] + torch.arange(self.options.block, device=self.device)
         tokens = torch.full_like(positions, self.mask_id)
         tokens[..., 0] = batch.ids.gather(1, anchors)
-        h = F.embedding(tokens, self.target.embedding).to(self.compute)
+        h = F.embedding(tokens, self.target.stored).to(self.compute)
         visible = torch.arange(batch.width, device=self.device) < anchors[..., None]
         for layer in self.layers:
             h = layer(h, positions, context, visible)

@@ -81,6 +81,10 @@ class Eagle(PairNetwork):
             self.hidden_norm.copy_(layer["input_layernorm"])
             self.post_norm.copy_(layer["post_attention_layernorm"])
 
+    @property
+    def _table(self) -> Tensor:
+        return self.target.stored
+
     def _features(self, batch: Batch) -> Tensor:
         """[B, W - 1, E]: the fused target states of all tokens but the last."""
         features: Tensor = self.fc(batch.taps[:, :-1].flatten(2).to(self.compute))

@@ -42,6 +42,11 @@ class PairNetwork(Network):
         """[B, W - 1, E] the target's states, as the first step's pairs have them."""
         raise NotImplementedError
 
+    @property
+    def _table(self) -> Tensor:
+        """[V, E] the embeddings of pairs."""
+        return self.target.embedding
+
     def _enter(self, embedded: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream [B, T, E] and attention's inputs [B, T, I] from pairs (embedded, g), both [B, T, E]."""
         raise NotImplementedError
@@ -57,7 +62,7 @@ class PairNetwork(Network):
     def _attend(self, tokens: Tensor, g: Tensor, step: int, past: list[tuple[Tensor, Tensor]]) -> Tensor:
         """[B, T, E] the next step's states, from tokens [B, T] and states g [B, T, E]; appends K and V to `past`."""
         batch, width = tokens.shape
-        h, x = self._enter(F.embedding(tokens, self.target.embedding), g)
+        h, x = self._enter(F.embedding(tokens, self._table), g)
         q, k, v = (linear(x, weight).view(batch, width, -1, self.head_dim) for weight in (self.q, self.k, self.v))
         positions = torch.arange(step, step + width, device=g.device)
         q = rotary(q, positions, self.target.theta).transpose(1, 2)

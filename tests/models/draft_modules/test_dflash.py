@@ -292,11 +292,75 @@ def changed(folder: Path, change: dict[str, Any], drop: tuple[str, ...] = ()) ->
             {"dflash_config": {"mask_token_id": 4}, "aux_hidden_state_layer_ids": [1, 3]},
             "as outputs of layers and others as inputs",
         ),
+        ({"speculators_model_type": "xpress"}, "another method: its config has speculators_model_type='xpress'"),
+        ({"sample_from_anchor": "false"}, "sample_from_anchor is 'false', and true or false is needed"),
+        ({"partial_rotary_factor": 0.5}, "has partial_rotary_factor=0.5, which is not supported"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "has partial_rotary_factor=0.5"),
+        ({"use_gemma_norm": True}, "has use_gemma_norm=True, which is not supported"),
+        (
+            {"dflash_config": {"mask_token_id": 4, "target_layer_ids": [0, 2, 3], "attention_value_scale": 0.7}},
+            "has attention_value_scale=0.7, which is not supported",
+        ),
     ],
 )
 def test_configs_that_say_nothing_usable(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     write(tmp_path)
     assert re.search(message, refusal(changed(tmp_path, change)))
+
+
+def test_rotations_by_type_of_layer_are_the_sliding_layers(tmp_path: Path) -> None:
+    """As the speculators library reads configs that were made for targets with two rotations."""
+    slides, sees = ({"rope_type": "default", "rope_theta": theta} for theta in (300.0, 9e4))
+    write(tmp_path / "a", **SLIDES, rope_parameters=slides)
+    write(tmp_path / "b", **SLIDES, rope_parameters={"sliding_attention": slides, "full_attention": sees})
+    one, other = (load_draft_module(tmp_path / name, toy_ar(0, 5, 3.0, layers=4), kind="dflash") for name in "ab")
+    assert isinstance(one, DFlashModule)
+    assert isinstance(other, DFlashModule)
+    assert one.layout.config == other.layout.config
+
+
+def test_layer_ids_of_the_speculators_library_are_inputs(tmp_path: Path) -> None:
+    """Its converter adds one to z-lab's ids, which are outputs of layers."""
+    write(tmp_path)
+    ids = {"dflash_config": {"mask_token_id": MASK}, "aux_hidden_state_layer_ids": [1, 3, 4]}
+    changed(tmp_path, {"speculators_model_type": "dflash", **ids})
+    for options, taps in (({}, (0, 2, 3)), ({"taps": "1-2-3"}, (1, 2, 3))):
+        module = load_draft_module(tmp_path, toy_ar(0, 5, 3.0, layers=4), kind="dflash", **options)
+        assert module.states.layers == taps
+
+
+def test_dspark_keys_may_be_nested(tmp_path: Path) -> None:
+    """As SpecForge writes them, beside dflash_config."""
+    _, config = write(tmp_path, markov="gated", confidence="token")
+    before = load_draft_module(tmp_path, toy_ar(0, 5, 3.0, layers=4), kind="dflash")
+    nested = {key: config[key] for key in ("markov_rank", "markov_head_type", "enable_confidence_head")}
+    changed(tmp_path, {"dspark_config": nested}, tuple(nested))
+    module = load_draft_module(tmp_path, toy_ar(0, 5, 3.0, layers=4), kind="dflash")
+    assert isinstance(module, DFlashModule)
+    assert isinstance(before, DFlashModule)
+    assert module.layout == before.layout
+    assert module.layout.transition == "gated"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "needed"),
+    [
+        ("embed_tokens.weight", {"markov": "vanilla"}, "has 3 rows, and 5 ids need one each"),
+        ("lm_head.weight", {"own_head": True}, "has 3 rows, and 5 ids need one each"),
+        ("markov_head.markov_w1.weight", {"markov": "vanilla"}, "has 3 rows, and 5 ids need one each"),
+        ("markov_head.markov_w2.weight", {"markov": "vanilla"}, "has 3 rows, and 5 ids need one each"),
+        ("markov_head.markov_w2.weight", {"markov": "vanilla", "reduced": (3, 0)}, "has 1 rows, and 2 ids need one"),
+        ("confidence_head.proj.weight", {"confidence": "state"}, r"is \[2, 16\]; it needs one row of 16 numbers"),
+    ],
+)
+def test_dflash_tables_of_other_ids_are_refused(
+    name: str, options: dict[str, Any], needed: str, tmp_path: Path
+) -> None:
+    tensors, _ = write(tmp_path, **options)
+    whole = tensors[name]
+    cut = whole.repeat(2, 1) if len(whole) == 1 else whole[: len(whole) - (1 if len(whole) == 2 else 2)]
+    save_file({**tensors, name: cut.clone()}, tmp_path / "model.safetensors")
+    assert re.search(f"{re.escape(name)} of .* {needed}", refusal(tmp_path))
 
 
 SPECULATORS = {"architectures": ["DFlash2DraftModel"], "speculators_model_type": "dflash2", "draft_vocab_size": 5}
@@ -421,6 +485,12 @@ def test_a_path_through_the_selector_equals_the_plain_one_s(tmp_path: Path) -> N
 def test_a_missing_tensor_is_named(missing: str, tmp_path: Path) -> None:
     write(tmp_path, leave_out=(missing,))
     assert missing in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["markov_head.markov_w1.weight", "markov_head.markov_w2.weight"])
+def test_a_matrix_of_the_markov_head_that_is_missing_is_named(missing: str, tmp_path: Path) -> None:
+    write(tmp_path, markov="vanilla", confidence="token", leave_out=(missing,))
+    assert f"lacks {missing}" in refusal(tmp_path)
 
 
 def test_vocabularies_that_disagree(tmp_path: Path) -> None:

@@ -26,6 +26,15 @@ from tests.samplers.ar_toys import toy_ar
 VOCAB = 40
 TOKENS = [3, 17, 39, 0, 8, 8, 21]
 
+
+def without(name: str) -> Any:
+    return lambda tensors, config: tensors.pop(name)
+
+
+def without_key(name: str) -> Any:
+    return lambda tensors, config: config.pop(name)
+
+
 EVERY: dict[str, tuple[str, dict[str, Any]]] = {
     "EAGLE-1": ("eagle", {"embedding": True}),
     "EAGLE-1 without a bias": ("eagle", {"bias": False, "qkv_bias": True}),
@@ -42,6 +51,8 @@ EVERY: dict[str, tuple[str, dict[str, Any]]] = {
     "EAGLE-3 of the whole vocabulary": ("eagle3", {"embedding": True}),
     "EAGLE-3 with the target's head": ("eagle3", {"draft": 15, "tie_word_embeddings": True}),
     "EAGLE-3 with all of the target's head": ("eagle3", {"tie_word_embeddings": True}),
+    "EAGLE-3 without a head": ("eagle3", {"tie_word_embeddings": True, "change": without_key("tie_word_embeddings")}),
+    "EAGLE-3 of ids that only d2t counts": ("eagle3", {"draft": 15, "change": without_key("draft_vocab_size")}),
     "EAGLE-3 with biases, grouped heads, and an epsilon": (
         "eagle3",
         {"draft": 20, "attention_bias": True, "heads": 4, "kv_heads": 1, "rms_norm_eps": 1e-2, "rope_theta": 1e6},
@@ -204,6 +215,14 @@ def test_embeddings_and_heads_of_the_target_are_no_parameters_of_the_drafter(tmp
     assert "embed_tokens is the target's: shared" in module.about
 
 
+@pytest.mark.parametrize("layout", ["eagle", "eagle3"])
+def test_a_drafter_reads_the_embedding_as_stored_of_a_target_that_scales_it(layout: str, tmp_path: Path) -> None:
+    model = replace(target(), embedding_scale=4.0)
+    write(tmp_path, layout, vocab=VOCAB)
+    module: Any = load_draft_module(tmp_path, model)
+    assert torch.equal(module.embed(torch.tensor(TOKENS)), model.decoder.embedding[TOKENS])
+
+
 def test_a_copy_of_the_embedding_is_not_read(tmp_path: Path) -> None:
     def damaged(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
         tensors["embed_tokens.weight"] = torch.full((VOCAB, 16), torch.nan)
@@ -215,16 +234,17 @@ def test_a_copy_of_the_embedding_is_not_read(tmp_path: Path) -> None:
 # --- refusals ---
 
 
-def without(name: str) -> Any:
-    return lambda tensors, config: tensors.pop(name)
-
-
 def with_tensor(name: str, *shape: int) -> Any:
     return lambda tensors, config: tensors.update({name: torch.zeros(shape)})
 
 
 def with_values(name: str, value: Any) -> Any:
     return lambda tensors, config: tensors.update({name: value(tensors)})
+
+
+def in_gptq(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    tensors["fc.qweight"] = tensors.pop("fc.weight").int()
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4}
 
 
 def moved(tensors: dict[str, Tensor]) -> Tensor:
@@ -240,6 +260,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "eagle3",
         {"width": 24, "target_hidden_size": 16, "draft": 15},
         "has width 24 and toy 16, and no embed_tokens of its own",
+    ),
+    "its own width without a head": (
+        "eagle3",
+        {"width": 24, "target_hidden_size": 16, "draft": 15, "embedding": True, "tie_word_embeddings": True},
+        "has width 24 and no lm_head.weight; the head of toy has 16 columns",
     ),
     "another vocabulary": ("eagle", {"vocab": 60}, "is for a vocabulary of 60 ids; toy has 40"),
     "no d2t": ("eagle3", {"draft": 15, "change": without("d2t")}, "lacks d2t, which says which 15 of 40 ids"),
@@ -311,6 +336,17 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"draft": 15, "layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3},
         "names layers with and without a window",
     ),
+    "heads that are rotated in part": (
+        "speculators",
+        {"draft": 15, "rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        "has partial_rotary_factor=0.5, which is not supported",
+    ),
+    "another method": (
+        "speculators",
+        {"draft": 15, "change": lambda tensors, config: config.update(speculators_model_type="jetspec")},
+        "another method: its config has speculators_model_type='jetspec'",
+    ),
+    "four bits": ("eagle3", {"draft": 15, "change": in_gptq}, "is quantized by 'gptq', which is not supported"),
     "both norms": ("speculators", {"draft": 15, "fc_norm": True, "norm_before_fc": True}, "both fc_norm and input_n"),
     "a weight that is not finite": (
         "eagle",

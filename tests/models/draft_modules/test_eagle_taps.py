@@ -29,6 +29,8 @@ def nested(*ids: int) -> dict[str, Any]:
     [
         ({}, 32, (1, 15, 28), None),
         ({"eagle_config": {}}, 61, (1, 29, 57), None),
+        (nested(), 61, (1, 29, 57), None),  # an empty list is the default
+        ({**top(), **nested(3, 18, 33)}, 36, (3, 18, 33), (2, 17, 32)),
         (top(2, 18, 33), 36, (1, 17, 32), None),  # the default inputs
         (top(1, 17, 32), 36, (1, 17, 32), None),  # the default outputs, lifted to the top unchanged
         (nested(1, 29, 57), 61, (1, 29, 57), None),
@@ -60,7 +62,7 @@ def test_chosen_taps_win_and_are_outputs() -> None:
         ({}, 6, None, "names no layers to read, and 6 layers are too few for the default three"),
         (top(2, 18, 40), 36, None, "outputs of layers 1-17-39; the target has layers 0..35"),
         (nested(2, 2, 5), 36, None, "outputs of layers 2-2-5"),
-        (top(), 36, None, "must be a list of layers"),
+        (top(), 6, None, "names no layers to read"),
         ({"eagle_aux_hidden_state_layer_ids": "2-18-33"}, 36, None, "must be a list of layers"),
         ({"eagle_aux_hidden_state_layer_ids": [2.0, 18, 33]}, 36, None, "must be a list of layers"),
         ({}, 32, "1-x-3", "taps must be layers joined by '-', got '1-x-3'"),

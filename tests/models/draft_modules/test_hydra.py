@@ -139,6 +139,7 @@ def without(*names: str, **flags: Any) -> dict[str, Tensor]:
         (hydra(vocab=99), {}, "head 0 predicts 99 tokens, and toy has 40"),
         (hydra() | {"hydra_attn.q.weight": STATES}, {}, r"that Hydra heads do not have: hydra_attn\.q\.weight"),
         (without("hydra_lm_head.1.weight", "hydra_lm_head.1.bias"), {}, "heads 1 have no last linear"),
+        (without("hydra_lm_head.1.bias"), {}, r"lacks hydra_lm_head\.1\.bias, and other heads have one"),
         (without("hydra_lm_head.1.weight"), {}, r"lacks hydra_lm_head\.1\.weight"),
         (without("hydra_mlp.1.1.linear.weight"), {}, r"lacks hydra_mlp\.1\.1\.linear\.weight"),
         (

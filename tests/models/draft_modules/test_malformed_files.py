@@ -42,7 +42,9 @@ CONFIGS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("eagle", {"hidden_size": "x"}),
     ("eagle", {"eagle_config": [1]}),
     ("eagle", {"transformer_layer_config": 1}),
+    ("eagle", {"norm_before_residual": "false"}),
     ("dflash", {"dflash_config": [1]}),
+    ("dflash", {"dspark_config": [1]}),
     ("dflash", {"block_size": 1e308}),
     ("dflash", {"num_attention_heads": 0}),
 )

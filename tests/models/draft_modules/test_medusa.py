@@ -189,6 +189,9 @@ def without(*names: str) -> dict[str, Tensor]:
         (without("1.0.linear.weight", "1.0.linear.bias", "1.1.weight"), "v0.1", {}, r"heads 1 have no last linear"),
         (medusa(vocab=10), "vllm", {"vocab_size": 40, "truncated_vocab_size": 10}, r"lacks token_map"),
         ({**medusa(), "2.1.weight": values(40, 8, seed=1)}, "v0.1", {}, r"head 2 has \[40, 8\]"),
+        ({**medusa(), "2.1.weight": values(38, 16, seed=1)}, "v0.1", {}, "different numbers of tokens: 38, 40"),
+        (without("1.0.linear.bias"), "v0.1", {}, r"lacks 1\.0\.linear\.bias, and other heads have one"),
+        ({**medusa(), "extra.weight": values(4, seed=1)}, "v0.1", {}, r"heads do not have: extra\.weight"),
     ],
 )
 def test_files_that_do_not_fit_are_refused_in_a_line(
@@ -203,6 +206,13 @@ def test_a_map_of_other_tokens_is_refused(tmp_path: Path) -> None:
     tensors = renamed(medusa(vocab=3), "vllm") | {"token_map": torch.tensor([0, 40, 2])}
     write(tmp_path, tensors, CONFIGS["vllm"], "model.safetensors")
     with pytest.raises(ModelError, match="token_map has id 40, toy has 40 ids"):
+        load_draft_module(tmp_path, target())
+
+
+def test_a_map_that_names_a_token_twice_is_refused(tmp_path: Path) -> None:
+    tensors = renamed(medusa(vocab=3), "vllm") | {"token_map": torch.tensor([0, 4, 4])}
+    write(tmp_path, tensors, CONFIGS["vllm"], "model.safetensors")
+    with pytest.raises(ModelError, match="names some ids twice"):
         load_draft_module(tmp_path, target())
 
 

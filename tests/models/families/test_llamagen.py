@@ -200,6 +200,14 @@ def test_a_condition_of_another_shape_is_refused(tmp_path: Path) -> None:
         load(write(tmp_path, held, ARGUMENTS), device="cpu")
 
 
+@pytest.mark.parametrize("kind", ["c2i", "t2i"])
+def test_a_condition_of_another_width_is_refused(kind: str, tmp_path: Path) -> None:
+    held = tensors(kind)
+    wide = {name: value for name, value in tensors(kind, width=24).items() if name.startswith("cls_embedding.")}
+    with pytest.raises(ModelError, match="dim is 16 in the config, and 24 in the tensors"):
+        load(write(tmp_path, held | wide, ARGUMENTS), device="cpu")
+
+
 def test_a_tokenizer_of_another_codebook_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="12"):  # ids; the tokenizer of the recorded outputs has 128
         load(write(tmp_path, tensors(), ARGUMENTS), device="cpu", decoder=str(GOLDEN / "vq_tiny.pt"))
@@ -227,6 +235,8 @@ def test_a_loaded_checkpoint_is_a_causal_model_of_one_shift(tmp_path: Path) -> N
         ("c2i", {"class_dropout_prob": 0.0}, "class_dropout_prob is 0"),
         ("c2i", {"cls_token_num": 2}, "cls_token_num is 2 in the config, and 1 in the tensors"),
         ("t2i", {"cls_token_num": 5}, "cls_token_num is 5 in the config, and 6 in the tensors"),
+        ("c2i", {"model_type": "t2i"}, "gpt_type is 't2i' in the config, and 'c2i' in the tensors"),
+        ("t2i", {"model_type": "c2i"}, "gpt_type is 'c2i' in the config, and 't2i' in the tensors"),
         ("t2i", {"caption_dim": 8}, "caption_dim is 8 in the config, and 7 in the tensors"),
     ],
 )

@@ -50,3 +50,35 @@ def test_arguments_of_another_kind_are_refused(value: Any, name: str, tmp_path: 
     with pytest.raises(ModelError) as error:
         load(weights)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "tiny-vq",
+            {"codebook_l2norm": False},
+            r"unknown argument codebook_l2norm=False \(did you mean 'codebook_l2_norm'",
+        ),
+        ("tiny-vq", {"codebook_l2_norm": "false"}, "codebook_l2_norm must be true or false, got 'false'"),
+        ("tiny-vq", {"decoder_ch_mult": [1, 2]}, r"have decoder_ch_mult=\[1, 2\], and the tensors have \(1, 1, 2\)"),
+        ("tiny-kl", {"scaling_factor": 0.5}, "unknown argument scaling_factor=0.5"),
+        ("tiny-kl", {"embed_dim": 8}, "have embed_dim=8, and the tensors have 16"),
+        ("tiny-var-vq", {"using_znorm": True}, "using_znorm=true is not supported"),
+        ("tiny-var-vq", {"quant_residual": 0.3}, "unknown argument quant_residual=0.3"),
+    ],
+)
+def test_arguments_that_are_unknown_or_contradict_the_tensors_are_refused(
+    name: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    weights, arguments = copied(name, tmp_path / "decoder")
+    arguments.write_text(json.dumps({**json.loads(arguments.read_text()), **change}))
+    with pytest.raises(ModelError, match=message):
+        LOADERS[name][0](weights)
+
+
+def test_arguments_of_training_have_no_effect(tmp_path: Path) -> None:
+    for name, more in (("tiny-vq", {"commit_loss_beta": 0.25, "dropout_p": 0.0}), ("tiny-var-vq", {"beta": 0.25})):
+        weights, arguments = copied(name, tmp_path / name)
+        arguments.write_text(json.dumps({**json.loads(arguments.read_text()), **more}))
+        LOADERS[name][0](weights)

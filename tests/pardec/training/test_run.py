@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 import pardec
+from pardec.models.draft_modules.dflash import DFlashModule
 from pardec.models.draft_modules.load import load_draft_module
 from pardec.models.errors import ModelError
+from pardec.models.plan import Plan as Queries
+from pardec.models.plan import Visible
 from pardec.training.losses import loss
 from pardec.training.networks import KINDS, Options, Target
 from pardec.training.run import Plan, Run
@@ -126,3 +131,34 @@ def test_the_commonest_ids_are_drafted_and_the_end_token_is_one(
     counts = states.counts(model.network.vocab_size)
     rest = [int(count) for at, count in enumerate(counts) if at not in set(ids.tolist())]
     assert max(rest) <= min(int(counts[at]) for at in ids.tolist() if at not in (3,))
+
+
+def test_a_dflash_of_a_target_that_scales_embeddings_trains_as_it_drafts(
+    model: pardec.Model, states: States, tmp_path: Path
+) -> None:
+    target = replace(model.network, embedding_scale=4.0)
+    network = KINDS["dflash"](Target(target), Options(**SHAPE))
+    config, tensors = network.export()
+    save_file(
+        {name: tensor.detach().float().clone() for name, tensor in tensors.items()}, tmp_path / "model.safetensors"
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    module = load_draft_module(tmp_path, target, kind="dflash")
+    assert isinstance(module, DFlashModule)
+    batch, anchor = states.batch(states.texts[:1]), 3
+    with torch.inference_mode():
+        trained = network._blocks(batch, torch.tensor([[anchor]]))[0, 0, 1:]
+        cache, context = module.new_cache(1, anchor), batch.taps[:, :anchor].flatten(2)
+        place = torch.arange(anchor)[None]
+        module.remember(
+            module.fuse(context),
+            Queries(place, place, place, Visible.bidirectional(), torch.tensor([anchor]), place),
+            cache,
+        )
+        order = torch.arange(4)[None]
+        tokens = torch.tensor([[int(batch.ids[0, anchor]), *[SHAPE["mask_id"]] * 3]])
+        slots = order + anchor
+        drafted = module.run(
+            Queries(tokens, slots, slots, Visible.bidirectional(), torch.tensor([anchor + 4]), order), cache, 3
+        )[0]
+    torch.testing.assert_close(drafted.float(), trained.float(), rtol=0.02, atol=0.03)
