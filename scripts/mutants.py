@@ -9,6 +9,7 @@ file that cannot be collected, nor a test that fails without the mutant: the tes
 without any.
 
 Results are kept in build/mutants/results.json, each until its line, its source file or one of its test files changes.
+The page keeps the verdicts of mutants that have no such result.
 """
 
 from __future__ import annotations
@@ -304,8 +305,18 @@ def with_named_test(mutants: Sequence[Mutant], results: Mapping[str, Outcome]) -
     return Counter(one.paper for one in mutants if one.name in results and results[one.name].named)
 
 
-def markdown(mutants: Sequence[Mutant], results: Mapping[str, Outcome], titles: Mapping[str, str]) -> str:
-    """The page of benchmarks/mutants.md."""
+def outcomes(page: str) -> dict[str, Outcome]:
+    """The verdicts of a page's table of every mutant."""
+    rows = re.findall(r"^\| (\S+) \| \S+ \| [^|]+ \| `[^|]+` \| (\S+) \| (\S+) \|$", page, re.MULTILINE)
+    return {name: Outcome("" if named == "-" else named, own) for name, named, own in rows}
+
+
+def markdown(
+    mutants: Sequence[Mutant], results: Mapping[str, Outcome], titles: Mapping[str, str], earlier: str = ""
+) -> str:
+    """The page of benchmarks/mutants.md. A mutant without a result keeps the verdicts of the page before, `earlier`."""
+    today = sum(mutant.name in results for mutant in mutants)
+    results = outcomes(earlier) | dict(results)
     rows, asked = summary(mutants, results), with_named_test(mutants, results)
     total = Counter[str]()
     for row in rows.values():
@@ -321,8 +332,9 @@ def markdown(mutants: Sequence[Mutant], results: Mapping[str, Outcome], titles: 
         "the method's test files.",
         "Timeouts do not count.",
         "",
-        f"{total['mutants']} of {len(mutants)} mutants have run, of {len(rows)} papers. The named test notices",
-        f"{total['named']} of {asked.total()}, and the method's own files {total['own']} of {total['mutants']}. Kinds:",
+        f"{total['mutants']} of {len(mutants)} mutants have run, of {len(rows)} papers, {today} of them since their",
+        f"files last changed. The named test notices {total['named']} of {asked.total()}, and the method's own files",
+        f"{total['own']} of {total['mutants']}. Kinds:",
         ", ".join(f"{kind} {kinds[kind]}" for kind in KINDS) + ".",
         "",
         "| paper | mutants | named test | own files |",
@@ -442,7 +454,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         options.json.write_text(json.dumps({name: asdict(one) for name, one in results.items()}, indent=1) + "\n")
     if options.markdown:
-        PAGE.write_text(markdown(mutants, results, _titles()), encoding="utf-8")
+        PAGE.write_text(markdown(mutants, results, _titles(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     lines = missed(wanted, results)
     print("\n".join([*lines, f"{len(wanted)} mutants, {len(lines)} bars missed"]))
     return 1 if lines else 0

@@ -79,6 +79,17 @@ def test_the_bars_are_four_fifths_by_the_named_test_and_all_by_the_own_files() -
     assert "| 5 | - | 4 |" in mutants.markdown(made, results, {})
 
 
+def test_a_page_keeps_the_verdicts_of_mutants_that_have_no_newer_ones() -> None:
+    made = [mutants.Mutant(name, "7", "order", "f.py", "a", "b") for name in ("kept", "rerun", "never")]
+    before = mutants.markdown(made, {name: mutants.Outcome("", "killed") for name in ("kept", "rerun", "gone")}, {})
+    page = mutants.markdown(made, {"rerun": mutants.Outcome("killed", "survived")}, {}, before)
+    assert mutants.outcomes(page) == {
+        "kept": mutants.Outcome("", "killed"),
+        "rerun": mutants.Outcome("killed", "survived"),
+    }
+    assert "2 of 3 mutants have run, of 1 papers, 1 of them since their\nfiles last changed." in page
+
+
 FAILING = {
     "passes": ("def test_it():\n    pass\n", "survived"),
     "fails": ("def test_it():\n    assert False\n", "killed"),
