@@ -210,7 +210,7 @@ class Adapter:
                 stacklevel=4,
             )
         whole = self.config.get("modules_to_save") or []
-        unsaved = [name for name in whole if not any(f".{name}." in f".{key}" for key in self.updates)]
+        unsaved = [name for name in whole if not any(f"{name}." in key for key in self.updates)]  # endings, as for PEFT
         if unsaved:
             raise ModelError(
                 f"the adapter {self.name} lacks {listed(unsaved)}, which its config names in modules_to_save", _CUT

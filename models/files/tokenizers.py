@@ -26,7 +26,18 @@ def load_tokenizer(folder: Path) -> Any | None:
     most = getattr(tokenizer, "model_max_length", None)
     if most is not None and not isinstance(most, int | float):
         raise ModelError(f"{folder}/tokenizer_config.json: model_max_length is {most!r}, and a number is needed")
+    _end_dropout(tokenizer)
     return tokenizer
+
+
+def _end_dropout(tokenizer: Any) -> None:
+    """Turns off the dropout of merges, which is for training and stays on in a saved tokenizer.
+
+    See `findings/tokenizers_dropout_of_training_stays_on.sh`.
+    """
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if model is not None and getattr(model, "dropout", None):
+        model.dropout = None
 
 
 def _load(folder: Path) -> Any | None:

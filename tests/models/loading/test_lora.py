@@ -57,6 +57,7 @@ BY_PEFT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "embedding and head": ("Llama", {}, {"target_modules": ["embed_tokens", "lm_head", "o_proj"]}),
     "saved whole": ("Llama", {}, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "input_layernorm"]}),
+    "saved whole, by endings": ("Llama", {}, {"target_modules": ["q_proj"], "modules_to_save": ["head", "layernorm"]}),
     "all biases": ("Llama", BIASED, {"target_modules": ["q_proj", "up_proj"], "bias": "all"}),
     "biases of its own": ("Llama", BIASED, {"target_modules": LINEAR, "lora_bias": True}),
     "norms of heads, windows": ("Gemma3Text", {"sliding_window": 8, "head_dim": 12}, {"target_modules": LINEAR}),

@@ -54,6 +54,14 @@ def test_a_fast_tokenizer_comes_with_its_template(tmp_path):
     assert tokenizer.apply_chat_template(chat, tokenize=False) == "<user>a"
 
 
+def test_the_dropout_of_training_is_off(tmp_path):
+    model = models.BPE({"a": 0, "b": 1, "ab": 2, "abab": 3}, [("a", "b"), ("ab", "ab")], dropout=0.5)
+    Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    tokenizer = load_tokenizer(tmp_path)
+    assert [tokenizer("abab")["input_ids"] for _ in range(30)] == [[3]] * 30
+
+
 def test_remote_code_is_not_run_but_its_files_are_used(tmp_path):
     remote = {"auto_map": {"AutoTokenizer": ["remote.Tokenizer", None]}, "tokenizer_class": "DreamTokenizer"}
     folder = fast(tmp_path / "json", **remote, mask_token={"content": "<mask>"}, chat_template=TEMPLATE)
