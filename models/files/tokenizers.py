@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,22 @@ def load_tokenizer(folder: Path) -> Any | None:
     most = getattr(tokenizer, "model_max_length", None)
     if most is not None and not isinstance(most, int | float):
         raise ModelError(f"{folder}/tokenizer_config.json: model_max_length is {most!r}, and a number is needed")
-    _end_dropout(tokenizer)
+    _end_dropout(tokenizer, folder)
     return tokenizer
 
 
-def _end_dropout(tokenizer: Any) -> None:
-    """Turns off the dropout of merges, which is for training and stays on in a saved tokenizer.
+def _end_dropout(tokenizer: Any, folder: Path) -> None:
+    """Turns off the dropout of merges, with a warning: it is for training, and stays on in a saved tokenizer.
 
-    See `findings/tokenizers_dropout_of_training_stays_on.sh`.
+    See `findings/tokenizers_dropout_of_training_stays_on.sh`. A caller who wants it sets it on the tokenizer.
     """
     model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    if model is not None and getattr(model, "dropout", None):
+    if dropout := getattr(model, "dropout", None):
         model.dropout = None
+        warnings.warn(
+            f"{folder}/tokenizer.json has dropout={dropout:g}, which cuts a text another way each time: it is off",
+            stacklevel=3,
+        )
 
 
 def _load(folder: Path) -> Any | None:

@@ -58,7 +58,8 @@ def test_the_dropout_of_training_is_off(tmp_path):
     model = models.BPE({"a": 0, "b": 1, "ab": 2, "abab": 3}, [("a", "b"), ("ab", "ab")], dropout=0.5)
     Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    tokenizer = load_tokenizer(tmp_path)
+    with pytest.warns(UserWarning, match=r"tokenizer.json has dropout=0.5, .* it is off"):
+        tokenizer = load_tokenizer(tmp_path)
     assert [tokenizer("abab")["input_ids"] for _ in range(30)] == [[3]] * 30
 
 
