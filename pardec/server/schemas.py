@@ -80,6 +80,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "detokenize": (True,),
     "return_tokens_as_token_ids": (False,),
 }
+UNKNOWN = "unknown_parameter"  # the code of errors about fields that an endpoint does not have
 _INSTEAD = dict.fromkeys(("previous_response_id", "conversation"), "nothing is stored, send the whole conversation")
 
 
@@ -104,12 +105,13 @@ class Body(BaseModel, extra="forbid"):
             if name in NEUTRAL and name not in cls.model_fields:
                 raise _unsupported(name, f"{name} is not supported: {_INSTEAD.get(name, 'leave it out')}")
             if name not in cls.model_fields:
-                raise _unsupported(name, f"there is no field {name!r}{did_you_mean(name, cls.model_fields)}")
+                known = f"there is no field {name!r}{did_you_mean(name, cls.model_fields)}"
+                raise _unsupported(name, known, code=UNKNOWN)
         return own
 
 
-def _unsupported(field: str, text: str) -> PydanticCustomError:
-    return PydanticCustomError("unsupported", "{text}", {"text": text, "field": field})
+def _unsupported(field: str, text: str, code: str | None = None) -> PydanticCustomError:
+    return PydanticCustomError("unsupported", "{text}", {"text": text, "field": field, "code": code})
 
 
 # The arguments that are numbers, by field, without those that are read by rules of their own.

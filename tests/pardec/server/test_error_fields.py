@@ -94,6 +94,36 @@ def test_error_field_of_unsupported_fields(
     assert said in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("messages", {"messages": MESSAGES, "max_tokens": 2, "stop": ["a"]}, "'stop': here it is stop_sequences"),
+        ("responses", {"messages": MESSAGES}, "'messages': here it is input"),
+        ("responses", {"input": "a", "response_format": {}}, "'response_format': here it is text.format"),
+    ],
+)
+def test_error_of_a_field_of_another_endpoint(
+    client: TestClient, path: str, body: dict[str, Any], message: str
+) -> None:
+    error = client.post(f"/v1/{path}", json=body).json()["error"]
+    assert error["message"] == f"there is no field {message}"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "opening"),
+    [
+        ("completions", {"prompt": {"a": 1}}, "prompt: "),
+        ("chat/completions", {"messages": [{"role": "user", "content": {"type": "text"}}]}, "messages.0.content: "),
+        ("messages", {"messages": MESSAGES, "max_tokens": None}, "max_tokens is null: give a value"),
+        ("responses", {"input": None}, "input is null: give a value"),
+    ],
+)
+def test_error_of_a_value_of_the_wrong_type(client: TestClient, path: str, body: dict[str, Any], opening: str) -> None:
+    message = client.post(f"/v1/{path}", json=body).json()["error"]["message"]
+    assert message.startswith(opening)
+    assert "missing" not in message
+
+
 def test_fields_that_request_nothing_are_ignored(client: TestClient) -> None:
     nothing = {
         "skip_special_tokens": True,
