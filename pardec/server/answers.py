@@ -22,7 +22,7 @@ from ..result import Result
 from ..version import __version__
 from .errors import RequestError, in_utf8
 from .listening import Advanced
-from .schemas import ChatBody, CompletionBody, TextBody
+from .schemas import ChatBody, TextBody
 from .token_names import Offsets, TokenNames
 
 if TYPE_CHECKING:
@@ -365,20 +365,23 @@ class Echo:
         return prompt + text
 
 
-def echo(model: Model, ids: list[int], body: CompletionBody) -> Echo:
-    """A prompt, with log-probabilities if the request wants them; the first token's is NaN."""
-    logprobs = None if body.logprobs is None else _prompt_logprobs(model, ids, body)
+def echo(model: Model, ids: list[int], count: int | None, candidates: Sequence[int] | None) -> Echo:
+    """A prompt, with log-probabilities of its tokens, the `count` likeliest and `candidates`; the first ones are NaN.
+
+    With a count of None it has no log-probabilities.
+    """
+    logprobs = None if count is None else _prompt_logprobs(model, ids, count, candidates or [])
     return Echo(ids, lambda tokens: model.text(tokens) or "", logprobs)
 
 
-def _prompt_logprobs(model: Model, ids: list[int], body: CompletionBody) -> TokenLogprobs:
+def _prompt_logprobs(model: Model, ids: list[int], count: int, candidate_ids: Sequence[int]) -> TokenLogprobs:
     tokens = torch.tensor(ids)
     logits = model.logits(tokens[None])[0, :-1]
     logprobs = logits.log_softmax(-1)
     own = logprobs.gather(1, tokens[1:, None].to(logprobs.device))[:, 0]
-    count = min(body.logprobs or 0, logits.shape[1])
+    count = min(count, logits.shape[1])
     top = top_ids(logits, count) if count else tokens.new_empty(len(logits), 0, device=logits.device)
-    candidates = logprobs[:, body.logprob_ids or []]
+    candidates = logprobs[:, list(candidate_ids)]
     parts = (own[:, None], logprobs.gather(1, top), candidates)
     first = [torch.full((1, part.shape[1]), torch.nan) for part in parts]
     own, values, candidates = (torch.cat((nan, part.cpu())) for nan, part in zip(first, parts, strict=True))

@@ -60,7 +60,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "output_format": ("png",),
     "moderation": ("auto", "low"),
     "partial_images": (0,),
-    "do_sample": (True, False),  # the temperature decides
     "verbosity": ("medium",),
     "reasoning_effort": ("none",),
     "previous_response_id": (),
@@ -164,6 +163,7 @@ class TextBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
     template: StrictStr | list[StrictInt | None] | None = None
     logprob_ids: FewIds | None = None
     return_token_ids: StrictBool | None = None
+    do_sample: StrictBool | None = None
 
     @model_validator(mode="after")
     def _streams(self) -> Self:
@@ -230,12 +230,13 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 class Message(BaseModel, extra="ignore"):
-    """A message of a conversation; `name`, `refusal` and empty fields are ignored."""
+    """A message of a conversation; `refusal` and empty fields are ignored."""
 
     role: StrictStr
     tool_calls: list[ToolCall] | None = None
     content: Annotated[StrictStr | list[Part] | None, Field(validate_default=True)] = None  # None beside calls alone
     tool_call_id: StrictStr | None = None  # the call that a message of the role "tool" answers
+    name: StrictStr | None = None  # of who speaks, or of a called function
 
     @field_validator("role")
     @classmethod
@@ -251,7 +252,7 @@ class Message(BaseModel, extra="ignore"):
             raise ValueError("function_call and audio are not supported: use tool_calls")
         if isinstance(data, dict):
             for name, value in data.items():
-                if name not in (*cls.model_fields, "name", "refusal") and value not in (None, [], {}, "", False):
+                if name not in (*cls.model_fields, "refusal") and value not in (None, [], {}, "", False):
                     raise ValueError(f"a message has no field {name!r}{did_you_mean(name, cls.model_fields)}")
         return data
 
@@ -272,7 +273,7 @@ class Message(BaseModel, extra="ignore"):
         """The message as chat templates take it."""
         document: dict[str, Any] = {"role": self.role, "content": self.text}
         document |= {"tool_calls": [call.model_dump() for call in self.tool_calls]} if self.tool_calls else {}
-        return document | ({} if self.tool_call_id is None else {"tool_call_id": self.tool_call_id})
+        return document | self.model_dump(include={"tool_call_id", "name"}, exclude_none=True)
 
 
 class ChatBody(TextBody):

@@ -180,6 +180,25 @@ def test_template_variables_of_a_request_reach_the_template(
     assert (error["param"], "'enable_thinking'" in error["message"]) == ("chat_template_kwargs", True)
 
 
+def test_the_name_of_a_message_reaches_the_template(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{{ messages[0]['name'] }} {{ messages[0]['content'] }}"
+    tokenizer = client.app.state.server.model.tokenizer  # type: ignore[attr-defined]
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    counts = []
+    for name in ("Tom", "Tom has"):
+        body = {"messages": [{**MESSAGES[0], "name": name}], "max_tokens": 2}
+        counts.append(client.post("/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"])
+    assert counts[1] == counts[0] + 1
+
+
+@pytest.mark.parametrize("field", ["logit_bias", "allowed"])
+def test_error_of_two_names_of_one_number(client: TestClient, field: str) -> None:
+    value = {"logit_bias": 1, "allowed": [5]}[field]
+    for key in ("05", "\u0665", "+5", ""):
+        error = client.post("/v1/completions", json={"prompt": "Tom", "max_tokens": 9, field: {"5": value, key: value}})
+        assert error.json()["error"]["param"] == field
+
+
 def test_error_of_a_field_that_stands_twice(client: TestClient) -> None:
     body = b'{"prompt": "Tom has 8.", "max_tokens": 2, "temperature": 0, "temperature": 2}'
     answer = client.post("/v1/completions", content=body)

@@ -31,6 +31,21 @@ def generated(running: Running, **arguments: Any) -> pardec.Result:
     return running.server.model.generate(MESSAGES, **{"max_new_tokens": 20, **arguments})
 
 
+def test_do_sample_is_a_temperature() -> None:
+    model = pardec.load("tiny-llama", device="cpu")
+    for default, sample, temperature, wanted in (
+        (0, True, None, 1), (0.7, True, None, 0.7), (0.7, False, None, 0), (0, True, 0.5, 0.5), (0, False, 0, 0),
+    ):  # fmt: skip
+        parser = RequestParser(model, ("tiny-llama",), {"temperature": default}, Limits())
+        body = CompletionBody(prompt=QUESTION, max_tokens=2, do_sample=sample, temperature=temperature)
+        assert parser.text(ParsedBody(body)).rows[0].call.settings["temperature"] == wanted
+    parser = RequestParser(model, ("tiny-llama",), {}, Limits())
+    for sample, temperature in ((False, 0.5), (True, 0)):
+        body = CompletionBody(prompt=QUESTION, max_tokens=2, do_sample=sample, temperature=temperature)
+        with pytest.raises(pardec.SpecError, match="do_sample"):
+            parser.text(ParsedBody(body))
+
+
 def test_responses_are_chat_completions_in_another_form(llama: Running) -> None:
     client = llama.openai("secret").responses
     alone = generated(llama)
