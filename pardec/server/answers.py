@@ -76,7 +76,7 @@ class TextAnswer:
             text, tokens = echo.before(text, tokens), [*echo.tokens, *tokens]
             values = _joined(echo.logprobs, values)
         logprobs = self._logprobs(tokens, values, len(text))
-        reason = "tool_calls" if calls else result.finish[0]
+        reason = "tool_calls" if calls else finish_reason(result)
         choice: dict[str, Any] = {"index": index, "finish_reason": reason, "logprobs": logprobs}
         if self.chat:
             choice["message"] = {"role": "assistant", "content": content or None if calls else text, "refusal": None}
@@ -211,7 +211,7 @@ class TextAnswer:
         choice: dict[str, Any] = {
             "index": index,
             "logprobs": logprobs,
-            "finish_reason": None if end is None else "tool_calls" if calls else end.finish[0],
+            "finish_reason": None if end is None else "tool_calls" if calls else finish_reason(end),
         }
         if not self.chat:
             choice["text"] = text
@@ -429,6 +429,15 @@ def _joined(first: TokenLogprobs | None, second: TokenLogprobs | None) -> TokenL
 def text_of(result: Result) -> str:
     """The text of a result of one row."""
     return result.text[0] if result.text is not None else ""
+
+
+def finish_reason(result: Result) -> str:
+    """How the text of a result of one row ends: "stop" or "length".
+
+    A sampler without `eos` fills the whole canvas, and its text may end with an end token before.
+    """
+    tokens = result.tokens[0]
+    return "stop" if tokens and tokens[-1] in result.stop_ids else result.finish[0]
 
 
 def _png(result: Result, scale: int) -> str:

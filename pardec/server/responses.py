@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt, StrictStr
 from ..requests.argument import Takes
 from ..requests.tools import MOST_TOOLS
 from ..result import Result
-from .answers import DeltaAnswer, typed
+from .answers import DeltaAnswer, finish_reason, typed
 from .errors import RequestError
 from .schemas import ChatBody, Sampled, joined, numbers
 
@@ -246,7 +246,7 @@ class ResponseAnswer(DeltaAnswer):
 
 
 def _status(result: Result) -> str:
-    return "completed" if result.finish[0] == "stop" else "incomplete"
+    return "completed" if finish_reason(result) == "stop" else "incomplete"
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:
