@@ -57,7 +57,8 @@ def run(arguments: Sequence[str]) -> int:
             command = context.command_path if context is not None else " ".join(["pardec", *named])
             message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")  # from pydantic
             option = str(getattr(error, "option_name", None) or "").lstrip("-").replace("-", "_")
-            suggestion = f"; in Python: {OTHER_NAMES[option]}" if option in OTHER_NAMES else ""
+            known = OTHER_NAMES.get(option) if len(option) > 1 else None  # -n is not the argument n
+            suggestion = f"; in Python: {known}" if known else ""
             return report(message, f'run "{command} --help" for its options{suggestion}', 2)
         if isinstance(error, BatchError) and not error.leads:
             return 1
