@@ -66,6 +66,9 @@ def refusal(error: SpecError, body: Body) -> RequestError:
     else:
         matched = re.search(rf"\b({'|'.join(own)})\b", message)
         param = matched[1] if matched else None
+        method = re.match(r"'?([\w-]+)", message)
+        if param is None and method and re.search(rf"\b{re.escape(method[1])}\b", getattr(body, "sampler", None) or ""):
+            param = "sampler"  # whose methods open their errors
     code = CONTEXT if isinstance(error, ContextError) else None
     text = f"{message}: {hint}" if hint else message
     return RequestError(HTTPStatus.BAD_REQUEST, text, param=param, code=code)

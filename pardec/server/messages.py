@@ -164,7 +164,7 @@ class MessagesBody(Conversation, Sampled, numbers(Takes.TEXT)):  # type: ignore[
     def as_text(self) -> ChatBody:
         own = {*Conversation.model_fields, "stop_sequences"}
         shared = self.model_dump(exclude_none=True, exclude=own)
-        return ChatBody.model_validate({**shared, **self.chat(), "stop": self.stop_sequences or None})
+        return ChatBody.model_validate({**shared, **self.chat(), "stop": self.stop_sequences, "n": 1})
 
 
 class MessagesAnswer(DeltaAnswer):

@@ -118,7 +118,8 @@ class RequestParser:
             arguments |= {"logprobs": logprobs, "logprob_ids": body.logprob_ids}
         samples = body.n or int(self.defaults.get("num_return_sequences", 1))
         if samples > 1:
-            arguments = {"temperature": 1.0, **arguments, "num_return_sequences": samples}  # OpenAI's default
+            arguments = {"temperature": 1.0, **arguments}  # OpenAI's default
+        arguments["num_return_sequences"] = samples
         check_rows(rows_of(body) * samples, self.limits.rows)
         call = self.model.prepare(**arguments)
         self._check_lengths(body, call.lengths)
@@ -216,7 +217,7 @@ class RequestParser:
 
     def _endings(self, body: TextBody) -> dict[str, Any]:
         stop = [body.stop] if isinstance(body.stop, str) else [text for text in body.stop or () if text is not None]
-        values: dict[str, Any] = {"stop": stop} if stop else {}
+        values: dict[str, Any] = {} if body.stop is None else {"stop": stop or None}
         if body.ignore_eos:
             values["stop_ids"] = list(body.stop_token_ids or ())
         elif body.stop_token_ids:
@@ -254,7 +255,12 @@ class RequestParser:
         count = body.n or 1
         check_rows(count, self.limits.rows)
         width, height = _size(body.size)
-        dimensions, scale = size_and_scale(self.model.name, imaging, height, width)
+        try:
+            dimensions, scale = size_and_scale(self.model.name, imaging, height, width)
+        except SpecError as error:
+            message = re.sub(r"^(height|width)=\d+", f"size={body.size}", error.message)
+            hint = re.sub("leave (height|width|one) out", "leave size out", error.hint or "")
+            raise RequestError(HTTPStatus.BAD_REQUEST, f"{message}: {hint}", param="size") from error
         arguments = {**with_defaults(imaging, arguments), "num_images": count}
         arguments |= {} if dimensions is None else {"size": dimensions}
         call = self.model.prepare(**arguments)
@@ -271,7 +277,10 @@ class RequestParser:
 
     def _sampling(self, body: Sampled) -> dict[str, Any]:
         numbers = ((each, getattr(body, field, None)) for field, each in NUMBERS.items())
-        values = {each.name: value for each, value in numbers if value not in (None, *each.off_elsewhere)}
+        # a value that is off elsewhere, such as top_k=-1, turns a default of the server or the checkpoint off
+        values = {
+            each.name: None if value in each.off_elsewhere else value for each, value in numbers if value is not None
+        }
         if (sample := getattr(body, "do_sample", None)) is not None:
             default = (
                 {"temperature": self.defaults["temperature"]} if sample and self.defaults.get("temperature") else {}
@@ -280,7 +289,8 @@ class RequestParser:
         if body.sampler is not None:
             check_sampler(body.sampler, self.defaults.get("sampler"))
             values["sampler"] = body.sampler
-        return {**values, "seed": secrets.randbits(63) if body.seed is None else body.seed}
+        seed = body.seed if body.seed is not None else self.defaults.get("seed")
+        return {**values, "seed": secrets.randbits(63) if seed is None else seed}
 
     def _check_lengths(self, body: TextBody, lengths: list[int]) -> None:
         limit = self.limits.length

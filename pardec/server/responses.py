@@ -105,7 +105,7 @@ class ResponseBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
         if form is not None and form.get("type") == "json_schema":
             inner = {name: value for name, value in form.items() if name != "type"}
             form = {"type": "json_schema", "json_schema": inner}
-        document = {**shared, "messages": messages, "response_format": form}
+        document = {**shared, "messages": messages, "response_format": form, "n": 1}
         if self.tools:
             document["tools"] = [tool.document for tool in self.tools]
         if isinstance(self.tool_choice, FunctionChoice):

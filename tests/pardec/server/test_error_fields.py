@@ -20,6 +20,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"prompt": None}, "prompt", None), ({"prompt": "  "}, "prompt", None), ({"min_tokens": 40}, "min_tokens", None),
     ({"stop_token_ids": [10**6]}, "stop_token_ids", None), ({"temperature": 1e308}, "temperature", None),
     ({"sampler": "no-such"}, "sampler", None), ({"allowed": [["no such"]]}, "allowed", None),
+    ({"sampler": "lookup:k=0"}, "sampler", None), ({"sampler": "eagle"}, "sampler", None),
     ({"template": "x"}, "template", None), ({"response_format": {"type": "nothing"}}, "response_format", None),
 ]  # fmt: skip
 
