@@ -10,11 +10,10 @@ import inspect
 import pkgutil
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from functools import cache
 from importlib.machinery import PathFinder
-from pathlib import Path
 from typing import Any, Literal, TypeVar, dataclass_transform
 
 from pardec.models.errors import SpecError, UnknownNameError, did_you_mean, one_line
@@ -243,9 +242,9 @@ def order(card: Card) -> tuple[int, int, str]:
 @cache
 def _load_all() -> None:
     """Reads every method's file and imports methods of other packages."""
-    for folder, locations in _locations().items():
-        for _, module, _ in pkgutil.iter_modules(locations, folder + "."):
-            _load(module, locations)
+    for modules in _modules().values():
+        for module in modules:
+            _load(module)
     for entry in _of_other_packages():
         try:
             entry.load()
@@ -254,14 +253,12 @@ def _load_all() -> None:
             _leave_out(entry.name, f"{text}: {type(error).__name__}: {one_line(error)}")
 
 
-@cache
 def _load_named(name: str) -> None:
     """Reads the methods called `name`, whose files are NAME.py; all methods where other packages may have this one."""
     if _of_other_packages():
         _load_all()
-    for folder, locations in _locations().items() if name.isidentifier() else ():
-        if any(Path(location, f"{name}.py").is_file() for location in locations):
-            _load(f"{folder}.{name}", locations)
+    for module in _modules().get(name, ()):
+        _load(module)
 
 
 @cache
@@ -276,13 +273,24 @@ def _locations() -> dict[str, list[str]]:
     return {folder: list(spec.submodule_search_locations or ()) for folder, spec in specs.items() if spec}
 
 
-def _load(module: str, locations: Sequence[str]) -> None:
+@cache
+def _modules() -> dict[str, list[str]]:
+    """The modules of each name in the folders of methods."""
+    modules: dict[str, list[str]] = {}
+    for folder, locations in _locations().items():
+        for found in pkgutil.iter_modules(locations):
+            modules.setdefault(found.name, []).append(f"{folder}.{found.name}")
+    return modules
+
+
+@cache
+def _load(module: str) -> None:
     """Adds the cards of one file. A file that somebody is writing must not end every command: it is left out."""
     file = f"{module.removeprefix('pardec.').replace('.', '/')}.py"
     if module in sys.modules or file in _broken:
         return
     try:
-        _read(module, PathFinder.find_spec(module, locations))
+        _read(module, PathFinder.find_spec(module, _locations()[module.rpartition(".")[0]]))
     except Exception as error:
         _leave_out(file, f"{file} cannot be read, and is left out: {type(error).__name__}: {one_line(error)}")
 

@@ -49,7 +49,7 @@ def check(
 
     pardec check tiny-dream -s threshold@dual -p "Tom has 8 cups. He loses 3. How many cups does Tom have now?"
 
-    pardec check tiny-llama -s model:name=tiny-llama-draft,k=4 -t 1.0
+    pardec check tiny-llama -s model:name=tiny-llama-draft,k=4 --temperature 1.0
     """
     items = inputs.read(prompt or [], prompts) if prompt or prompts is not None else None
     arguments: Any = {"seed": seed, **sampling}

@@ -22,7 +22,7 @@ from ..result import Result
 from ..version import __version__
 from .errors import RequestError, in_utf8
 from .listening import Advanced
-from .schemas import ChatBody, CompletionBody, TextBody
+from .schemas import ChatBody, TextBody
 from .token_names import Offsets, TokenNames
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class TextAnswer:
             text, tokens = echo.before(text, tokens), [*echo.tokens, *tokens]
             values = _joined(echo.logprobs, values)
         logprobs = self._logprobs(tokens, values, len(text))
-        reason = "tool_calls" if calls else result.finish[0]
+        reason = "tool_calls" if calls else finish_reason(result)
         choice: dict[str, Any] = {"index": index, "finish_reason": reason, "logprobs": logprobs}
         if self.chat:
             choice["message"] = {"role": "assistant", "content": content or None if calls else text, "refusal": None}
@@ -211,7 +211,7 @@ class TextAnswer:
         choice: dict[str, Any] = {
             "index": index,
             "logprobs": logprobs,
-            "finish_reason": None if end is None else "tool_calls" if calls else end.finish[0],
+            "finish_reason": None if end is None else "tool_calls" if calls else finish_reason(end),
         }
         if not self.chat:
             choice["text"] = text
@@ -365,20 +365,23 @@ class Echo:
         return prompt + text
 
 
-def echo(model: Model, ids: list[int], body: CompletionBody) -> Echo:
-    """A prompt, with log-probabilities if the request wants them; the first token's is NaN."""
-    logprobs = None if body.logprobs is None else _prompt_logprobs(model, ids, body)
+def echo(model: Model, ids: list[int], count: int | None, candidates: Sequence[int] | None) -> Echo:
+    """A prompt, with log-probabilities of its tokens, the `count` likeliest and `candidates`; the first ones are NaN.
+
+    With a count of None it has no log-probabilities.
+    """
+    logprobs = None if count is None else _prompt_logprobs(model, ids, count, candidates or [])
     return Echo(ids, lambda tokens: model.text(tokens) or "", logprobs)
 
 
-def _prompt_logprobs(model: Model, ids: list[int], body: CompletionBody) -> TokenLogprobs:
+def _prompt_logprobs(model: Model, ids: list[int], count: int, candidate_ids: Sequence[int]) -> TokenLogprobs:
     tokens = torch.tensor(ids)
     logits = model.logits(tokens[None])[0, :-1]
     logprobs = logits.log_softmax(-1)
     own = logprobs.gather(1, tokens[1:, None].to(logprobs.device))[:, 0]
-    count = min(body.logprobs or 0, logits.shape[1])
+    count = min(count, logits.shape[1])
     top = top_ids(logits, count) if count else tokens.new_empty(len(logits), 0, device=logits.device)
-    candidates = logprobs[:, body.logprob_ids or []]
+    candidates = logprobs[:, list(candidate_ids)]
     parts = (own[:, None], logprobs.gather(1, top), candidates)
     first = [torch.full((1, part.shape[1]), torch.nan) for part in parts]
     own, values, candidates = (torch.cat((nan, part.cpu())) for nan, part in zip(first, parts, strict=True))
@@ -426,6 +429,15 @@ def _joined(first: TokenLogprobs | None, second: TokenLogprobs | None) -> TokenL
 def text_of(result: Result) -> str:
     """The text of a result of one row."""
     return result.text[0] if result.text is not None else ""
+
+
+def finish_reason(result: Result) -> str:
+    """How the text of a result of one row ends: "stop" or "length".
+
+    A sampler without `eos` fills the whole canvas, and its text may end with an end token before.
+    """
+    tokens = result.tokens[0]
+    return "stop" if tokens and tokens[-1] in result.stop_ids else result.finish[0]
 
 
 def _png(result: Result, scale: int) -> str:

@@ -269,7 +269,7 @@ class Server:
         if isinstance(body, CompletionBody) and body.echo:
             repeated = []
             for ids in prepared.prompts:  # others decode between them
-                score = partial(echo, self.model, ids, body)
+                score = partial(echo, self.model, ids, prepared.logprobs, body.logprob_ids)
                 repeated.append(await unless_gone(request, asyncio.wrap_future(self.worker.call(score))))
         return JSON(answer.whole(results, repeated), headers=_waited(waited))
 

@@ -109,7 +109,7 @@ def parse_body(data: bytes, schema: type[Body]) -> Body:
     try:
         return schema.model_validate(document).as_text()
     except ValidationError as error:
-        raise invalid(error, document) from None
+        raise invalid(error, document, schema) from None
 
 
 def parse_request(config: ParserConfig, data: bytes, schema: type[Body]) -> ParsedBody:

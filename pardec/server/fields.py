@@ -13,7 +13,7 @@ from pardec.models.errors import SpecError
 from ..requests.prompts import ContextError
 from ..requests.settings import ARGUMENTS
 from .errors import RequestError
-from .schemas import Body, ChatBody
+from .schemas import UNKNOWN, Body, ChatBody
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -39,6 +39,9 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
+        if error.code == UNKNOWN and error.param in names:  # it is the request that has the other form's field
+            message = f"there is no field {error.param!r}: here it is {names[error.param]}"
+            raise RequestError(error.status, message, param=error.param, code=error.code) from error
         words = "|".join(names)
         message = re.sub(rf"\b({words})\b", lambda matched: names[matched[1]], error.message)
         param = names.get(error.param or "", error.param)
@@ -63,44 +66,52 @@ def refusal(error: SpecError, body: Body) -> RequestError:
     else:
         matched = re.search(rf"\b({'|'.join(own)})\b", message)
         param = matched[1] if matched else None
+        method = re.match(r"'?([\w-]+)", message)
+        if param is None and method and re.search(rf"\b{re.escape(method[1])}\b", getattr(body, "sampler", None) or ""):
+            param = "sampler"  # whose methods open their errors
     code = CONTEXT if isinstance(error, ContextError) else None
     text = f"{message}: {hint}" if hint else message
     return RequestError(HTTPStatus.BAD_REQUEST, text, param=param, code=code)
 
 
-def invalid(error: ValidationError, document: Any) -> RequestError:
-    """The error for the first wrong field of a body, in one line."""
+def invalid(error: ValidationError, document: Any, schema: type[Body]) -> RequestError:
+    """The error for the first wrong field of a body of this schema, in one line."""
     faults = error.errors(include_url=False, include_input=False)[:_FAULTS]
-    paths = [_path(each["loc"], document) for each in faults]
+    paths = [_path(each["loc"], document, missing=each["type"] == "missing") for each in faults]
     path = max((each for each in paths if each[:1] == paths[0][:1]), key=len)
     value, known = _at(document, path)
+    name = ".".join(map(str, path))
     if faults[0]["type"] == "missing" or not known:
         text = "is missing"
     elif any(fault["type"] == "extra_forbidden" for fault, other in zip(faults, paths, strict=True) if other == path):
         text = "is not supported: leave it out"
     elif value is None:
-        text = "is null: leave it out, or give a value"
+        field = schema.model_fields.get(name)
+        text = "is null: give a value" if field and field.is_required() else "is null: leave it out, or give a value"
         if path[-1:] in (["content"], ["prompt"], ["messages"]):
             text = "is null: give text"
     else:
         pairs = zip(faults, paths, strict=True)
         each = dict.fromkeys(fault["msg"].removeprefix("Value error, ") for fault, other in pairs if other == path)
         text = ": " + "; or: ".join(each)
-    name = ".".join(map(str, path))
     opening = name + ("" if text.startswith(":") else " ") if name else ""
-    param = name or faults[0].get("ctx", {}).get("field")
-    return RequestError(HTTPStatus.BAD_REQUEST, (opening + text).removeprefix(": "), param=param)
+    more = faults[0].get("ctx", {})
+    text = (opening + text).removeprefix(": ")
+    return RequestError(HTTPStatus.BAD_REQUEST, text, param=name or more.get("field"), code=more.get("code"))
 
 
-def _path(location: tuple[int | str, ...], document: Any) -> list[int | str]:
-    """The keys of an error's location, without the names of a field's alternative types."""
+def _path(location: tuple[int | str, ...], document: Any, *, missing: bool) -> list[int | str]:
+    """The keys of an error's location, without the names of a field's alternative types.
+
+    `missing`: the last key is one that the document lacks.
+    """
     path: list[int | str] = []
     for at, key in enumerate(location):
         value, _ = _at(document, path)
         nested, there = _at(document, [*path, key]) if isinstance(value, dict | list) else (None, False)
         if isinstance(value, dict) and not isinstance(nested, dict | list) and {*location[at + 1 : at + 2]} & {*value}:
             continue  # the name of an alternative that is also a field, as "text" of a part
-        if there or (at == len(location) - 1 and isinstance(value, dict) and isinstance(key, str) and "[" not in key):
+        if there or (missing and at == len(location) - 1 and isinstance(value, dict)):
             path.append(key)
     return path
 

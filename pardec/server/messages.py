@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt, StrictStr, field_v
 from ..requests.argument import Takes
 from ..requests.tools import MOST_TOOLS
 from ..result import Result
-from .answers import DeltaAnswer, text_of, typed
+from .answers import DeltaAnswer, finish_reason, text_of, typed
 from .errors import RequestError
 from .schemas import Block, Body, ChatBody, Part, Sampled, Stop, joined, numbers
 
@@ -164,7 +164,7 @@ class MessagesBody(Conversation, Sampled, numbers(Takes.TEXT)):  # type: ignore[
     def as_text(self) -> ChatBody:
         own = {*Conversation.model_fields, "stop_sequences"}
         shared = self.model_dump(exclude_none=True, exclude=own)
-        return ChatBody.model_validate({**shared, **self.chat(), "stop": self.stop_sequences or None})
+        return ChatBody.model_validate({**shared, **self.chat(), "stop": self.stop_sequences, "n": 1})
 
 
 class MessagesAnswer(DeltaAnswer):
@@ -248,7 +248,7 @@ class MessagesAnswer(DeltaAnswer):
     def _reason(self, result: Result) -> dict[str, Any]:
         if self.calls:
             return {"stop_reason": "tool_use", "stop_sequence": None}
-        if result.finish[0] == "length":
+        if finish_reason(result) == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
         tokens, text = result.tokens[0], text_of(result)
         stops = [self.body.stop] if isinstance(self.body.stop, str) else self.body.stop or []

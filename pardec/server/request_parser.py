@@ -16,7 +16,7 @@ from pardec.samplers.spec import parse
 
 from ..requests.images import size_and_scale, with_defaults
 from ..requests.prompts import encode, encode_plain
-from ..requests.settings import FILLING, MAX_NEW_TOKENS, Settings
+from ..requests.settings import FILLING, MAX_NEW_TOKENS, Settings, own_names
 from ..requests.structured.request import mark_tools, remember
 from ..requests.tools import shown
 from ..serving.queue import queued_rows
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _MOST_TEXTS = 4096  # texts in `allowed`
 _MOST_CAPTION = 2**14  # characters
 _WITHIN = ("min_new_tokens", "block_length")  # numbers that may not be larger than max_new_tokens
+_ID = re.compile("0|[1-9][0-9]{0,8}")  # a number as a key: "05" would be a second name of 5
 MOST_LOGPROBS = 20  # likeliest tokens of a position, as in OpenAI's API
 
 
@@ -113,11 +114,12 @@ class RequestParser:
         if body.logit_bias:
             arguments["logit_bias"] = _biases(body.logit_bias)
         logprobs = _logprobs(body)
-        if logprobs is not None or body.logprob_ids is not None:
-            arguments |= {"logprobs": logprobs or 0, "logprob_ids": body.logprob_ids}
+        if logprobs is not None:
+            arguments |= {"logprobs": logprobs, "logprob_ids": body.logprob_ids}
         samples = body.n or int(self.defaults.get("num_return_sequences", 1))
         if samples > 1:
-            arguments = {"temperature": 1.0, **arguments, "num_return_sequences": samples}  # OpenAI's default
+            arguments = {"temperature": 1.0, **arguments}  # OpenAI's default
+        arguments["num_return_sequences"] = samples
         check_rows(rows_of(body) * samples, self.limits.rows)
         call = self.model.prepare(**arguments)
         self._check_lengths(body, call.lengths)
@@ -207,7 +209,7 @@ class RequestParser:
     def _check_echo(self, body: CompletionBody) -> None:
         if body.stream:
             raise RequestError(HTTPStatus.BAD_REQUEST, "echo cannot be streamed", param="echo")
-        if body.logprobs is not None and self.model.family != "ar":
+        if _logprobs(body) is not None and self.model.family != "ar":
             message = (
                 f"echo cannot be combined with logprobs: {self.model.name} is masked and gives prompts no probability"
             )
@@ -215,7 +217,7 @@ class RequestParser:
 
     def _endings(self, body: TextBody) -> dict[str, Any]:
         stop = [body.stop] if isinstance(body.stop, str) else [text for text in body.stop or () if text is not None]
-        values: dict[str, Any] = {"stop": stop} if stop else {}
+        values: dict[str, Any] = {} if body.stop is None else {"stop": stop or None}
         if body.ignore_eos:
             values["stop_ids"] = list(body.stop_token_ids or ())
         elif body.stop_token_ids:
@@ -253,7 +255,12 @@ class RequestParser:
         count = body.n or 1
         check_rows(count, self.limits.rows)
         width, height = _size(body.size)
-        dimensions, scale = size_and_scale(self.model.name, imaging, height, width)
+        try:
+            dimensions, scale = size_and_scale(self.model.name, imaging, height, width)
+        except SpecError as error:
+            message = re.sub(r"^(height|width)=\d+", f"size={body.size}", error.message)
+            hint = re.sub("leave (height|width|one) out", "leave size out", error.hint or "")
+            raise RequestError(HTTPStatus.BAD_REQUEST, f"{message}: {hint}", param="size") from error
         arguments = {**with_defaults(imaging, arguments), "num_images": count}
         arguments |= {} if dimensions is None else {"size": dimensions}
         call = self.model.prepare(**arguments)
@@ -270,11 +277,20 @@ class RequestParser:
 
     def _sampling(self, body: Sampled) -> dict[str, Any]:
         numbers = ((each, getattr(body, field, None)) for field, each in NUMBERS.items())
-        values = {each.name: value for each, value in numbers if value not in (None, *each.off_elsewhere)}
+        # a value that is off elsewhere, such as top_k=-1, turns a default of the server or the checkpoint off
+        values = {
+            each.name: None if value in each.off_elsewhere else value for each, value in numbers if value is not None
+        }
+        if (sample := getattr(body, "do_sample", None)) is not None:
+            default = (
+                {"temperature": self.defaults["temperature"]} if sample and self.defaults.get("temperature") else {}
+            )
+            values = own_names({**default, **values, "do_sample": sample})
         if body.sampler is not None:
             check_sampler(body.sampler, self.defaults.get("sampler"))
             values["sampler"] = body.sampler
-        return {**values, "seed": secrets.randbits(63) if body.seed is None else body.seed}
+        seed = body.seed if body.seed is not None else self.defaults.get("seed")
+        return {**values, "seed": secrets.randbits(63) if seed is None else seed}
 
     def _check_lengths(self, body: TextBody, lengths: list[int]) -> None:
         limit = self.limits.length
@@ -302,14 +318,21 @@ def check_sampler(text: str, default: Any) -> None:
 
 
 def _logprobs(body: TextBody) -> int | None:
-    """How many of the likeliest tokens are reported; None if no log-probabilities are reported."""
+    """How many of the likeliest tokens are reported; None if no log-probabilities are reported.
+
+    `logprob_ids` alone asks for those of the tokens and of these ids, as in Python.
+    """
     if isinstance(body, ChatBody):
-        if body.top_logprobs and not body.logprobs:
-            raise RequestError(HTTPStatus.BAD_REQUEST, "top_logprobs needs logprobs=true", param="top_logprobs")
+        lacking = ["top_logprobs"] if body.top_logprobs and not body.logprobs else []
+        lacking += ["logprob_ids"] if body.logprob_ids and body.logprobs is False else []
+        if lacking:
+            raise RequestError(HTTPStatus.BAD_REQUEST, f"{lacking[0]} needs logprobs=true", param=lacking[0])
         count = (body.top_logprobs or 0) if body.logprobs else None
     else:
         assert isinstance(body, CompletionBody), "the other form"
         count = body.logprobs
+    if count is None and body.logprob_ids is not None:
+        count = 0
     if count is not None and count > MOST_LOGPROBS:
         name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
         raise RequestError(HTTPStatus.BAD_REQUEST, f"{name} must be at most {MOST_LOGPROBS}, got {count}", param=name)
@@ -330,7 +353,7 @@ def _integer_keys(value: Any) -> Any:
         return [_integer_keys(item) for item in value]
     if not isinstance(value, dict):
         return value
-    wrong = next((key for key in value if not key.isdecimal() or len(key) > 9), None)
+    wrong = next((key for key in value if not _ID.fullmatch(key)), None)
     if wrong is not None:
         raise RequestError(
             HTTPStatus.BAD_REQUEST, f"allowed has the index {wrong!r}, which is not a whole number", param="allowed"
@@ -340,7 +363,7 @@ def _integer_keys(value: Any) -> Any:
 
 def _biases(value: Mapping[str, float]) -> dict[int, float]:
     """`logit_bias` from JSON, whose keys are texts."""
-    wrong = next((key for key in value if not re.fullmatch("[0-9]{1,9}", key)), None)
+    wrong = next((key for key in value if not _ID.fullmatch(key)), None)
     if wrong is not None:
         message = f"logit_bias has {wrong!r}, which is not the id of a token"
         raise RequestError(HTTPStatus.BAD_REQUEST, message, param="logit_bias")

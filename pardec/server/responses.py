@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt, StrictStr
 from ..requests.argument import Takes
 from ..requests.tools import MOST_TOOLS
 from ..result import Result
-from .answers import DeltaAnswer, typed
+from .answers import DeltaAnswer, finish_reason, typed
 from .errors import RequestError
 from .schemas import ChatBody, Sampled, joined, numbers
 
@@ -105,7 +105,7 @@ class ResponseBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
         if form is not None and form.get("type") == "json_schema":
             inner = {name: value for name, value in form.items() if name != "type"}
             form = {"type": "json_schema", "json_schema": inner}
-        document = {**shared, "messages": messages, "response_format": form}
+        document = {**shared, "messages": messages, "response_format": form, "n": 1}
         if self.tools:
             document["tools"] = [tool.document for tool in self.tools]
         if isinstance(self.tool_choice, FunctionChoice):
@@ -246,7 +246,7 @@ class ResponseAnswer(DeltaAnswer):
 
 
 def _status(result: Result) -> str:
-    return "completed" if result.finish[0] == "stop" else "incomplete"
+    return "completed" if finish_reason(result) == "stop" else "incomplete"
 
 
 def _call(call: dict[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "output_format": ("png",),
     "moderation": ("auto", "low"),
     "partial_images": (0,),
-    "do_sample": (True, False),  # the temperature decides
     "verbosity": ("medium",),
     "reasoning_effort": ("none",),
     "previous_response_id": (),
@@ -80,6 +79,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "detokenize": (True,),
     "return_tokens_as_token_ids": (False,),
 }
+UNKNOWN = "unknown_parameter"  # the code of errors about fields that an endpoint does not have
 _INSTEAD = dict.fromkeys(("previous_response_id", "conversation"), "nothing is stored, send the whole conversation")
 
 
@@ -104,12 +104,13 @@ class Body(BaseModel, extra="forbid"):
             if name in NEUTRAL and name not in cls.model_fields:
                 raise _unsupported(name, f"{name} is not supported: {_INSTEAD.get(name, 'leave it out')}")
             if name not in cls.model_fields:
-                raise _unsupported(name, f"there is no field {name!r}{did_you_mean(name, cls.model_fields)}")
+                known = f"there is no field {name!r}{did_you_mean(name, cls.model_fields)}"
+                raise _unsupported(name, known, code=UNKNOWN)
         return own
 
 
-def _unsupported(field: str, text: str) -> PydanticCustomError:
-    return PydanticCustomError("unsupported", "{text}", {"text": text, "field": field})
+def _unsupported(field: str, text: str, code: str | None = None) -> PydanticCustomError:
+    return PydanticCustomError("unsupported", "{text}", {"text": text, "field": field, "code": code})
 
 
 # The arguments that are numbers, by field, without those that are read by rules of their own.
@@ -162,6 +163,7 @@ class TextBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
     template: StrictStr | list[StrictInt | None] | None = None
     logprob_ids: FewIds | None = None
     return_token_ids: StrictBool | None = None
+    do_sample: StrictBool | None = None
 
     @model_validator(mode="after")
     def _streams(self) -> Self:
@@ -228,12 +230,13 @@ _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 class Message(BaseModel, extra="ignore"):
-    """A message of a conversation; `name`, `refusal` and empty fields are ignored."""
+    """A message of a conversation; `refusal` and empty fields are ignored."""
 
     role: StrictStr
     tool_calls: list[ToolCall] | None = None
     content: Annotated[StrictStr | list[Part] | None, Field(validate_default=True)] = None  # None beside calls alone
     tool_call_id: StrictStr | None = None  # the call that a message of the role "tool" answers
+    name: StrictStr | None = None  # of who speaks, or of a called function
 
     @field_validator("role")
     @classmethod
@@ -249,7 +252,7 @@ class Message(BaseModel, extra="ignore"):
             raise ValueError("function_call and audio are not supported: use tool_calls")
         if isinstance(data, dict):
             for name, value in data.items():
-                if name not in (*cls.model_fields, "name", "refusal") and value not in (None, [], {}, "", False):
+                if name not in (*cls.model_fields, "refusal") and value not in (None, [], {}, "", False):
                     raise ValueError(f"a message has no field {name!r}{did_you_mean(name, cls.model_fields)}")
         return data
 
@@ -270,7 +273,7 @@ class Message(BaseModel, extra="ignore"):
         """The message as chat templates take it."""
         document: dict[str, Any] = {"role": self.role, "content": self.text}
         document |= {"tool_calls": [call.model_dump() for call in self.tool_calls]} if self.tool_calls else {}
-        return document | ({} if self.tool_call_id is None else {"tool_call_id": self.tool_call_id})
+        return document | self.model_dump(include={"tool_call_id", "name"}, exclude_none=True)
 
 
 class ChatBody(TextBody):

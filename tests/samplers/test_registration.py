@@ -56,7 +56,7 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def forget() -> None:
     """Lets the next lookup read the methods' files and ask for other packages again."""
-    for cached in (cards._load_all, cards._load_named, cards._of_other_packages):
+    for cached in (cards._load_all, cards._load, cards._modules, cards._of_other_packages):
         cached.cache_clear()
 
 

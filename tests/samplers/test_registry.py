@@ -126,6 +126,7 @@ def test_exact_holds_only_where_every_part_is() -> None:
 BAD = [
     ("localeap", "unknown sampler 'localeap'", 'run "pardec list samplers"'),
     ("treshold", "unknown sampler 'treshold' (did you mean 'threshold'", 'run "pardec list samplers"'),
+    ("a" * 300, "unknown sampler 'aaa", 'run "pardec list samplers"'),  # longer than the name of a file can be
     ("Threshold", "unknown sampler 'Threshold' (did you mean 'threshold'", "list samplers"),
     ("threshold:tua=0.9", "threshold: unknown parameter 'tua' (did you mean 'tau'?)", "it takes tau"),
     ("sequential:tau=1", "sequential: unknown parameter 'tau'", "it takes no parameters"),

@@ -8,6 +8,7 @@ import pytest
 
 import pardec
 from pardec.cli import run
+from pardec.cli.app import command_line
 
 
 @pytest.mark.parametrize(
@@ -74,3 +75,18 @@ def test_errors_of_lines_name_fields(tmp_path, capsys):
     (tmp_path / "p.jsonl").write_text('{"prompt": "a", "max_new_tokens": 0}\n')
     assert run(["generate", "tiny-dream", "--prompts", str(tmp_path / "p.jsonl")]) == 2
     assert "line 1: max_new_tokens must be a whole number" in capsys.readouterr().err
+
+
+def test_hint_of_a_letter_is_not_the_argument_of_this_name(capsys):
+    """`-n` is the number of new tokens here, and in Python `n` is that of answers."""
+    assert run(["plan", "tiny-llama", "-n", "4"]) == 2
+    assert "in Python" not in capsys.readouterr().err
+
+
+def test_examples_of_the_help_have_options_that_exist():
+    commands = {name: command for name, command in command_line().commands.items() if hasattr(command, "callback")}
+    for name, command in commands.items():
+        known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+        lines = [line for line in (command.help or "").split("\n\n") if f"pardec {name} " in line]
+        for option in re.findall(r"(?<=\s)--?[a-z][a-z-]*", "\n".join(line.rsplit("pardec ", 1)[1] for line in lines)):
+            assert option in known, (name, option)

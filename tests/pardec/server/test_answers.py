@@ -241,8 +241,7 @@ def test_echo_scores_the_prompt(llama: Running) -> None:
 
 def test_echo_lists_equally_likely_tokens_by_their_ids() -> None:
     model: Any = SimpleNamespace(logits=lambda ids: torch.zeros(*ids.shape, 17))
-    body: Any = SimpleNamespace(logprobs=2, logprob_ids=None)
-    logprobs = echo(model, [5, 6, 7], body).logprobs
+    logprobs = echo(model, [5, 6, 7], 2, None).logprobs
     assert logprobs is not None
     assert logprobs.ids.tolist() == [[-1, -1], [0, 1], [0, 1]]
     np.testing.assert_allclose(logprobs.top[1:], -np.log(17), rtol=1e-6)
@@ -279,6 +278,23 @@ def test_no_new_tokens_score_the_prompt_alone(llama: Running) -> None:
 def test_no_new_tokens_of_a_masked_model_repeat_the_prompt(dream: Running) -> None:
     answer = dream.openai().completions.create(model="tiny-dream", prompt="Ann has 4.", max_tokens=0, echo=True)
     assert answer.choices[0].text == "Ann has 4."
+
+
+def test_logprob_ids_alone_report_these_and_the_own_ones(llama: Running) -> None:
+    prompt = model_of(llama).tokenizer(QUESTION)["input_ids"]
+    asked = {"max_tokens": 4, "logprob_ids": [5, 7]}
+    alone = model_of(llama).generate(QUESTION, max_new_tokens=4, logprob_ids=[5, 7])
+    assert alone.candidate_logprobs is not None
+    wanted = alone.candidate_logprobs[0]
+    (choice,) = llama.post("/v1/completions", {"prompt": QUESTION, **asked}).json()["choices"]
+    np.testing.assert_allclose(choice["logprobs"]["candidates"], wanted, atol=1e-5)
+    (choice,) = llama.post("/v1/completions", {"prompt": QUESTION, "echo": True, **asked}).json()["choices"]
+    assert len(choice["logprobs"]["tokens"]) == len(prompt) + 4
+    np.testing.assert_allclose(choice["logprobs"]["candidates"][len(prompt) :], wanted, atol=1e-5)
+    chat = {"messages": [{"role": "user", "content": QUESTION}], **asked}
+    (choice,) = llama.post("/v1/chat/completions", chat).json()["choices"]
+    np.testing.assert_allclose([each["candidates"] for each in choice["logprobs"]["content"]], wanted, atol=1e-5)
+    assert llama.post("/v1/chat/completions", {**chat, "logprobs": False}).status_code == 400
 
 
 def pardec_ids(model: Model, text: str) -> Any:

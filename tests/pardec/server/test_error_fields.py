@@ -20,6 +20,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str | None, str | None]] = [
     ({"prompt": None}, "prompt", None), ({"prompt": "  "}, "prompt", None), ({"min_tokens": 40}, "min_tokens", None),
     ({"stop_token_ids": [10**6]}, "stop_token_ids", None), ({"temperature": 1e308}, "temperature", None),
     ({"sampler": "no-such"}, "sampler", None), ({"allowed": [["no such"]]}, "allowed", None),
+    ({"sampler": "lookup:k=0"}, "sampler", None), ({"sampler": "eagle"}, "sampler", None),
     ({"template": "x"}, "template", None), ({"response_format": {"type": "nothing"}}, "response_format", None),
 ]  # fmt: skip
 
@@ -94,6 +95,36 @@ def test_error_field_of_unsupported_fields(
     assert said in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("messages", {"messages": MESSAGES, "max_tokens": 2, "stop": ["a"]}, "'stop': here it is stop_sequences"),
+        ("responses", {"messages": MESSAGES}, "'messages': here it is input"),
+        ("responses", {"input": "a", "response_format": {}}, "'response_format': here it is text.format"),
+    ],
+)
+def test_error_of_a_field_of_another_endpoint(
+    client: TestClient, path: str, body: dict[str, Any], message: str
+) -> None:
+    error = client.post(f"/v1/{path}", json=body).json()["error"]
+    assert error["message"] == f"there is no field {message}"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "opening"),
+    [
+        ("completions", {"prompt": {"a": 1}}, "prompt: "),
+        ("chat/completions", {"messages": [{"role": "user", "content": {"type": "text"}}]}, "messages.0.content: "),
+        ("messages", {"messages": MESSAGES, "max_tokens": None}, "max_tokens is null: give a value"),
+        ("responses", {"input": None}, "input is null: give a value"),
+    ],
+)
+def test_error_of_a_value_of_the_wrong_type(client: TestClient, path: str, body: dict[str, Any], opening: str) -> None:
+    message = client.post(f"/v1/{path}", json=body).json()["error"]["message"]
+    assert message.startswith(opening)
+    assert "missing" not in message
+
+
 def test_fields_that_request_nothing_are_ignored(client: TestClient) -> None:
     nothing = {
         "skip_special_tokens": True,
@@ -148,6 +179,25 @@ def test_template_variables_of_a_request_reach_the_template(
     body = {"messages": MESSAGES, "chat_template_kwargs": {"enable_thinking": False}}
     error = client.post("/v1/chat/completions", json=body).json()["error"]
     assert (error["param"], "'enable_thinking'" in error["message"]) == ("chat_template_kwargs", True)
+
+
+def test_the_name_of_a_message_reaches_the_template(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "{{ messages[0]['name'] }} {{ messages[0]['content'] }}"
+    tokenizer = client.app.state.server.model.tokenizer  # type: ignore[attr-defined]
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    counts = []
+    for name in ("Tom", "Tom has"):
+        body = {"messages": [{**MESSAGES[0], "name": name}], "max_tokens": 2}
+        counts.append(client.post("/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"])
+    assert counts[1] == counts[0] + 1
+
+
+@pytest.mark.parametrize("field", ["logit_bias", "allowed"])
+def test_error_of_two_names_of_one_number(client: TestClient, field: str) -> None:
+    value = {"logit_bias": 1, "allowed": [5]}[field]
+    for key in ("05", "\u0665", "+5", ""):
+        error = client.post("/v1/completions", json={"prompt": "Tom", "max_tokens": 9, field: {"5": value, key: value}})
+        assert error.json()["error"]["param"] == field
 
 
 def test_error_of_a_field_that_stands_twice(client: TestClient) -> None:

@@ -12,7 +12,14 @@ from pardec.server.app import create_app
 
 CAPTION: dict[str, Any] = {"prompt": "a blue square", "seed": 1}
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "tiny-llamagen": [({**CAPTION, "label": 9}, "label"), ({"label": 9}, "label"), ({**CAPTION, "label": 0}, "label")],
+    "tiny-llamagen": [
+        ({**CAPTION, "label": 9}, "label"),
+        ({"label": 9}, "label"),
+        ({**CAPTION, "label": 0}, "label"),
+        ({**CAPTION, "size": "16x16"}, "size"),
+        ({**CAPTION, "size": "96x48"}, "size"),
+        ({**CAPTION, "sampler": "threshold"}, "sampler"),
+    ],
     "tiny-var": [
         ({"label": 4, "prompt": "7"}, "prompt"),
         ({"label": 4, "prompt": "a blue square"}, "prompt"),
@@ -32,6 +39,17 @@ def test_image_fields_refused(name: str) -> None:
             answer = client.post("/v1/images/generations", json=body)
             assert answer.status_code == 400, body
             assert answer.json()["error"]["param"] == param, body
+
+
+def test_image_top_k_of_0_takes_all_codes() -> None:
+    """The checkpoint's own top_k does not come back."""
+    model = pardec.load("tiny-var", device="cpu")
+    with TestClient(create_app(model, top_k=1)) as client:
+        pictures = [
+            client.post("/v1/images/generations", json={"label": 4, "seed": 1, **more}).json()["data"][0]["b64_json"]
+            for more in ({}, {"top_k": 0}, {"top_k": -1}, {"top_k": 512})
+        ]
+    assert pictures[0] != pictures[1] == pictures[2] == pictures[3]
 
 
 def test_image_label_agrees_with_prompt() -> None:

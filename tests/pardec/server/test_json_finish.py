@@ -38,6 +38,25 @@ def test_json_finish_is_stop(name: str) -> None:
         assert last.choices[0].message.parsed == answer.choices[0].message.parsed
 
 
+@pytest.mark.parametrize(("tokens", "reason"), [(16, "stop"), (8, "length")])
+def test_finish_of_a_canvas_that_is_filled_after_the_end(tokens: int, reason: str) -> None:
+    """The answer has 8 tokens and an end token; the sampler has no `eos`."""
+    with serving(pardec.load("tiny-dream", device="cpu")) as running:
+        body = {"max_tokens": tokens, "sampler": "sequential"}
+        (choice,) = running.post("/v1/completions", {"prompt": MESSAGES[0]["content"], **body}).json()["choices"]
+        assert choice["finish_reason"] == reason
+        message = running.post("/v1/messages", {"messages": MESSAGES, **body}).json()
+        assert message["stop_reason"] == {"stop": "end_turn", "length": "max_tokens"}[reason]
+        body["max_output_tokens"] = body.pop("max_tokens")
+        answer = running.post("/v1/responses", {"input": MESSAGES, **body}).json()
+        assert answer["status"] == {"stop": "completed", "length": "incomplete"}[reason]
+        client = running.openai().chat.completions
+        *_, last = client.create(
+            model="tiny-dream", messages=MESSAGES, max_tokens=tokens, stream=True, extra_body={"sampler": "sequential"}
+        )
+        assert last.choices[0].finish_reason == reason
+
+
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-dream"])
 @pytest.mark.parametrize("schema", [{"type": "integer"}, {"type": "string"}, {"enum": ["x", "yes"]}])
 def test_json_finish_of_one_value(name: str, schema: dict[str, Any]) -> None:

@@ -31,6 +31,45 @@ def generated(running: Running, **arguments: Any) -> pardec.Result:
     return running.server.model.generate(MESSAGES, **{"max_new_tokens": 20, **arguments})
 
 
+def test_defaults_are_turned_off_by_a_request() -> None:
+    defaults = {"top_k": 1, "stop": ["8"], "seed": 5, "temperature": 1.0}
+    parser = RequestParser(pardec.load("tiny-llama", device="cpu"), ("tiny-llama",), defaults, Limits())
+    for more, top_k, stops, seed in (
+        ({}, 1, ["8"], 5), ({"top_k": -1}, None, ["8"], 5), ({"top_k": 0, "stop": []}, None, None, 5),
+        ({"stop": ["a"], "seed": 6}, 1, ["a"], 6),
+    ):  # fmt: skip
+        row = parser.text(ParsedBody(CompletionBody(prompt=QUESTION, max_tokens=2, **more))).rows[0]
+        assert (row.call.settings["top_k"], row.call.settings.get("stop")) == (top_k, stops)
+        alone = parser.model.generate(QUESTION, seed=seed, max_new_tokens=2)
+        assert list(row.call.seeds) == alone.seeds
+
+
+def test_messages_and_responses_are_one_answer() -> None:
+    with serving(pardec.load("tiny-llama", device="cpu"), num_return_sequences=3, temperature=2.0) as running:
+        body: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 3}
+        assert len(running.post("/v1/chat/completions", {**body, "n": 1}).json()["choices"]) == 1
+        assert len(running.post("/v1/chat/completions", body).json()["choices"]) == 3
+        assert running.post("/v1/messages", body).json()["usage"]["output_tokens"] == 3
+        assert (
+            running.post("/v1/responses", {"input": QUESTION, "max_output_tokens": 3}).json()["usage"]["forwards"] == 3
+        )
+
+
+def test_do_sample_is_a_temperature() -> None:
+    model = pardec.load("tiny-llama", device="cpu")
+    for default, sample, temperature, wanted in (
+        (0, True, None, 1), (0.7, True, None, 0.7), (0.7, False, None, 0), (0, True, 0.5, 0.5), (0, False, 0, 0),
+    ):  # fmt: skip
+        parser = RequestParser(model, ("tiny-llama",), {"temperature": default}, Limits())
+        body = CompletionBody(prompt=QUESTION, max_tokens=2, do_sample=sample, temperature=temperature)
+        assert parser.text(ParsedBody(body)).rows[0].call.settings["temperature"] == wanted
+    parser = RequestParser(model, ("tiny-llama",), {}, Limits())
+    for sample, temperature in ((False, 0.5), (True, 0)):
+        body = CompletionBody(prompt=QUESTION, max_tokens=2, do_sample=sample, temperature=temperature)
+        with pytest.raises(pardec.SpecError, match="do_sample"):
+            parser.text(ParsedBody(body))
+
+
 def test_responses_are_chat_completions_in_another_form(llama: Running) -> None:
     client = llama.openai("secret").responses
     alone = generated(llama)
