@@ -51,8 +51,10 @@ def _decoder(config: Config) -> DecoderConfig:
     settings = {**config, "head_dim": head_dim}
     plain = shape(settings, "qwen3", qkv_bias=biased, qk_norm=bool(config.get("use_qk_norm", True)), partial=True)
     width, first = whole(config, "moe_intermediate_size"), whole(config, "first_k_dense_replace", 0)
-    capacity = config.get("expert_capacity") or 0
-    pool = capacity or config.get("block_topk_experts") or 0
+    capacity, per_block = (
+        0 if config.get(key) is None else whole(config, key) for key in ("expert_capacity", "block_topk_experts")
+    )
+    pool = capacity or per_block
     experts = ExpertsConfig(
         count=whole(config, "num_experts"),
         top=whole(config, "num_experts_per_tok"),

@@ -43,8 +43,16 @@ DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "cfg": 7.5, "sampler": "seque
 SETTINGS = SAMPLING.without("top_k", "top_p", "cfg_interval").also(
     "num_sampling_steps", "timesteps_shift", "use_norm", "flow_noise"
 )
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {  # types of the head's settings
+    "num_sampling_steps": ((int,), "a whole number"),
+    "timesteps_shift": ((float, int), "a number"),
+    "flow_noise": ((float, int), "a number"),
+    "use_norm": ((bool,), "true or false"),
+}
 AREA = "<|image_area|>"  # the token before an image's rows and columns
 _PIXELS = 8  # pixels of a latent along one side, without an autoencoder
+# Of the authors' class, for a config that leaves them out.
+_SIZES = {"latent_channels": 16, "latent_patch_size": 2, "latent_size": 32, "fm_head_dim": 1536, "fm_head_layers": 12}
 _HEAD = "image_head.net."
 _BARE = "model."  # prefix of names in other Llama-like checkpoints
 # The text head is not used; image positions belong to a switch that must be off.
@@ -89,7 +97,7 @@ def sizes(config: Config) -> tuple[int, int, int]:
     if "num_channels" in config and "latent_channels" not in config:  # the names of the code that trains it
         channels, patch, side = read_sizes(config, "num_channels", "patch_size", "image_size")
     else:
-        channels, patch, side = read_sizes(config, "latent_channels", "latent_patch_size", "latent_size")
+        channels, patch, side = read_sizes(_SIZES | config, "latent_channels", "latent_patch_size", "latent_size")
     if side % patch:
         raise ModelError(f"an image of {side} latents per side cannot be divided into tokens of {patch}")
     return channels, patch, side
@@ -98,7 +106,7 @@ def sizes(config: Config) -> tuple[int, int, int]:
 def networks(config: Config) -> tuple[Projectors, MARHead]:
     """The projectors and the head that a configuration describes, with random weights. Raises ModelError."""
     require(config, {"fm_head_mlp_ratio": (1, 1.0)})
-    width, dim, depth = read_sizes(config, "hidden_size", "fm_head_dim", "fm_head_layers")
+    width, dim, depth = read_sizes(_SIZES | config, "hidden_size", "fm_head_dim", "fm_head_layers")
     channels, patch, _ = sizes(config)
     size = channels * patch**2
     return Projectors(size, width), MARHead(size=size, condition=width, width=dim, depth=depth, outputs=size)
@@ -180,17 +188,18 @@ def load_nextstep(
     choice: str,
 ) -> ContinuousModel:
     """Builds the model. Raises ModelError for missing, surplus or misshapen tensors, and without a tokenizer."""
-    settings = sampling(source.folder, SETTINGS)
+    settings = _settings(source.folder)
     vae = _vae(source.folder, config, decoder, device)  # a missing one is reported before weights are read
-    normalise = bool(settings.get("use_norm", False))
-    own = {name: settings[name] for name in (*DEFAULTS,) if settings.get(name) is not None}
+    normalise = settings.get("use_norm", False)
+    own = {name: settings[name] for name in (*DEFAULTS,) if name in settings}
     imaging = NextStepImaging(config, vae, name=source.name, defaults=own, normalise=normalise)
     tokenizer, begin = load_tokenizer(source.tokenizer), config.get("boi")
     if tokenizer is None:
         raise ModelError(f"{source.name} has no tokenizer, which captions need", "add tokenizer.json to its folder")
-    if not isinstance(begin, int):
+    if type(begin) is not int or not 0 <= begin < config["vocab_size"]:
         raise ModelError(
-            f"config.json of {source.name} names no token that begins an image", "add the token's id as boi"
+            f"config.json of {source.name} names no token that begins an image: boi is {begin!r}",
+            f"boi is the token's id, below {config['vocab_size']}",
         )
     with empty_weights():
         projectors, network = networks(config)
@@ -209,9 +218,9 @@ def load_nextstep(
     say_left_out(source.name, SPEC, theirs)
     head = FlowHead(
         network,
-        int(settings.get("num_sampling_steps", STEPS)),
-        noise=float(settings.get("flow_noise", 1.0)),
-        shift=float(settings.get("timesteps_shift", 1.0)),
+        settings.get("num_sampling_steps", STEPS),
+        noise=settings.get("flow_noise", 1.0),
+        shift=settings.get("timesteps_shift", 1.0),
     )
     prompts = Prompts(
         CaptionPrompts(tokenizer, begin, source.name),
@@ -234,22 +243,31 @@ def load_nextstep(
     )
 
 
+def _settings(folder: Path) -> Config:
+    """The settings in generation_config.json that are not null. Raises ModelError for one of the wrong type."""
+    settings = {key: value for key, value in sampling(folder, SETTINGS).items() if value is not None}
+    for key, (kinds, words) in _KINDS.items():
+        if type(value := settings.get(key, kinds[0]())) not in kinds:
+            raise ModelError(f"{folder / 'generation_config.json'}: {key} is {value!r}", f"it must be {words}")
+    return settings
+
+
 def _check_depth(name: str, config: Config, published: Mapping[str, Published]) -> None:
     """Raises ModelError where the tensors have more or fewer layers than the config states."""
     for key, stem in (("num_hidden_layers", "layers"), ("fm_head_layers", _HEAD + "res_blocks")):
         count = count_parts(published, stem)
-        if count != config.get(key):
+        if count != (stated := config.get(key, _SIZES.get(key))):
             raise ModelError(
-                f"{name}: {key} is {config.get(key)} in config.json, and {count} in the tensors",
+                f"{name}: {key} is {stated} in config.json, and {count} in the tensors",
                 "check that config.json and the weights belong together",
             )
 
 
 def _vae(folder: Path, config: Config, decoder: str | None, device: torch.device) -> LatentVAE | None:
-    """The autoencoder that the caller names, the one in `vae`, or the folder that the config names, if it is there."""
+    """The autoencoder that the caller names, that the config names, if it is there, or the one in `vae`."""
     if decoder is not None:
         return find_vae(decoder, device)
     named = config.get("vae_name_or_path")
-    candidates = [folder / "vae"] + ([folder / named] if isinstance(named, str) and named else [])
+    candidates = ([folder / named] if isinstance(named, str) and named else []) + [folder / "vae"]
     beside = next((path for path in candidates if (path / "config.json").is_file()), None)
     return None if beside is None else LatentVAE(beside, device)

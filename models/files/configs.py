@@ -34,7 +34,8 @@ _SIZES = frozenset(
 )
 _WHOLE = frozenset(
     (
-        *("bos_token_id", "pad_token_id", "mask_token_id", "max_position_embeddings", "max_sequence_length"),
+        *("bos_token_id", "pad_token_id", "mask_token_id", "text_mask_token_id", "max_position_embeddings"),
+        "max_sequence_length",
         *("sliding_window", "n_positions", "image_seq_length"),
     )
 )
@@ -42,6 +43,7 @@ _POSITIVE = frozenset(
     (
         *("rope_theta", "rope_base", "rms_norm_eps", "norm_eps", "layer_norm_eps", "mlp_ratio", "factor"),
         *("partial_rotary_factor", "ffn_dim_multiplier", "low_freq_factor", "high_freq_factor", "attention_factor"),
+        "routed_scaling_factor",
     )
 )
 _KINDS: Mapping[str, tuple[type, str]] = {
@@ -54,6 +56,8 @@ _KINDS: Mapping[str, tuple[type, str]] = {
     **dict.fromkeys(("eagle_config", "dflash_config", "dspark_config"), (dict, "an object")),
     **dict.fromkeys(("norm_before_residual", "norm_before_fc", "norm_output"), (bool, "true or false")),
     **dict.fromkeys(("fc_norm", "use_aux_hidden_state", "sample_from_anchor"), (bool, "true or false")),
+    **dict.fromkeys(("use_qkv_bias", "use_qk_norm", "qk_norm", "add_qkv_bias", "causal_attn"), (bool, "true or false")),
+    **dict.fromkeys(("moe_router_enable_expert_bias", "anchor_eosbos"), (bool, "true or false")),
 }
 _CHEAP = 2**16  # sizes up to this are harmless; published configs may hold unused ones
 _FEW = 256  # layers that may be built before missing tensors are noticed

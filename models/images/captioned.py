@@ -117,10 +117,14 @@ class CaptionedImaging:
 
 
 def generation_defaults(folder: Path) -> dict[str, Any]:
-    """The sampling arguments that a folder's generation_config.json states, by pardec's names."""
+    """The sampling arguments that a folder's generation_config.json states, by pardec's names.
+
+    A `guidance_scale` of 0 or 1 is no guidance.
+    """
     settings = read_json(folder / "generation_config.json")
-    own = {key: settings[key] for key in ("temperature", "top_k", "top_p") if settings.get(key) is not None}
-    return own | ({"cfg": float(settings["guidance_scale"])} if settings.get("guidance_scale") else {})
+    names = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "guidance_scale": "cfg"}
+    own = {ours: settings[theirs] for theirs, ours in names.items() if settings.get(theirs) is not None}
+    return own | ({"cfg": None} if own.get("cfg") in (0, 1) else {})
 
 
 def reader(parts: ImagingParts) -> tuple[Any, Callable[[], Tensor]]:

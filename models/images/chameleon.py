@@ -55,9 +55,11 @@ class ChameleonImaging(OneSize, CaptionedImaging):
     ) -> None:
         """`embedding` gives the decoder's input embeddings [V, E]; `decoder` names the VQGAN, loaded on first use."""
         self.words = words
-        side = math.isqrt(tokens)
-        if side * side != tokens:
-            raise ModelError(f"{name} has {tokens} codes per image, which is no square number")
+        side = math.isqrt(max(tokens, 0))
+        if not side or side * side != tokens:
+            raise ModelError(
+                f"{name} has {tokens} codes per image, which is no square number", "correct image_seq_length"
+            )
 
         def load() -> VQGAN:
             assert decoder is not None, "there is one"
@@ -110,7 +112,12 @@ class LuminaImaging(AnySize, ChameleonImaging):
 
     def _layout(self, side: int) -> ImageLayout:
         words = self.words
-        self.most_pixels = words.most_grid * _STEP
+        self.most_pixels, pixels = words.most_grid * _STEP, side * _DOWNSAMPLE
+        if pixels > self.most_pixels:
+            raise ModelError(
+                f"{words.name} has no token for images of {pixels} pixels, only up to {self.most_pixels}",
+                "correct image_size",
+            )
         return ImageLayout(side, side, row_end=words.row_end, closing=(words.image_end,), ids=words.ids)
 
     def prompt(self, caption: str) -> list[int]:
@@ -137,7 +144,8 @@ def build(parts: ImagingParts) -> ChameleonImaging:
     lumina = _is_lumina(parts.config, name)
     words = ChameleonWords.of(parts, rows=lumina)
     size = _size(parts.config, name) if lumina else 0
-    tokens = (size // _DOWNSAMPLE) ** 2 if lumina else int(parts.config.get("image_seq_length") or 1024)
+    stated = parts.config.get("image_seq_length")
+    tokens = (size // _DOWNSAMPLE) ** 2 if lumina else 1024 if stated is None else stated
     make = LuminaImaging if lumina else ChameleonImaging
     return make(words, parts.embedding, decoder=decoder, tokens=tokens, defaults=own, device=parts.device, name=name)
 
@@ -149,11 +157,13 @@ def _is_lumina(config: Mapping[str, Any], name: str) -> bool:
 
 
 def _size(config: Mapping[str, Any], name: str) -> int:
-    """Pixels of the images that a checkpoint was trained on, by its config or its name."""
+    """Pixels of the images that a checkpoint was trained on, by its config or its name. Raises ModelError."""
     stated = config.get("image_size")
-    if isinstance(stated, int):
-        return stated
-    return next((size for size in (512, 768, 1024) if str(size) in name), 768)
+    if stated is None:
+        return next((size for size in (512, 768, 1024) if str(size) in name), 768)
+    if type(stated) is not int or stated < _STEP or stated % _STEP:
+        raise ModelError(f"image_size of {name} is {stated!r}", f"it must be a multiple of {_STEP} pixels")
+    return stated
 
 
 BOS, IMAGE_START, IMAGE_END, MESSAGE_END = "<s>", "<racm3:break>", "<eoss>", "<reserved08706>"

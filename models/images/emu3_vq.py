@@ -21,6 +21,7 @@ from ..files.sources import locate, read_json
 from ..files.weights import Published, inspect, read, weight_files
 from ..hf.hf_logging import silence
 from .contracts import ImagingParts
+from .pixel_range import CLIP, HALF, pixel_range
 from .weight_files import check_names
 
 _UNUSED = ("encoder.", "quant_conv.")  # tensors for reading images
@@ -175,12 +176,12 @@ def _config(own: dict[str, Any], origin: str) -> Any:
 
 
 def _range(folder: Path) -> tuple[Tensor, Tensor]:
-    """The mean and deviation by which the folder's processor normalises pixels in [0, 1]."""
-    file, values = folder / "preprocessor_config.json", []
-    for name in ("image_mean", "image_std"):
-        stated = read_json(file).get(name) or [0.5] * 3
-        try:
-            values.append(torch.tensor(stated, dtype=torch.float32).expand(3))
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ModelError(f"{file}: {name} is {stated!r}", "it must be a number, or one per colour") from error
-    return values[0], values[1]
+    """The mean and deviation by which the image processor of the folder, of either layout, normalises pixels."""
+    file = folder / "preprocessor_config.json"
+    settings = read_json(file)
+    if not settings:  # newer versions of transformers write one file
+        file = folder / "processor_config.json"
+        inner = read_json(file).get("image_processor")
+        settings = inner if isinstance(inner, dict) else {}
+    library = settings.get("image_processor_type") == "Emu3ImageProcessor"
+    return pixel_range(settings, str(file), CLIP if library else HALF)

@@ -28,6 +28,7 @@ from ..hf.hf_logging import silence
 from ..loading.decoding_config import first
 from .conditioned import Prefix
 from .contracts import CodeImaging, Condition, ImageLayout, OneSize
+from .pixel_range import pixel_range
 
 _GUIDANCE = 5.0  # the authors' guidance, if the checkpoint's generation config has none
 
@@ -54,18 +55,22 @@ class JanusImaging(OneSize):
                 f"{name} names no {'padding' if pad is None else '<begin_of_image>'} token",
                 "generation_config.json needs pad_token_id, and generation_kwargs with boi_token_id",
             )
+        if not 0 <= pad < (size := model.get_input_embeddings().num_embeddings):
+            raise ModelError(f"pad_token_id of {name} is {pad}, and its vocabulary has {size} ids")
         self.pad, self.special = pad, [token for token in (opening, begin) if token is not None]
         side, tokens = model.model.vqmodel.config.num_patches, model.model.vision_model.config.num_image_tokens
         if side * side != tokens:
             raise ModelError(f"{name} has {tokens} tokens per image, and its image tokenizer decodes {side}x{side}")
         self.layout = ImageLayout(side, side)
+        self.range = pixel_range(vars(processor.image_processor), f"the image processor of {name}")
 
     @property
     def defaults(self) -> Mapping[str, Any]:
         settings = self.model.generation_config
         own = {name: getattr(settings, name, None) for name in ("temperature", "top_k", "top_p")}
         known = {name: value for name, value in own.items() if value is not None}
-        return {"temperature": 1.0, "cfg": float(getattr(settings, "guidance_scale", None) or _GUIDANCE), **known}
+        guidance: Any = first(getattr(settings, "guidance_scale", None), _GUIDANCE)
+        return {"temperature": 1.0, "cfg": None if guidance in (0, 1) else guidance, **known}
 
     @property
     def codebook(self) -> Tensor:
@@ -111,8 +116,9 @@ class JanusImaging(OneSize):
     @torch.inference_mode()
     def decode(self, codes: Tensor) -> Tensor:
         vq = self.model.model.vqmodel
-        pixels: Tensor = vq.decode(codes.flatten(1).to(vq.quantize.embedding.weight.device))
-        return finite.pixels(self.name, pixels.float(), vq)
+        pixels: Tensor = vq.decode(codes.flatten(1).to(vq.quantize.embedding.weight.device)).float()
+        mean, deviation = (each.to(pixels.device)[:, None, None] for each in self.range)
+        return finite.pixels(self.name, pixels * (2 * deviation) + (2 * mean - 1), vq)
 
 
 def prepare(source: Source) -> Callable[[Any], tuple[Parts, CodeImaging]]:

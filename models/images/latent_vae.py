@@ -24,7 +24,8 @@ from .weight_files import read_tensors
 
 FILES = ("diffusion_pytorch_model.safetensors", "checkpoint.pt", "checkpoint.safetensors")
 _ENCODER = ("encoder.", "quant_conv.")
-_DIFFUSERS_SCALE = 0.18215  # of diffusers' class, for a config that leaves it out
+# Scale and shift of the class, NextStep-1's or diffusers', for a config that leaves them out.
+_PLAIN_SCALE, _DIFFUSERS_SCALE = (0.3611, 0.1159), (0.18215, 0.0)
 # Keys of diffusers' configs, with the values that are computed here.
 _REFUSED: dict[str, tuple[Any, ...]] = {"act_fn": ("silu", "swish"), "latents_mean": (None,), "latents_std": (None,)}
 
@@ -46,8 +47,9 @@ class LatentVAE:
         self.file, self._plain = files[0], files[0].name != FILES[0]
         try:
             self._arguments = _plain(config) if self._plain else _diffusers(config)
-            self.scale = float(config.get("scaling_factor", 1.0 if self._plain else _DIFFUSERS_SCALE))
-            self.shift = float(config.get("shift_factor") or 0.0)
+            scale, shift = _PLAIN_SCALE if self._plain else _DIFFUSERS_SCALE
+            self.scale = _number("scaling_factor", config.get("scaling_factor", scale))
+            self.shift = _number("shift_factor", config.get("shift_factor", shift) or 0.0)
             self.channels = int(self._arguments["latent_channels"])
             self.downsample = int(2 ** (len(self._arguments["block_out_channels"]) - 1))
         except (KeyError, TypeError, ValueError) as error:
@@ -94,6 +96,18 @@ def find_vae(source: str, device: torch.device) -> LatentVAE:
     return LatentVAE(locate(source).folder, device)
 
 
+def _number(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{key} is {value!r}, and a number is needed")
+    return float(value)
+
+
+def _flag(config: dict[str, Any], key: str) -> bool:
+    if not isinstance(value := config.get(key, True), bool):
+        raise TypeError(f"{key} is {value!r}, and true or false is needed")
+    return value
+
+
 def _plain(config: dict[str, Any]) -> dict[str, Any]:
     """Translates the config of latent diffusion to diffusers' arguments; absent keys have NextStep-1's values."""
     ch, multiples = int(config.get("ch", 128)), [int(each) for each in config.get("ch_mult", (1, 2, 4, 4))]
@@ -121,7 +135,7 @@ def _diffusers(config: dict[str, Any]) -> dict[str, Any]:
         "layers_per_block": int(config.get("layers_per_block", 1)),
         "latent_channels": int(config["latent_channels"]),
         "norm_num_groups": int(config.get("norm_num_groups", 32)),
-        "mid_block_add_attention": bool(config.get("mid_block_add_attention", True)),
+        "mid_block_add_attention": _flag(config, "mid_block_add_attention"),
         "use_quant_conv": False,
-        "use_post_quant_conv": bool(config.get("use_post_quant_conv", True)),
+        "use_post_quant_conv": _flag(config, "use_post_quant_conv"),
     }

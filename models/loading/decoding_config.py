@@ -118,7 +118,7 @@ def build_decoding_config(
     )
 
 
-_MASK_KEYS = ("mask_token_id", "text_mask_token_id")  # the second is SDLM's
+_MASK_KEYS = ("text_mask_token_id", "mask_token_id")  # the first is SDLM's
 
 
 def check_autoregressive(
@@ -308,6 +308,7 @@ def _mask(
     """The mask id, and where it was found; a canvas of random tokens has the id after the last token's.
 
     With `as_masked`, a model of an autoregressive family is decoded as a masked one.
+    Raises ModelError for an id outside the vocabulary, and for files that name two ids.
     """
     if spec.uniform:
         return vocab, "a canvas of random tokens"
@@ -322,6 +323,12 @@ def _mask(
         "the tokenizer": getattr(tokenizer, "mask_token_id", None),
         f"the family {spec.name}": default,
     }
+    stated, other = candidates["config.json"], candidates["generation_config.json"]
+    if override is None and stated is not None and other not in (None, stated):
+        raise ModelError(
+            f"the mask token is {stated} in config.json and {other} in generation_config.json",
+            "correct one of them, or pass mask_id= (--mask-id)",
+        )
     source, mask = next(((where, value) for where, value in candidates.items() if value is not None), ("", None))
     if mask is None or not 0 <= mask < vocab:
         problem = f"mask id {mask} lies outside the vocabulary of {vocab}"

@@ -12,6 +12,7 @@ import torch
 
 import pardec
 from pardec.models.errors import ArgumentError, ModelError
+from pardec.models.images.captioned import generation_defaults
 from pardec.models.images.chameleon import ROW_END, ChameleonImaging
 from pardec.models.images.vqgan import load_vqgan
 from pardec.models.loading.kinds import kind_of
@@ -198,11 +199,28 @@ def test_what_cannot_be_loaded_is_refused_by_name(tmp_path: Path) -> None:
         ({"vocabulary_map": {"<s>": 1}}, "vocabulary of b lacks the tokens <racm3:break>"),
         ({"vocabulary_map": {**VOCABULARY, "IMGIMGJZ": 50}}, "7 codes of images, up to 9"),
         ({"image_seq_length": 5}, "5 codes per image"),
+        ({"image_seq_length": 0}, "0 codes per image"),
+        ({"image_seq_length": -4}, "-4 codes per image"),
         ({"vocabulary_map": {**VOCABULARY, "<eoss>": 3}}, "other ids than its vocabulary_map"),
     ):
         (tmp_path / "b" / "config.json").write_text(json.dumps({**config, **changes}))
         with pytest.raises(ModelError, match=match):
             pardec.load(tmp_path / "b")
+
+
+@pytest.mark.parametrize("size", ["32", 32.0, 0, 48, True, 160])
+def test_an_image_size_without_a_grid_token_is_refused(size: Any, tmp_path: Path) -> None:
+    write(tmp_path / "a", lumina=True)
+    file = tmp_path / "a" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"image_size": size}))
+    with pytest.raises(ModelError, match="image_size of a is|no token for images of 160 pixels"):
+        pardec.load(tmp_path / "a")
+
+
+@pytest.mark.parametrize(("scale", "cfg"), [(0, None), (1, None), (2, 2)])
+def test_guidance_of_the_generation_config(scale: float, cfg: float | None, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"guidance_scale": scale}))
+    assert generation_defaults(tmp_path) == {"cfg": cfg}
 
 
 def test_image_tokenizers_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Emu3ImageProcessor
 
 from pardec.models.errors import ModelError
 from pardec.models.images.emu3 import RANKS, VISION, Emu3Imaging, from_ranks
@@ -132,6 +133,23 @@ def test_pixels_are_in_the_range_of_the_processor(copied: tuple[Path, Any]) -> N
     other = imaging_of(load(copied[0], device="cpu")).decode(codes)
     mean, deviation = (torch.tensor(image[name])[:, None, None] for name in ("image_mean", "image_std"))
     assert torch.allclose((other + 1) / 2, plain * deviation + mean, atol=1e-6)
+
+
+def test_the_range_may_be_stated_where_newer_processors_are_saved(copied: tuple[Path, Any]) -> None:
+    codes = torch.randint(0, CODES, (1, 2, 2), generator=torch.Generator().manual_seed(2))
+    old, new = copied[0] / "preprocessor_config.json", copied[0] / "processor_config.json"
+    old.write_text(json.dumps({"image_processor_type": "Emu3ImageProcessor"}))  # all its class's own
+    expected = imaging_of(load(copied[0], device="cpu")).decode(codes)
+    old.unlink()
+    plain = imaging_of(load(copied[0], device="cpu")).decode(codes)
+    saved = Emu3ImageProcessor()
+    inner = {name: getattr(saved, name) for name in ("image_mean", "image_std", "rescale_factor", "do_normalize")}
+    new.write_text(json.dumps(json.loads(new.read_text()) | {"image_processor": inner}))
+    assert torch.equal(imaging_of(load(copied[0], device="cpu")).decode(codes), expected)
+    assert not torch.equal(plain, expected)
+    new.write_text(json.dumps({"image_processor": inner | {"do_normalize": False}}))
+    with pytest.raises(ModelError, match="do_normalize=False is not supported"):
+        load(copied[0], device="cpu")
 
 
 def test_new_weights_reach_the_prompts(copied: tuple[Path, Any]) -> None:

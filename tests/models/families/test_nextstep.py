@@ -13,6 +13,7 @@ from torch import Tensor
 
 import pardec
 from pardec.models.errors import ArgumentError, ModelError
+from pardec.models.families.nextstep import networks, sizes
 from pardec.models.load import load_any, load_continuous
 from pardec.models.loading.kinds import kind_of
 from pardec.models.loading.recognition import describe
@@ -111,6 +112,8 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, edit: Any, message: s
         ({"latent_size": 7}, "7 latents per side cannot be divided into tokens of 2"),
         ({"latent_channels": None}, "latent_channels=None"),
         ({"boi": None}, "names no token that begins an image"),
+        ({"boi": files.VOCABULARY}, "names no token that begins an image"),
+        ({"boi": True}, "names no token that begins an image"),
         ({"latent_channels": 3}, "has 4 channels, but latents of model have 3"),
     ],
 )
@@ -194,16 +197,66 @@ def test_autoencoders_of_diffusers_that_compute_otherwise_are_refused(
 
 
 @pytest.mark.parametrize("plain", [False, True])
-def test_a_scale_that_an_autoencoders_config_leaves_out_is_that_of_its_class(plain: bool, tmp_path: Path) -> None:
+def test_scale_and_shift_that_an_autoencoders_config_leaves_out_are_those_of_its_class(
+    plain: bool, tmp_path: Path
+) -> None:
     folder = files.write(tmp_path / "model", vae=False)
     files.write_vae(tmp_path / "vae", plain=plain)
     file = tmp_path / "vae" / "config.json"
     config = json.loads(file.read_text())
-    del config["scaling_factor"]
+    for key in ("scaling_factor", "shift_factor"):
+        del config[key]
     file.write_text(json.dumps(config))
     pixels = load_continuous(folder, decoder=tmp_path / "vae").imaging.decode(_tokens())
-    file.write_text(json.dumps({**config, "scaling_factor": 1.0 if plain else AutoencoderKL().config.scaling_factor}))
+    scale, shift = (0.3611, 0.1159) if plain else (AutoencoderKL().config.scaling_factor, 0.0)
+    file.write_text(json.dumps({**config, "scaling_factor": scale, "shift_factor": shift}))
     assert torch.equal(pixels, load_continuous(folder, decoder=tmp_path / "vae").imaging.decode(_tokens()))
+
+
+@pytest.mark.parametrize(
+    ("plain", "change", "message"),
+    [
+        (True, {"scaling_factor": "0.7"}, "scaling_factor is '0.7'"),
+        (True, {"shift_factor": True}, "shift_factor is True"),
+        (False, {"mid_block_add_attention": "false"}, "mid_block_add_attention is 'false'"),
+        (False, {"use_post_quant_conv": "false"}, "use_post_quant_conv is 'false'"),
+    ],
+)
+def test_autoencoder_values_of_another_type_are_refused(
+    plain: bool, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    folder = files.write(tmp_path / "model", vae=False)
+    files.write_vae(folder / "vae", plain=plain)
+    file = folder / "vae" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(ModelError, match=message):
+        load_continuous(folder)
+
+
+def test_the_autoencoder_that_the_config_names_comes_before_the_folder_vae(tmp_path: Path) -> None:
+    folder = files.write(tmp_path / "model", config={"vae_name_or_path": "other"})
+    assert load_continuous(folder).imaging.vae.folder == folder / "vae"  # type: ignore[attr-defined]
+    files.write_vae(folder / "other")
+    assert load_continuous(folder).imaging.vae.folder == folder / "other"  # type: ignore[attr-defined]
+
+
+def test_sizes_that_a_config_leaves_out_are_those_of_its_class() -> None:
+    absent = ("latent_size", "latent_patch_size", "latent_channels", "fm_head_dim", "fm_head_layers")
+    config = {key: value for key, value in files.CONFIG.items() if key not in absent}
+    assert sizes(config) == (16, 2, 32)
+    with torch.device("meta"):
+        _, head = networks(config)
+    assert (head.cond_embed.out_features, len(head.res_blocks)) == (1536, 12)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"use_norm": "false"}, {"num_sampling_steps": 5.7}, {"num_sampling_steps": "5"}, {"timesteps_shift": "2"}],
+)
+def test_settings_of_another_type_are_refused(settings: dict[str, Any], tmp_path: Path) -> None:
+    (key,) = settings
+    with pytest.raises(ModelError, match=f"generation_config.json: {key} is {settings[key]!r}"):
+        load_continuous(files.write(tmp_path / "model", settings=settings))
 
 
 def test_settings_that_are_not_known_are_refused(tmp_path: Path) -> None:

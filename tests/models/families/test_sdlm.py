@@ -175,5 +175,11 @@ def test_half_known_layouts_are_refused(tmp_path: Path) -> None:
     published(tmp_path, text_mask_token_id=61)
     with pytest.raises(ModelError, match="mask id 61 lies outside the vocabulary of 61"):
         load(tmp_path, device="cpu")
+    published(tmp_path, text_mask_token_id="60")
+    with pytest.raises(ModelError, match="text_mask_token_id is '60', and a whole number is needed"):
+        load(tmp_path, device="cpu")
+    published(tmp_path, causal_attn="false")
+    with pytest.raises(ModelError, match="causal_attn is 'false', and true or false is needed"):
+        load(tmp_path, device="cpu")
     published(tmp_path, text_mask_token_id=None)
     assert not load(tmp_path, device="cpu").decoding_config.masked  # without the key it is Qwen2

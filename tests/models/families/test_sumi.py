@@ -340,6 +340,13 @@ def test_published_settings_that_are_not_built_are_refused(keys: dict[str, Any],
     model.generate(input_ids=[[3, 4]], max_new_tokens=4, sampler="ancestral:steps=1")
 
 
+def test_anchors_are_turned_off_by_false_alone(tmp_path: Path) -> None:
+    published(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"anchor_eosbos": "false"}))
+    with pytest.raises(ModelError, match="anchor_eosbos is 'false', and true or false is needed"):
+        load(tmp_path, device="cpu")
+
+
 def test_what_does_not_fit_into_a_canvas_is_refused(tmp_path: Path) -> None:
     published(tmp_path)
     model = pardec.load(tmp_path, device="cpu", block=16)

@@ -293,6 +293,30 @@ def test_a_checkpoint_that_names_no_padding_is_refused(library: Any, monkeypatch
         JanusImaging(library, made, "mine")
 
 
+def test_a_padding_outside_the_vocabulary_is_refused(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library.generation_config, "pad_token_id", len(WORDS))
+    with pytest.raises(ModelError, match=f"pad_token_id of mine is {len(WORDS)}"):
+        JanusImaging(library, processor(), "mine")
+
+
+@pytest.mark.parametrize(("scale", "cfg"), [(None, 5.0), (0, None), (1, None), (2.5, 2.5)])
+def test_guidance_is_the_checkpoints(
+    scale: float | None, cfg: float | None, library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library.generation_config, "guidance_scale", scale)
+    assert JanusImaging(library, processor(), "mine").defaults["cfg"] == cfg
+
+
+def test_pixels_are_in_the_range_of_the_processor(library: Any) -> None:
+    codes, made = torch.arange(9).view(1, 3, 3), processor()
+    made.image_processor.image_mean, made.image_processor.image_std = [0.4, 0.5, 0.6], [0.2, 0.3, 0.5]
+    with torch.inference_mode():
+        pixels = JanusImaging(library, made, "mine").decode(codes)
+        expected = made.postprocess(list(library.model.vqmodel.decode(codes.flatten(1))), return_tensors="pt")
+    bytes_ = ((pixels + 1) / 2 * 255).clip(0, 255).to(torch.uint8).int()
+    assert (bytes_ - expected["pixel_values"].int()).abs().max() <= 1
+
+
 def test_an_adapter_of_the_language_model_is_merged(folder: Path, tmp_path: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     modules = [f"model.language_model.layers.{layer}.self_attn.{part}_proj" for layer in (0, 1) for part in "qv"]

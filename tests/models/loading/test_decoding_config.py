@@ -46,6 +46,14 @@ def test_the_mask_id_is_looked_for_in_order():
     assert decoding_config("llada", {}).mask_id == 126336
 
 
+def test_files_that_name_two_mask_ids_are_refused():
+    assert decoding_config("dream", {"mask_token_id": 7}, {"mask_token_id": 7}).mask_id == 7
+    with pytest.raises(ModelError, match="7 in config.json and 8 in generation_config.json"):
+        decoding_config("dream", {"mask_token_id": 7}, {"mask_token_id": 8})
+    assert decoding_config("dream", {"mask_token_id": 7}, {"mask_token_id": 8}, mask_id=5).mask_id == 5
+    assert decoding_config("sdlm", {"mask_token_id": 7, "text_mask_token_id": 8}).mask_id == 8  # SDLM's own key
+
+
 def test_a_mask_id_outside_the_vocabulary_is_refused():
     with pytest.raises(ModelError, match="mask id 126336 lies outside the vocabulary of 160") as error:
         decoding_config("llada", {}, vocab=160)

@@ -1,0 +1,35 @@
+"""The mean and deviation by which an image processor normalises pixels, as its settings state them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ModelError
+from ..families.base import require
+
+CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+HALF = (0.5,), (0.5,)
+# Values with which postprocessing gives pixels * deviation + mean.
+_PLAIN = {"rescale_factor": (None, 1 / 255), "do_rescale": (None, True), "do_normalize": (None, True)}
+
+
+def pixel_range(
+    settings: Mapping[str, Any], where: str, absent: tuple[Sequence[float], Sequence[float]] = HALF
+) -> tuple[Tensor, Tensor]:
+    """[3] each, of pixels in [0, 1]; `absent` are those of settings without them.
+
+    Raises ModelError for a mean or deviation of another shape, and for settings that postprocess otherwise.
+    """
+    require(dict(settings), _PLAIN)
+    values = []
+    for name, own in zip(("image_mean", "image_std"), absent, strict=True):
+        stated = own if settings.get(name) is None else settings[name]
+        try:
+            values.append(torch.tensor(stated, dtype=torch.float32).expand(3))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ModelError(f"{where}: {name} is {stated!r}", "it must be a number, or one per colour") from error
+    return values[0], values[1]
