@@ -69,7 +69,8 @@ def kind(name: str, config: dict[str, Any], folder: Path | None = None) -> Kind:
         conditioning: dict[object, Literal["class", "text"]] = {"c2i": "class", "t2i": "text"}
         beside = None if folder is None or config.get("clean_captions") else folder / "text_encoder"
         draws = conditioning.get(config.get("gpt_type")) if spec.draws is None else spec.draws
-        return Kind(name, "ar", draws or "either", reader=beside)
+        classes = _whole(config, "num_classes") or _whole(config, "class_num")
+        return Kind(name, "ar", draws or "either", classes=classes, reader=beside)
     block = next(filter(None, (_whole(config, key) for key in BLOCK_KEYS)), spec.block) if spec.block else None
     family: Literal["masked", "ar"] = "ar" if spec.attention == "causal" else "masked"
     vocabulary = max(filter(None, (_whole(config, key) for key in ("vocab_size", "embedding_size"))), default=None)

@@ -26,6 +26,7 @@ def painter(folder: Path, kind: str, *, tokenizer: int | None = CODES, side: int
     folder.mkdir(parents=True)
     places, theirs = (1, "c2i") if kind == "class" else (40, "t2i")
     config = {"model_type": "llamagen", **SHAPE, "block_size": side**2, "cls_token_num": places, "gpt_type": theirs}
+    config |= {"num_classes": CLASSES} if kind == "class" else {}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text(json.dumps(DEFAULTS))
     with torch.random.fork_rng():
