@@ -287,7 +287,7 @@ class Settings:
         hint="cfg=1.5 turns guidance on, 1 is without it; LLaDA's cfg_scale is cfg - 1",
     )
     cfg_interval: int | None = argument(
-        doc="for images, guide the first cfg_interval + 2 tokens only.", check=Whole(0),
+        doc="for images, guide the first cfg_interval + 2 tokens only.", check=Whole(0, 2**24),
         example="cfg_interval=100 guides the first 102 tokens of an image; leave it out to guide all",
         takes=Takes.AR_IMAGES, order="counts tokens from the first on", in_request=True, compared=True,
         option=Option("Guide the first N + 2 tokens only.", images=True, more={"metavar": "N"}),

@@ -39,8 +39,9 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        if error.code == UNKNOWN and error.param in names:  # it is the request that has the other form's field
-            message = f"there is no field {error.param!r}: here it is {names[error.param]}"
+        instead = names.get(error.param or "")
+        if error.code == UNKNOWN and instead is not None:  # the request has the other form's field
+            message = f"there is no field {error.param!r}: here it is {instead}"
             raise RequestError(error.status, message, param=error.param, code=error.code) from error
         words = "|".join(names)
         message = re.sub(rf"\b({words})\b", lambda matched: names[matched[1]], error.message)

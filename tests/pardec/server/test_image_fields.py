@@ -17,6 +17,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"label": 9}, "label"),
         ({**CAPTION, "label": 0}, "label"),
         ({**CAPTION, "size": "16x16"}, "size"),
+        ({**CAPTION, "cfg_interval": 10**30, "cfg": 2}, "cfg_interval"),
         ({**CAPTION, "size": "96x48"}, "size"),
         ({**CAPTION, "sampler": "threshold"}, "sampler"),
     ],
