@@ -24,8 +24,8 @@ def painter(folder: Path, kind: str, *, tokenizer: int | None = CODES, side: int
     Images have `side` cells per side; the pixels per side of a cell double with each level of the tokenizer but one.
     """
     folder.mkdir(parents=True)
-    places, theirs = (1, "c2i") if kind == "class" else (40, "t2i")
-    config = {"model_type": "llamagen", **SHAPE, "block_size": side**2, "cls_token_num": places, "gpt_type": theirs}
+    places = 1 if kind == "class" else 40
+    config = {"model_type": "llamagen", **SHAPE, "block_size": side**2, "cls_token_num": places}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text(json.dumps(DEFAULTS))
     with torch.random.fork_rng():
