@@ -103,7 +103,9 @@ def _load(files: DraftFiles, target: LanguageModel, *, layers: int | None = None
             "it was trained for another target",
         )
     stated = files.config.get("exit_layer")
-    exit_layers = int(layers or stated or _EXIT)
+    if stated is not None and type(stated) is not int:
+        raise ModelError(f"the config of {files.name} has exit_layer={stated!r}", "it is a number of layers")
+    exit_layers = next(count for count in (layers, stated, _EXIT) if count is not None)
     if not 0 < exit_layers < target.layers:
         raise ModelError(
             f"{files.name} reads the output of layer {exit_layers}, counted from 1, and {target.name} has"
@@ -123,7 +125,8 @@ def _load(files: DraftFiles, target: LanguageModel, *, layers: int | None = None
         harmless=_HARMLESS,
     )
     module.rope = Rope.of(config)
-    reason = "as requested" if layers else "exit_layer of its config" if stated else "the authors' default"
+    reason = "the authors' default" if stated is None else "exit_layer of its config"
+    reason = reason if layers is None else "as requested"
     theirs = {"embed_tokens": target.decoder.embedding}
     if isinstance(head := getattr(getattr(target.decoder, "head", None), "weight", None), Tensor):
         theirs["lm_head"] = head

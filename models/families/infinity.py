@@ -49,7 +49,7 @@ KEYS = ConfigKeys(
     frozenset(
         (
             *("depth", "embed_dim", "num_heads", "mlp_ratio", "norm_eps", "shared_aln", "text_channels", "text_maxlen"),
-            *("vae_type", "pn", "image_tokenizer", "text_encoder"),
+            *("vae_type", "pn", "image_tokenizer", "text_encoder", "vae_path", "text_encoder_ckpt", "cfg", "tau"),
         )
     ),
     refused={
@@ -62,8 +62,14 @@ KEYS = ConfigKeys(
         "cfg_insertion_layer": (0, [0]),
         "h_div_w_template": (1,),
         "video_frames": (1,),
+        "sampling_per_bits": (1,),
+        "enable_positive_prompt": (0, False),
     },
-    ignored=BOOKKEEPING | {"checkpoint_type", "bf16", "seed", "use_flex_attn", "enable_model_cache", "cache_dir"},
+    ignored=BOOKKEEPING
+    | {
+        *("checkpoint_type", "bf16", "seed", "use_flex_attn", "enable_model_cache", "cache_dir"),
+        *("model_path", "prompt", "save_file"),
+    },
 )
 _DEFAULTS: Mapping[str, Any] = {
     "sampler": "sequential:order=temperature",  # the authors divide by tau before they filter
@@ -266,13 +272,14 @@ def load_infinity(
     expected = {_published(name, published): entry for name, entry in named_tensors(transformer).items()}
     fill_modules(source.name, _loaded(published), expected, dtype=dtype, device=device)
     uncond = transformer.cfg_uncond
-    named = encoder_name(source.folder, text_encoder or config.get("text_encoder"), uncond.shape[1])
+    named = text_encoder or config.get("text_encoder") or _folder(source.folder, config.get("text_encoder_ckpt"))
+    named = encoder_name(source.folder, named, uncond.shape[1])
     imaging = InfinityImaging(
         config,
-        decoder or config.get("image_tokenizer") or _beside(source.folder),
+        decoder or config.get("image_tokenizer") or _beside(source.folder, config.get("vae_path")),
         None if named is None else TextEncoder(named, most=len(uncond), device=device, dtype=dtype, offline=offline),
         uncond,
-        defaults=sampling(source.folder),
+        defaults={**_sampling(source.folder, config), **sampling(source.folder)},
         name=source.name,
     )
     return ScaleModel(
@@ -325,7 +332,32 @@ def _loaded(published: Mapping[str, Published]) -> dict[str, Published]:
     return {name: entry for name, entry in published.items() if name not in buffers}
 
 
-def _beside(folder: Path) -> str | None:
-    """The image tokenizer's file in the weights' folder, if there is one."""
-    file = only_file(folder, PATTERNS)
-    return None if file is None else str(file)
+def _sampling(folder: Path, config: Config) -> Config:
+    """Defaults of sampling by the arguments of the authors' script, where guidance may be text. Raises ModelError."""
+    defaults: Config = {}
+    for theirs, ours in (("cfg", "cfg"), ("tau", "temperature")):
+        if (value := config.get(theirs)) is None:
+            continue
+        try:
+            defaults[ours] = float(value) if isinstance(value, str) and theirs == "cfg" else value
+        except ValueError as error:
+            raise ModelError(
+                f"{folder}: {theirs} is {value!r}",
+                "write one number; cfgs of a sampler guides map by map",
+            ) from error
+    return defaults
+
+
+def _folder(folder: Path, named: str | None) -> str | None:
+    """The folder with the last name of a path, if it is in the weights' folder."""
+    beside = folder / Path(named).name if named else None
+    return str(beside) if beside is not None and beside.is_dir() else None
+
+
+def _beside(folder: Path, named: str | None) -> str | None:
+    """The image tokenizer's file in the weights' folder: the one with the stated name, or the only one."""
+    if named:
+        file = folder / Path(named).name
+        return str(file) if file.is_file() else None
+    only = only_file(folder, PATTERNS)
+    return None if only is None else str(only)

@@ -57,7 +57,7 @@ _KINDS: Mapping[str, tuple[type, str]] = {
     **dict.fromkeys(("norm_before_residual", "norm_before_fc", "norm_output"), (bool, "true or false")),
     **dict.fromkeys(("fc_norm", "use_aux_hidden_state", "sample_from_anchor"), (bool, "true or false")),
     **dict.fromkeys(("use_qkv_bias", "use_qk_norm", "qk_norm", "add_qkv_bias", "causal_attn"), (bool, "true or false")),
-    **dict.fromkeys(("moe_router_enable_expert_bias", "anchor_eosbos"), (bool, "true or false")),
+    **dict.fromkeys(("moe_router_enable_expert_bias", "anchor_eosbos", "clean_captions"), (bool, "true or false")),
 }
 _CHEAP = 2**16  # sizes up to this are harmless; published configs may hold unused ones
 _FEW = 256  # layers that may be built before missing tensors are noticed

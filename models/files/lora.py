@@ -319,6 +319,9 @@ def _check_config(name: str, config: Mapping[str, Any]) -> None:
             f"the adapter {name} was initialised by {start}, which changes the base as well",
             "convert it when it is saved (path_initial_model_for_weight_conversion), or " + _MERGE,
         )
+    for flag in ("use_rslora", "use_dora", "lora_bias", "fan_in_fan_out"):
+        if (value := config.get(flag)) is not None and not isinstance(value, bool):
+            raise ModelError(f"the adapter {name} has {flag}={value!r}, and true or false is needed")
     _rank(name, config.get("r"))
     _alpha(name, config.get("lora_alpha"))
     for pattern in ("rank_pattern", "alpha_pattern"):

@@ -69,8 +69,9 @@ class JanusImaging(OneSize):
         settings = self.model.generation_config
         own = {name: getattr(settings, name, None) for name in ("temperature", "top_k", "top_p")}
         known = {name: value for name, value in own.items() if value is not None}
-        guidance: Any = first(getattr(settings, "guidance_scale", None), _GUIDANCE)
-        return {"temperature": 1.0, "cfg": None if guidance in (0, 1) else guidance, **known}
+        stated = getattr(settings, "guidance_scale", None)
+        guidance = _GUIDANCE if stated is None else None if stated in (0, 1) else stated  # transformers' 0 is none
+        return {"temperature": 1.0, "cfg": guidance, **known}
 
     @property
     def codebook(self) -> Tensor:

@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError
-from ..families.base import require
 
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 HALF = (0.5,), (0.5,)
 # Values with which postprocessing gives pixels * deviation + mean.
-_PLAIN = {"rescale_factor": (None, 1 / 255), "do_rescale": (None, True), "do_normalize": (None, True)}
+_PLAIN: Mapping[str, tuple[Any, ...]] = {
+    "rescale_factor": (None, 1 / 255),
+    "do_rescale": (None, True),
+    "do_normalize": (None, True),
+}
 
 
 def pixel_range(
@@ -24,12 +27,14 @@ def pixel_range(
 
     Raises ModelError for a mean or deviation of another shape, and for settings that postprocess otherwise.
     """
-    require(dict(settings), _PLAIN)
-    values = []
+    for key, values in _PLAIN.items():
+        if (value := settings.get(key)) not in values:
+            raise ModelError(f"{where}: {key}={value!r} is not supported (only {values[1]!r})")
+    found = []
     for name, own in zip(("image_mean", "image_std"), absent, strict=True):
         stated = own if settings.get(name) is None else settings[name]
         try:
-            values.append(torch.tensor(stated, dtype=torch.float32).expand(3))
+            found.append(torch.tensor(stated, dtype=torch.float32).expand(3))
         except (TypeError, ValueError, RuntimeError) as error:
             raise ModelError(f"{where}: {name} is {stated!r}", "it must be a number, or one per colour") from error
-    return values[0], values[1]
+    return found[0], found[1]

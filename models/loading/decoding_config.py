@@ -329,6 +329,12 @@ def _mask(
             f"the mask token is {stated} in config.json and {other} in generation_config.json",
             "correct one of them, or pass mask_id= (--mask-id)",
         )
+    own = candidates["the tokenizer"]
+    if override is None and stated is not None and own not in (None, stated):
+        warnings.warn(
+            f"the mask token is {stated} in config.json, which is used, and {own} in the tokenizer",
+            stacklevel=4,
+        )
     source, mask = next(((where, value) for where, value in candidates.items() if value is not None), ("", None))
     if mask is None or not 0 <= mask < vocab:
         problem = f"mask id {mask} lies outside the vocabulary of {vocab}"

@@ -68,9 +68,7 @@ class VectorDriver(ImageDriver):
 
     def prepare(self, prompt: Any, arguments: Mapping[str, Any]) -> VectorCall:
         model, settings = self.network, Settings.of(arguments, self.defaults)
-        # The family's default cannot run on a backbone of next tokens.
-        own = model.imaging.defaults.get("sampler") if model.backbone.next_token else None
-        sampler = registry.resolve(settings.sampler or own, "continuous")
+        sampler = registry.resolve(settings.sampler or model.imaging.defaults.get("sampler"), "continuous")
         imaging = self.imaging(settings)
         sampler.method.check_model(model)
         model.head.respaced(sampler.method.head_steps or model.head.steps)

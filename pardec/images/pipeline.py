@@ -204,9 +204,10 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         request: dict[str, Any] = {"sampler": sampler, "temperature": temperature, "top_k": top_k, "top_p": top_p}
         request |= {"cfg": guidance_scale, "cfg_interval": cfg_interval, "negative_prompt": negative_prompt}
         request |= {"label": class_labels, "prompt_embeds": prompt_embeds, "num_images": num_images_per_prompt}
-        arguments = with_defaults(self.imaging, {name: value for name, value in request.items() if value is not None})
-        if is_number(arguments.get("cfg")) and arguments["cfg"] <= self.model.driver.least_cfg:
-            arguments["cfg"] = None
+        given = {name: value for name, value in request.items() if value is not None}
+        if is_number(guidance_scale) and guidance_scale <= self.model.driver.least_cfg:
+            given["cfg"] = None
+        arguments = with_defaults(self.imaging, given)
         scale = 1
         if output_type != "latent" or self.imaging.sizes is not None:
             size, scale = size_and_scale(self.model.name, self.imaging, height, width)

@@ -20,6 +20,7 @@ import pardec
 from pardec.images import pngs
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.files.catalog import embedded_names
+from pardec.requests.images import with_defaults
 from pardec.samplers.events import Sampled
 from pardec.views.preview import Preview
 from pardec.views.unfinished import BLANK, Codes, unfinished
@@ -310,3 +311,19 @@ def test_the_embedded_model_draws_its_classes(cli: Cli, tmp_path: Path) -> None:
     assert plain["nfe"] == 24
     assert drafted["nfe"] <= 12
     assert all(row["failed"] == 0 and row["lenient"] > 0.5 for row in (plain, drafted))
+
+
+def test_the_checkpoint_s_sampler_is_the_default_of_generate_too(folder: Path) -> None:
+    model = pardec.load(folder, device="cpu")
+    assert str(model.generate(label=[1]).spec).startswith("mar:steps=3,")
+    assert str(model.generate(label=[1], sampler=STEPS).spec).startswith(STEPS)
+
+
+def test_a_guidance_below_one_in_the_files_is_the_same_in_the_pipeline(folder: Path, tmp_path: Path) -> None:
+    model = pardec.load(vector_painter(tmp_path / "own", cfg=0.5, sampler="mar:steps=3"), device="cpu")
+    pipe = pardec.ImagePipeline(model)
+    pipe(class_labels=[1], generator=seeded(0), output_type="latent")
+    assert pipe.result is not None
+    assert pipe.result.settings["cfg"] == with_defaults(model.imaging, {})["cfg"] == 0.5  # type: ignore[arg-type]
+    pipe(class_labels=[1], generator=seeded(0), output_type="latent", guidance_scale=0.5)  # as in diffusers
+    assert pipe.result.settings["cfg"] is None

@@ -71,6 +71,10 @@ def test_absent_keys_are_llamas_and_copies_of_the_target_are_left_alone(tmp_path
     ("change", "config", "message"),
     [
         ({}, {"exit_layer": 4}, "reads the output of layer 4, counted from 1, and toy has 4 layers"),
+        ({}, {"exit_layer": 0}, "reads the output of layer 0, counted from 1"),
+        ({}, {"exit_layer": "3"}, "exit_layer='3'"),
+        ({}, {"exit_layer": 1.7}, r"exit_layer=1\.7"),
+        ({}, {"exit_layer": True}, "exit_layer=True"),
         ({"layers.0.self_attn.o_proj.weight": None}, {}, r"lacks? .*|missing: layers\.0\.self_attn\.o_proj\.weight"),
         ({"layers.0.mlp.up_proj.weight": random(24, 16)}, {}, r"not known: layers\.0\.mlp\.up_proj\.weight"),
         ({}, {"hidden_size": None}, "lacks hidden_size"),

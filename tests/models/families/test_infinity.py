@@ -384,6 +384,7 @@ def test_a_bit_without_a_distribution_is_found(tmp_path: Path) -> None:
         ({"h_div_w_template": 1.5}, "h_div_w_template=1.5 is not supported"),
         ({"video_frames": 81}, "video_frames=81 is not supported"),
         ({"depht": 4}, "unknown key depht=4"),
+        ({"enable_positive_prompt": 1}, "enable_positive_prompt=1 is not supported"),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
@@ -394,6 +395,21 @@ def test_arguments_that_do_not_fit_are_refused(tmp_path: Path, arguments: dict[s
     for refuses in (describe, lambda path: load_any(path, device="cpu")):
         with pytest.raises(ModelError, match=message):
             refuses(tmp_path)
+
+
+def test_arguments_of_the_authors_script_are_followed(tmp_path: Path) -> None:
+    files.folder(tmp_path, pn=None)
+    (tmp_path / "infinity_vae_d32reg.pth").rename(tmp_path / "other.pth")
+    stated = {"pn": "0.06M", "cfg": "3", "tau": 0.7, "vae_path": "weights/other.pth", "save_file": "tmp.jpg"}
+    (tmp_path / "args.json").write_text(json.dumps(stated | {"text_encoder_ckpt": "weights/t5", "model_path": "x.pth"}))
+    imaging = load_scales(tmp_path, device="cpu").imaging
+    assert (imaging.defaults["cfg"], imaging.defaults["temperature"], imaging.defaults["top_p"]) == (3.0, 0.7, 0.97)
+    assert imaging.can_decode
+    (tmp_path / "generation_config.json").write_text(json.dumps({"cfg": 2.0}))
+    assert load_scales(tmp_path, device="cpu").imaging.defaults["cfg"] == 2.0
+    (tmp_path / "args.json").write_text(json.dumps(stated | {"cfg": "3,2"}))
+    with pytest.raises(ModelError, match="cfg is '3,2'"):
+        load_scales(tmp_path, device="cpu")
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:

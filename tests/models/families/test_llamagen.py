@@ -237,6 +237,7 @@ def test_a_loaded_checkpoint_is_a_causal_model_of_one_shift(tmp_path: Path) -> N
         ("t2i", {"cls_token_num": 5}, "cls_token_num is 5 in the config, and 6 in the tensors"),
         ("c2i", {"model_type": "t2i"}, "gpt_type is 't2i' in the config, and 'c2i' in the tensors"),
         ("t2i", {"model_type": "c2i"}, "gpt_type is 'c2i' in the config, and 't2i' in the tensors"),
+        ("t2i", {"clean_captions": "false"}, "clean_captions is 'false', and true or false"),
         ("t2i", {"caption_dim": 8}, "caption_dim is 8 in the config, and 7 in the tensors"),
     ],
 )

@@ -36,7 +36,8 @@ def test_the_mask_id_is_looked_for_in_order():
     named = {"mask_token_id": 7}
     words = Words({"<|mask|>": 9}, mask=11)
     assert decoding_config("dream", named, tokenizer=words, mask_id=5).mask_id == 5
-    assert decoding_config("dream", named, tokenizer=words).mask_id == 7
+    with pytest.warns(UserWarning, match="7 in config.json, which is used, and 11 in the tokenizer"):
+        assert decoding_config("dream", named, tokenizer=words).mask_id == 7
     assert decoding_config("dream", {}, {"mask_token_id": None}, words).mask_id == 9
     assert decoding_config("dream", {}, tokenizer=Words({}, mask=11)).mask_id == 11
     assert decoding_config("dream", {}).mask_id == 151666

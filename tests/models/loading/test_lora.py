@@ -252,6 +252,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "no rank": ({"r": 0}, "r=0"),
     "another rank by pattern": ({"rank_pattern": {"down_proj": 2}}, "its config has r=2"),
     "no pattern": ({"alpha_pattern": {"(": 2}}, "no pattern"),
+    "a flag of text": ({"use_rslora": "false"}, "use_rslora='false', and true or false is needed"),
     "no alpha": ({"lora_alpha": "much"}, "lora_alpha='much'"),
     "names of no modules": ({"exclude_modules": [3]}, "names of modules are needed"),
     "a module of no target": ({"target_modules": ["q_proj"]}, "holds updates of model.layers.1.mlp.down_proj"),
