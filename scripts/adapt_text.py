@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from text_training.adaptation import Adaptation, Options  # noqa: E402
+from text_training.options import task_shares  # noqa: E402
 from until_done import until_done  # noqa: E402
 
 
@@ -26,7 +27,7 @@ def options(argv: list[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("source", type=Path, help="folder of a causal checkpoint, or the name of an embedded one")
     parser.add_argument("--rows", type=Path, action="append", default=[], help="JSON lines with prompt and text")
-    parser.add_argument("--mix", default="", help="share of each task, e.g. arithmetic=0.6,lists=0.4")
+    parser.add_argument("--mix", type=task_shares, default={}, help="share of each task, e.g. arithmetic=0.6,lists=0.4")
     parser.add_argument("--block", type=int, default=32, help="tokens per block")
     parser.add_argument("--mask-token", help="unused token to use as the mask (default: the tokenizer's own)")
     parser.add_argument("--lora", type=int, default=0, help="rank of the adapter; 0 trains all weights")
@@ -49,12 +50,12 @@ def options(argv: list[str] | None = None) -> Options:
     if not (given.source / "config.json").is_file():
         parser.error(f"{given.source} holds no config.json")
     given.state = given.state or ROOT / "runs" / f"adapt-{given.source.name}"
-    given.mix = {key: float(value) for key, value in (pair.split("=") for pair in given.mix.split(",") if pair)}
     return Options(**vars(given))
 
 
 def main(argv: list[str] | None = None) -> None:
-    until_done(Adaptation(options(argv)))
+    given = options(argv)
+    until_done(lambda: Adaptation(given))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,13 @@ from text_training.export import write_card  # noqa: E402
 
 def mean(folders: list[Path]) -> dict[str, torch.Tensor]:
     """The mean of the folders' tensors, in the first one's type."""
+    for folder in folders:
+        if missing := [
+            name for name in ("model.safetensors", "config.json", "card.json") if not (folder / name).is_file()
+        ]:
+            raise SystemExit(f"error: {folder} has no {missing[0]}\ngive folders that scripts/train_text.py exported")
     runs = [load_file(folder / "model.safetensors") for folder in folders]
-    if any(run.keys() != runs[0].keys() for run in runs):
+    if any({key: x.shape for key, x in run.items()} != {key: x.shape for key, x in runs[0].items()} for run in runs):
         raise SystemExit("error: the runs hold different tensors, so that they are not of one model")
     return {
         key: torch.stack([run[key].float() for run in runs]).mean(0).to(first.dtype) for key, first in runs[0].items()
@@ -53,7 +58,7 @@ def main() -> None:
         card["curve"] = [*before["curve"], *card["curve"]]
     options.out.mkdir(parents=True, exist_ok=True)
     for file in options.runs[0].iterdir():
-        if file.name in ("config.json", "generation_config.json"):
+        if file.is_file() and file.name not in ("model.safetensors", "card.json", "README.md"):
             shutil.copyfile(file, options.out / file.name)
     save_file(weights, options.out / "model.safetensors", metadata={"format": "pt"})
     (options.out / "model.safetensors").chmod(0o644)

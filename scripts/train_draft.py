@@ -26,25 +26,48 @@ from until_done import until_done  # noqa: E402
 import pardec  # noqa: E402
 from pardec.training.losses import LOSSES  # noqa: E402
 from pardec.training.networks import KINDS  # noqa: E402
-from pardec.training.run import RATE, Plan, Run, prepare  # noqa: E402  # noqa: E402
+from pardec.training.run import RATE, Plan, Run, prepare  # noqa: E402
+from pardec.training.served import served  # noqa: E402
 from pardec.training.texts import Writing, network_of, rows, write  # noqa: E402
 
 SHAPE = (  # options that are named like those of a network
-    *(
-        "vocab",
-        "layers",
-        "mlp_width",
-        "kv_heads",
-        "heads",
-        "rank",
-        "block",
-        "mask_id",
-        "unroll",
-        "decay",
-        "prompt_share",
-    ),
-    *("dropout", "start", "seed"),
+    *("vocab", "layers", "mlp_width", "kv_heads", "heads", "rank", "block", "mask_id", "unroll", "decay"),
+    *("prompt_share", "dropout", "start", "seed", "taps", "ramp"),
 )
+
+OF_KINDS = {  # options that only some kinds have
+    "layers": ("medusa", "dflash"),
+    "mlp_width": ("eagle", "mtp", "dflash"),
+    "kv_heads": ("eagle", "mtp", "dflash", "kangaroo"),
+    "taps": ("eagle", "mtp", "dflash", "kangaroo"),
+    "heads": ("medusa", "hydra", "prompts", "idlm"),
+    "rank": ("idlm",),
+    "block": ("dflash",),
+    "unroll": ("eagle", "mtp"),
+    "ramp": ("eagle", "mtp"),
+    "mask_id": ("dflash", "idlm"),
+    "own_head": ("eagle",),
+}
+
+
+def whole(text: str) -> int:
+    """A whole number of at least 1."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+def layer_numbers(text: str) -> tuple[int, ...]:
+    """Layers such as 1-14-26."""
+    return tuple(int(layer) for layer in text.split("-"))
+
+
+def shares(text: str) -> tuple[float, float]:
+    """Two shares of the run such as 0.3-0.7."""
+    begin, end = (float(share) for share in text.split("-"))
+    if not 0 <= begin <= end <= 1:
+        raise argparse.ArgumentTypeError(f"must be two rising shares of 0 to 1, such as 0.3-0.7, got {text}")
+    return begin, end
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,22 +80,22 @@ def parser() -> argparse.ArgumentParser:
         "--task", default="", help="tasks whose training problems are the prompts, such as arithmetic,lists"
     )
     texts.add_argument("--prompts", type=Path, help='prompts, one {"prompt": text} per line')
-    texts.add_argument("--texts", type=int, default=4000, help="texts to write, without --rows")
+    texts.add_argument("--texts", type=whole, default=4000, help="texts to write, without --rows")
     texts.add_argument("--long", type=float, default=0.0, help="share of prompts that ask about several passages")
-    texts.add_argument("--at-once", type=int, default=96, help="texts to write at once: 1000 or more on a GPU")
+    texts.add_argument("--at-once", type=whole, default=96, help="texts to write at once: 1000 or more on a GPU")
     texts.add_argument(
-        "--longest", type=int, default=600, help="most tokens per text; longer prompts lose their beginning"
+        "--longest", type=whole, default=600, help="most tokens per text; longer prompts lose their beginning"
     )
     shape = parser.add_argument_group("network")
-    shape.add_argument("--vocab", type=int, help="draft only this many of the commonest ids")
-    shape.add_argument("--layers", type=int, help="dflash: layers; medusa: blocks per head (default 1)")
-    shape.add_argument("--mlp-width", type=int)
-    shape.add_argument("--kv-heads", type=int)
-    shape.add_argument("--taps", help="layers of the target whose outputs are read, such as 1-14-26")
-    shape.add_argument("--heads", type=int, help="heads (medusa, hydra), vectors (prompts) or masks (idlm); default 4")
-    shape.add_argument("--rank", type=int, help="idlm: rank of the LoRA (default 32)")
-    shape.add_argument("--block", type=int, help="dflash: tokens per block, the known one included (default 8)")
-    shape.add_argument("--unroll", type=int, default=4, help="eagle: steps of training-time test")
+    shape.add_argument("--vocab", type=whole, help="draft only this many of the commonest ids")
+    shape.add_argument("--layers", type=whole, help="dflash: layers; medusa: blocks per head (default 1)")
+    shape.add_argument("--mlp-width", type=whole)
+    shape.add_argument("--kv-heads", type=whole)
+    shape.add_argument("--taps", type=layer_numbers, help="layers of the target that are read, such as 1-14-26")
+    shape.add_argument("--heads", type=whole, help="heads (medusa, hydra), vectors (prompts), masks (idlm); default 4")
+    shape.add_argument("--rank", type=whole, help="idlm: rank of the LoRA (default 32)")
+    shape.add_argument("--block", type=whole, help="dflash: tokens per block, the known one included (default 8)")
+    shape.add_argument("--unroll", type=whole, help="eagle: steps of training-time test (default 4)")
     shape.add_argument("--mask-id", type=int, help="dflash, idlm: the target's id of a mask token")
     shape.add_argument("--own-head", action="store_true", help="eagle: train a head instead of using the target's")
     shape.add_argument(
@@ -82,14 +105,16 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--loss", default="fkl", help=f"one of {', '.join(LOSSES)}; jsd:0.5 and lk_hybrid:3 take a number")
     run.add_argument("--decay", type=float, default=0.8, help="factor of the loss from each depth to the next")
     run.add_argument("--minutes", type=float, help="wall-clock length of the training, resumed parts included")
-    run.add_argument("--steps", type=int, help="length in steps, in place of --minutes")
-    run.add_argument("--batch", type=int, default=3000, help="tokens per step")
+    run.add_argument("--steps", type=whole, help="length in steps, in place of --minutes")
+    run.add_argument("--batch", type=whole, default=3000, help="tokens per step")
     run.add_argument("--lr", type=float, help="peak learning rate")
     run.add_argument("--optimizer", choices=("adamw", "muon"), default="adamw")
     run.add_argument("--weight-decay", type=float, default=0.02)
     run.add_argument("--dropout", type=float, default=0.0)
     run.add_argument(
-        "--ramp", default="0.3-0.7", help="eagle: shares of the run between which unrolled steps are added"
+        "--ramp",
+        type=shares,
+        help="eagle: shares of the run between which unrolled steps are added (default 0.3-0.7)",
     )
     run.add_argument(
         "--prompt-share", type=float, default=0.1, help="share of the prompts' positions that count in the loss"
@@ -99,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--every", type=float, default=3.0, help="minutes between measurements and exports")
     run.add_argument("--validation", type=int, default=64, help="texts that are held out")
-    run.add_argument("--drafts", type=int, default=5, help="tokens per draft when the drafter is measured")
+    run.add_argument("--drafts", type=whole, default=5, help="tokens per draft when the drafter is measured")
     run.add_argument("--seed", type=int, default=0)
     run.add_argument("--device", default="auto", help="device of the target and the training")
     run.add_argument("--dtype", default="auto", help="dtype of the target")
@@ -121,15 +146,16 @@ def start(given: argparse.Namespace) -> Run:
     name = given.target_name or model.name
     state = given.state or ROOT / "runs" / name
     out = given.out or ROOT / "models" / "embedded" / "drafters" / f"{name}-{given.kind}"
-    paths = given.rows
-    if not paths:
-        paths = [state / "texts.jsonl"]
+    target = network_of(model)
+    if given.rows:
+        files = served(target, given.rows)
+    else:
+        path = state / "texts.jsonl"
         tasks = [task for task in given.task.split(",") if task]
-        how = Writing(paths[0], given.texts, given.seed, given.at_once, long=given.long, tasks=tasks)
+        how = Writing(path, given.texts, given.seed, given.at_once, long=given.long, tasks=tasks)
         write(model, replace(how, prompts=given.prompts))
-    begin, end = (float(share) for share in given.ramp.split("-"))
-    shape = {option: getattr(given, option) for option in SHAPE} | {"ramp": (begin, end)}
-    shape["taps"] = tuple(int(tap) for tap in given.taps.split("-")) if given.taps else None
+        files = {str(path): list(rows([path]))}
+    shape = {option: getattr(given, option) for option in SHAPE}
     shape["tied"] = False if given.own_head else None
     plan = Plan(
         kind=given.kind,
@@ -152,8 +178,6 @@ def start(given: argparse.Namespace) -> Run:
         target_path=given.target_path or name,
     )
     chosen = {option: value for option, value in shape.items() if value is not None}
-    files = {str(path): list(rows([path])) for path in paths}
-    target = network_of(model)
     return prepare(target, files, plan, chosen, folder=state, longest=given.longest, online=given.online)
 
 
@@ -162,7 +186,14 @@ def main(argv: list[str] | None = None) -> None:
     given = options.parse_args(argv)
     if (given.minutes is None) == (given.steps is None):
         options.error("give one of --minutes and --steps")
-    until_done(start(given))
+    if sum(map(bool, (given.rows, given.task, given.prompts))) > 1:
+        options.error("give one of --rows, --task and --prompts")
+    for option, kinds in OF_KINDS.items():
+        value = getattr(given, option)
+        if value is not None and value is not False and given.kind not in kinds:
+            name = option.replace("_", "-")
+            options.error(f"--{name} is an option of {', '.join(kinds)}, and --kind is {given.kind}")
+    until_done(lambda: start(given))
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> None:
         card = with_figures(read_card(given.out), found, of=of, sampler=sampler)
         write_pages(given.out, card, page(card))
         return
-    until_done(RUNS[given.model](given))
+    until_done(lambda: RUNS[given.model](given))
 
 
 if __name__ == "__main__":

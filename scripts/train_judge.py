@@ -240,6 +240,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--labels", type=Path, help="file of mined problems (default runs/<target>-judge.jsonl)")
     parser.add_argument("--out", type=Path, help="export folder (default models/embedded/judges/<target>)")
     given = parser.parse_args(argv)
+    if not 0 < given.validation <= 0.5:
+        parser.error(f"--validation must be above 0 and at most 0.5, got {given.validation}")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", pardec.EmptyAnswer)  # the drafter may have written the whole answer
     model = pardec.load(given.target, device="cpu", dtype="float32")
@@ -277,14 +279,28 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def collect(model: pardec.Model, given: argparse.Namespace, tasks: list[str], labels: Path) -> list[dict[str, Any]]:
-    """All mined problems, including the ones that the file already has."""
+    """All mined problems, including the ones that the file already has; a line cut off by an interruption is dropped.
+
+    Raises SystemExit if the file's problems were mined with another target, drafter or seed.
+    """
     labels.parent.mkdir(parents=True, exist_ok=True)
-    known = [json.loads(line) for line in labels.read_text().splitlines()] if labels.exists() else []
+    lines = labels.read_text(encoding="utf-8").splitlines(keepends=True) if labels.exists() else []
+    if lines and not lines[-1].endswith("\n"):
+        lines.pop()
+        labels.write_text("".join(lines), encoding="utf-8")
+    known = [json.loads(line) for line in lines]
+    mined_with = {"target": model.name, "drafter": given.drafter, "seed": given.seed}
+    for name, value in mined_with.items():
+        if other := [line[name] for line in known if line.get(name, value) != value]:
+            raise SystemExit(
+                f"error: {labels} was mined with {name} {other[0]}, not {value}\n--labels names another file"
+            )
     with labels.open("a", encoding="utf-8") as file:
         for task in tasks:
             have, started = sum(line["task"] == task for line in known), time.monotonic()
             more = {"seed": given.seed, "batch": given.batch, "known": have}
             for line in mined(model, given.drafter, task, given.problems, **more):
+                line |= mined_with
                 known.append(line)
                 file.write(json.dumps(line) + "\n")
                 file.flush()

@@ -27,7 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from text_training import networks  # noqa: E402
 from text_training.loop import Run  # noqa: E402
-from text_training.options import Options  # noqa: E402
+from text_training.options import Options, task_shares  # noqa: E402
 from until_done import until_done  # noqa: E402
 
 
@@ -59,7 +59,9 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--device", default="auto", help="cpu, cuda, or auto")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compile", action="store_true", help="compile the layers: a tenth faster, slow to start")
-    parser.add_argument("--mix", default="arithmetic=0.55,lists=0.25,records=0.2", help="share of each task")
+    parser.add_argument(
+        "--mix", type=task_shares, default="arithmetic=0.55,lists=0.25,records=0.2", help="share of each task"
+    )
     parser.add_argument("--tokenizer", type=Path, default=ROOT / "models" / "embedded" / "tokenizer")
     parser.add_argument("--out", type=Path, help="export folder (default models/embedded/<model>)")
     parser.add_argument("--state", type=Path, help="folder of state and log (default runs/<model>)")
@@ -74,13 +76,13 @@ def options(argv: list[str] | None = None) -> Options:
     given.out = given.out or ROOT / "models" / "embedded" / given.model
     given.state = given.state or ROOT / "runs" / given.model
     given.shape = {key: int(value) for key, value in pairs(given.shape)}
-    given.mix = {key: float(value) for key, value in pairs(given.mix)}
     given.exits = tuple(int(layer) for layer in given.exits.split("-") if layer)
     return Options(**vars(given))
 
 
 def main(argv: list[str] | None = None) -> None:
-    until_done(Run(options(argv)))
+    given = options(argv)
+    until_done(lambda: Run(given))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from text_training.adaptation import Adaptation  # noqa: E402
 from text_training.block_diffusion import complementary_loss, logits_of, streams  # noqa: E402
 
 import pardec  # noqa: E402
+from pardec.models.errors import ModelError, SpecError  # noqa: E402
 from pardec.models.plan import Plan  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("without_autocast")
@@ -129,3 +130,34 @@ def test_what_cannot_be_adapted_is_said(tmp_path: Path, monkeypatch: pytest.Monk
         adaptation(tmp_path, 1, "--mask-token", "<no>")
     with pytest.raises(SystemExit):
         adaptation(tmp_path, 1, source="tiny-nothing")
+    with pytest.raises(SystemExit):
+        adaptation(tmp_path, 1, "--mix", "lists")
+
+
+def test_a_run_is_resumed_with_its_own_blocks(tmp_path: Path) -> None:
+    adaptation(tmp_path, 0).save()
+    for option, value in (("block", 16), ("lora", 4)):
+        with pytest.raises(ModelError, match=f"is of a run with {option} .*asks for {value}"):
+            adaptation(tmp_path, 1, f"--{option}", str(value))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no row"),
+        (json.dumps(ROWS[0]) + '\n{"prompt', "line 2 is no row"),
+        (json.dumps({"prompt": "a", "answer": "b"}), "line 1 is no row"),
+        (json.dumps({"prompt": "1 " * 600, "text": "b"}), "leaves no room in a row of 512"),
+    ],
+)
+def test_rows_that_cannot_be_learned_are_said(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(text)
+    with pytest.raises(SpecError, match=message):
+        adaptation(tmp_path, 1, "--rows", str(file))
+
+
+def test_an_answer_may_hold_line_separators_of_unicode(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "a", "text": "4\u20285"}, ensure_ascii=False), encoding="utf-8")
+    assert len(adaptation(tmp_path, 1, "--rows", str(file)).rows) == 1

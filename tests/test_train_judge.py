@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import train_judge  # noqa: E402
 from train_judge import PENALTIES, Answer, Label, auc, fit, mine, states_of, threshold, trained  # noqa: E402
 
 from tests.samplers.ar_toys import rows, run  # noqa: E402
@@ -108,3 +112,22 @@ def test_the_auc_and_the_threshold_by_hand() -> None:
     assert auc(scores, important) == pytest.approx((1 + 1 + 0.5 + 1) / 4)
     many = torch.arange(1, 101) / 100
     assert threshold(many, torch.ones(100, dtype=torch.bool), 0.75) == pytest.approx(0.26), "75 are not below it"
+
+
+def test_mining_goes_on_after_the_last_whole_line_and_with_its_drafter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mined(*_: Any, known: int, **__: Any) -> Iterator[dict[str, Any]]:
+        return iter({"id": at, "task": "lists", "labels": []} for at in range(known, 3))
+
+    monkeypatch.setattr(train_judge, "mined", mined)
+    labels, model = tmp_path / "labels.jsonl", SimpleNamespace(name="counting")
+    given = SimpleNamespace(drafter="2", seed=0, batch=1, problems=3)
+    labels.write_text(json.dumps({"id": 0, "task": "lists", "labels": []}) + '\n{"id": 1, "ta')
+    for _ in range(2):
+        lines = train_judge.collect(model, given, ["lists"], labels)  # type: ignore[arg-type]
+        assert [line["id"] for line in lines] == [0, 1, 2]
+        assert [json.loads(line)["id"] for line in labels.read_text().splitlines()] == [0, 1, 2]
+    given.drafter = "tiny-llama-draft"
+    with pytest.raises(SystemExit, match="was mined with drafter 2, not tiny-llama-draft"):
+        train_judge.collect(model, given, ["lists"], labels)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ from transformers import LlamaForCausalLM
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import average_models  # noqa: E402
 from text_training import data, networks  # noqa: E402
 from text_training.drills import task_or_drill  # noqa: E402
 from text_training.export import read_weights  # noqa: E402
@@ -22,6 +23,7 @@ from text_training.loop import Run  # noqa: E402
 from train_text import options  # noqa: E402
 
 import pardec  # noqa: E402
+from pardec.models.errors import ModelError, SpecError  # noqa: E402
 from pardec.models.load import load  # noqa: E402
 from pardec.models.plan import Plan  # noqa: E402
 from pardec.tasks import Generator, task  # noqa: E402
@@ -93,6 +95,41 @@ def test_a_second_run_keeps_what_the_card_says_of_the_first(tmp_path: Path) -> N
     assert card["recipe"]["started from"] == "the run before"
     assert card["recipe"]["run before"]["started from"] == "random weights"
     assert [point["step"] for point in card["curve"]] == [2, 2]
+
+
+def test_averaged_runs_keep_their_tokenizer_and_are_of_one_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, *more in (("one",), ("two", "--seed", "1"), ("wide", "--shape", SHAPE.replace("32", "48", 1))):
+        made(tmp_path / name, "tiny-llama", 1, *more).train()
+    one, two, wide = (tmp_path / name / "tiny-llama" for name in ("one", "two", "wide"))
+    (one / "tokenizer.json").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["average_models.py", str(one), str(two), "--out", str(tmp_path / "mean")])
+    average_models.main()
+    assert (tmp_path / "mean" / "tokenizer.json").read_text() == "{}"
+    first, second, mean = (load_file(folder / "model.safetensors") for folder in (one, two, tmp_path / "mean"))
+    for name, value in mean.items():
+        torch.testing.assert_close(
+            value.float(), (first[name].float() + second[name].float()) / 2, rtol=0.01, atol=1e-3
+        )
+    with pytest.raises(SystemExit, match="different tensors"):
+        average_models.mean([one, wide])
+    with pytest.raises(SystemExit, match=r"none has no model\.safetensors"):
+        average_models.mean([one, tmp_path / "none"])
+
+
+def test_a_run_is_resumed_with_its_own_shape(tmp_path: Path) -> None:
+    made(tmp_path, "tiny-llama", 1).save()
+    with pytest.raises(ModelError, match="is of a run with shape"):
+        made(tmp_path, "tiny-llama", 1, "--shape", SHAPE.replace("32", "48", 1))
+    with pytest.raises(SpecError, match="did you mean 'hidden_size'"):
+        made(tmp_path, "tiny-llama", 1, "--shape", "hiddensize=32")
+
+
+@pytest.mark.parametrize("mix", ["lists", "lists=0", "lists=x", ""])
+def test_shares_of_tasks_are_positive_numbers(mix: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        made(tmp_path, "tiny-llama", 1, "--mix", mix)
 
 
 @pytest.mark.parametrize("model", [pytest.param("tiny-llama", marks=pytest.mark.slow), "tiny-dream"])

@@ -36,7 +36,7 @@ def _end_dropout(tokenizer: Any, folder: Path) -> None:
 
     See `findings/tokenizers_dropout_of_training_stays_on.sh`. A caller who wants it sets it on the tokenizer.
     """
-    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     if dropout := getattr(model, "dropout", None):
         model.dropout = None
         warnings.warn(

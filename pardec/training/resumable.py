@@ -62,6 +62,10 @@ class Resumable(ABC):
     def parts(self) -> Mapping[str, Any]:
         """The objects with state (`state_dict` and `load_state_dict`) by name; the optimizers are stored as well."""
 
+    def settings(self) -> Mapping[str, Any]:
+        """The options, by name, that cannot change when a run is resumed."""
+        return {}
+
     def ready(self) -> bool:
         """Whether there is anything to measure before the end."""
         return True
@@ -155,13 +159,17 @@ class Resumable(ABC):
         """Stores the state from which the run resumes bit for bit."""
         state = {name: getattr(self, name) for name in self.kept}
         state |= {name: part.state_dict() for name, part in self.parts().items()}
+        state["settings"] = {name: str(value) for name, value in self.settings().items()}
         state["optimizers"] = [optimizer.state_dict() for optimizer in self.optimizers]
         path = self.state / "state.pt"
         torch.save(state, path.with_suffix(".part"))
         os.replace(path.with_suffix(".part"), path)
 
     def restore(self, device: torch.device) -> None:
-        """Continues from the stored state, if there is one. Raises ModelError for one that lacks a part."""
+        """Continues from the stored state, if there is one.
+
+        Raises ModelError for a state that lacks a part, or whose run had other settings or weights of other shapes.
+        """
         path = self.state / "state.pt"
         if not path.exists():
             return
@@ -171,6 +179,13 @@ class Resumable(ABC):
                 f"{path} was written by another version: it has no {', '.join(sorted(missing))}",
                 "finish that run with the version that began it, or give another folder",
             )
+        settings = state.pop("settings", {})  # states of earlier versions have none
+        for name, value in self.settings().items():
+            if settings.get(name, str(value)) != str(value):
+                raise ModelError(
+                    f"{path} is of a run with {name} {settings[name]}, and this one asks for {value}",
+                    "give the options that the run began with, or another folder",
+                )
         for name, part in self.parts().items():
             part.load_state_dict(state.pop(name))
         for optimizer, stored in zip(self.optimizers, state.pop("optimizers"), strict=True):
@@ -187,5 +202,7 @@ class Tensors(dict[str, Tensor]):
 
     @torch.no_grad()
     def load_state_dict(self, stored: Mapping[str, Tensor]) -> None:
+        if {name: value.shape for name, value in stored.items()} != {name: value.shape for name, value in self.items()}:
+            raise ModelError("the stored run has weights of other names or shapes", "name another folder for its state")
         for name, value in stored.items():
             self[name].copy_(value)

@@ -27,6 +27,9 @@ from .networks.kangaroo import Kangaroo, exit_taps
 from .resumable import AVERAGE, Resumable, Tensors
 from .states import Row, States, Text, open_states
 
+# Options of a network that a resumed run cannot change.
+_FIXED = ("vocab", "layers", "mlp_width", "kv_heads", "taps", "heads", "rank", "block", "mask_id", "tied", "start")
+
 
 @dataclass
 class Plan:
@@ -120,6 +123,13 @@ class Run(Resumable):
 
     def parts(self) -> dict[str, Tensors]:
         return {"parameters": Tensors(self.parameters), "buffers": Tensors(self.network.named_buffers())}
+
+    def settings(self) -> dict[str, Any]:
+        plan = self.plan
+        shape = asdict(plan.network)
+        fixed = {name: shape[name] for name in _FIXED}
+        fixed |= {"kind": plan.kind, "optimizer": plan.optimizer, "weight decay": plan.weight_decay}
+        return {"init": None if plan.init is None else Path(plan.init).name, **fixed}
 
     def ready(self) -> bool:
         return not self.done()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -49,6 +49,7 @@ ABOUT = (
     "Rewrite the following text in simpler words: {0}",
     "Extract the names and numbers from this text: {0}",
 )
+_PROMPT = 'a line is {"prompt": "text"}'
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,12 @@ class Writing:
 
 
 def write(model: pardec.Model, how: Writing) -> int:
-    """Writes the missing rows of the file; returns all rows."""
+    """Writes the missing rows of the file; returns all rows.
+
+    Raises SpecError for a file that was begun with other settings.
+    """
     how.out.parent.mkdir(parents=True, exist_ok=True)
+    _check_settings(how)
     count = _whole(how.out, how.batch)
     number = count // how.batch
     while count < how.rows:
@@ -95,6 +100,51 @@ def write(model: pardec.Model, how: Writing) -> int:
     return count
 
 
+def _check_settings(how: Writing) -> None:
+    """Stores the settings next to the file. Raises SpecError if it was begun with others.
+
+    A file that has all rows may be read again without naming its prompts, and with another seed.
+    """
+    asked = {name: str(value) for name, value in asdict(how).items() if name not in ("out", "rows", "tasks")}
+    asked["tasks"] = ",".join(how.tasks)
+    path = how.out.with_suffix(".settings.json")
+    if not (path.exists() and how.out.exists()):
+        path.write_text(json.dumps(asked) + "\n", encoding="utf-8")
+        return
+    begun = json.loads(path.read_text(encoding="utf-8"))
+    complete = sum(1 for _ in rows([how.out])) >= how.rows
+    for name, value in asked.items():
+        named = name in ("tasks", "prompts") and value not in ("", "None")
+        if begun[name] != value and (named or not complete):
+            raise SpecError(
+                f"{how.out} was begun with {name} {begun[name] or None}, and this call asks for {value or None}",
+                hint="give the settings that it was begun with, or another folder",
+            )
+
+
+def _read_prompts(file: Path) -> list[str]:
+    """The prompts of a file with one JSON object per line."""
+    try:
+        # Not splitlines: texts may contain other line separators, such as U+2028.
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise SpecError(f"cannot read prompts from {file}: {reason}", hint=_PROMPT) from error
+    texts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            texts.append(json.loads(line)["prompt"])
+        except (ValueError, LookupError, TypeError):
+            texts.append(None)
+        if not isinstance(texts[-1], str):
+            raise SpecError(f"{file}, line {number} is no prompt", hint=_PROMPT)
+    if not texts:
+        raise SpecError(f"{file} has no prompt", hint=_PROMPT)
+    return texts
+
+
 def _whole(path: Path, batch: int) -> int:
     """Cuts the file to its complete chunks; returns their rows."""
     if not path.exists():
@@ -112,9 +162,7 @@ def _prompts(model: pardec.Model, how: Writing, rng: random.Random, number: int)
         problems = [tasks[rng.randrange(len(tasks))].sample(rng, "train") for _ in range(how.batch)]
         return [model.tokenizer(problem.prompt)["input_ids"] for problem in problems]
     if how.prompts is not None:
-        # Not splitlines: texts may contain other line separators, such as U+2028.
-        lines = how.prompts.read_text(encoding="utf-8").split("\n")
-        texts = [str(json.loads(line)["prompt"]) for line in lines if line.strip()]
+        texts = _read_prompts(how.prompts)
         random.Random(how.seed).shuffle(texts)
         return [chat_ids(model, texts[(number * how.batch + at) % len(texts)]) for at in range(how.batch)]
     return _own_prompts(model, how, rng, number)

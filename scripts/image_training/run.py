@@ -40,6 +40,9 @@ class Training(Resumable):
     def parts(self) -> dict[str, Any]:
         return {"model": self.model}
 
+    def settings(self) -> dict[str, Any]:
+        return {"init": self.o.init and self.o.init.name, "shape": sorted(self.o.shape.items())}
+
     def go_on(self) -> None:
         """Continues from a saved state, if there is one and it is wanted."""
         if not self.o.fresh:

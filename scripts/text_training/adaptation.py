@@ -16,10 +16,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pardec.models.errors import SpecError
 from pardec.tasks import task
 from pardec.training.resumable import Resumable, Tensors
 from text_training.block_diffusion import complementary_loss
 
+ROW = 'a line is {"prompt": text or messages, "text": "the answer"}, as pardec generate -o FILE.jsonl writes it'
 STACKS = ("llama", "qwen2")  # whose tensors Fast-dLLM v2's names and shape hold
 
 
@@ -85,13 +87,33 @@ class Adaptation(Resumable):
     def parts(self) -> dict[str, Tensors]:
         return {"learned": Tensors(self.learned)}
 
+    def settings(self) -> dict[str, Any]:
+        return {"source": self.name, "block": self.o.block, "mask id": self.mask_id, "lora": self.o.lora}
+
     # -- rows ------------------------------------------------------------------------------------------------------
 
     def _read(self, file: Path) -> Iterator[tuple[list[int], int]]:
-        """Reads rows of `pardec generate -o FILE.jsonl`: prompts, and the model's answers."""
-        for line in file.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            prompt, text = row["prompt"], row["text"]
+        """Reads rows of `pardec generate -o FILE.jsonl`: prompts, and the model's answers.
+
+        Raises SpecError for a line that is no such row, or whose prompt leaves no room for an answer.
+        """
+        try:
+            lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: texts may contain U+2028
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise SpecError(f"cannot read rows from {file}: {reason}", hint=ROW) from error
+        if not any(line.strip() for line in lines):
+            raise SpecError(f"{file} has no row", hint=ROW)
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                prompt, text = row["prompt"], row["text"]
+            except (ValueError, LookupError, TypeError) as error:
+                raise SpecError(f"{file}, line {number} is no row with prompt and text", hint=ROW) from error
+            if not isinstance(prompt, (str, list)) or not isinstance(text, str):
+                raise SpecError(f"{file}, line {number} is no row with prompt and text", hint=ROW)
             if isinstance(prompt, list):
                 opening = self.tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=False)
             else:
@@ -100,7 +122,12 @@ class Adaptation(Resumable):
 
     def _row(self, opening: list[int], text: str) -> tuple[list[int], int]:
         answer = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        room = max(self.o.longest - len(opening), 1)
+        room = self.o.longest - len(opening)
+        if room < 1:
+            raise SpecError(
+                f"a prompt of {len(opening)} tokens leaves no room in a row of {self.o.longest}",
+                hint="raise --longest, or leave the prompt out",
+            )
         closed = [*answer, self.end_id] if len(answer) < room else answer[:room]
         return [*opening, *closed], len(opening)
 

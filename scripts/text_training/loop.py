@@ -91,6 +91,10 @@ class Run(Resumable):
     def parts(self) -> dict[str, torch.nn.Module]:
         return {"model": self.model}
 
+    def settings(self) -> dict[str, Any]:
+        folders = {"init": self.o.init and self.o.init.name, "tokenizer": self.o.tokenizer.name}
+        return {"optimizer": self.o.optimizer, **folders, "shape": sorted(self.o.shape.items())}
+
     def done(self) -> bool:
         return self.reached or super().done()
 

@@ -10,6 +10,8 @@ from einops import repeat
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from pardec.models.errors import SpecError, did_you_mean
+
 SHAPE: dict[str, Any] = {
     "hidden_size": 192,
     "intermediate_size": 512,
@@ -46,7 +48,13 @@ def is_masked(name: str) -> bool:
 
 
 def build(name: str, vocab_size: int, **changes: Any) -> nn.Module:
-    """A freshly initialised network in float32; `changes` override SHAPE (tests use less)."""
+    """A freshly initialised network in float32; `changes` override SHAPE (tests use less).
+
+    Raises SpecError for a change that is not a size of the network.
+    """
+    sizes = (*SHAPE, "num_key_value_heads", "head_dim")
+    if unknown := [size for size in changes if size not in sizes]:
+        raise SpecError(f"the network has no size {unknown[0]!r}{did_you_mean(unknown[0], sizes)}")
     shape = {**SHAPE, **OWN[name], "vocab_size": vocab_size, **changes}
     if name == "tiny-llada" and "num_attention_heads" in changes:
         shape["num_key_value_heads"] = changes["num_attention_heads"]

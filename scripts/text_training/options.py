@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from pathlib import Path
+
+
+def task_shares(text: str) -> dict[str, float]:
+    """The share of each task, of arithmetic=0.6,lists=0.4."""
+    pairs = [pair.partition("=") for pair in text.split(",") if pair]
+    try:
+        shares = {name: float(share) for name, _, share in pairs}
+    except ValueError:
+        shares = {}
+    if len(shares) != len(pairs) or not shares or min(shares.values()) <= 0:
+        raise argparse.ArgumentTypeError(f"must be tasks with positive shares, such as arithmetic=1, got {text!r}")
+    return shares
 
 
 @dataclass

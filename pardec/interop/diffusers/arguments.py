@@ -57,6 +57,11 @@ def sampling_settings(
 
 def draw_seeds(generator: torch.Generator | None, count: int) -> list[int]:
     """`count` seeds from the generator, or from torch's global generator as in diffusers."""
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise SpecError(
+            f"generator must be a torch.Generator, got {type(generator).__name__}",
+            hint="one generator draws for all rows: generator=torch.Generator().manual_seed(0)",
+        )
     device = torch.device("cpu") if generator is None else generator.device
     seeds: Tensor = torch.randint(2**62, (count,), generator=generator, device=device)
     return [int(seed) for seed in seeds.tolist()]

@@ -51,7 +51,7 @@ def select_sampler(
     if sampler is None and isinstance(scheduler, PardecScheduler):
         sampler = scheduler.config.sampler
     if sampler is not None:
-        resolved = registry.resolve(sampler)
+        resolved = registry.resolve(sampler, "masked")
         for name, value in arguments.items():
             if name != "gen_length":
                 refuse_unless_default(name, value, f"write it into the spec, {str(resolved.spec)!r}")

@@ -112,7 +112,9 @@ def encode(
     if tokenizer is None:
         raise SpecError("the model has no tokenizer", hint="pass input_ids, or tokenizer=")
     if messages is None:
-        texts = [prompt] if isinstance(prompt, str) else list(prompt or ())
+        texts = [prompt] if isinstance(prompt, str) else prompt
+        if not isinstance(texts, Sequence) or not texts or not all(isinstance(text, str) for text in texts):
+            raise SpecError("prompt must be a text or a list of texts", hint='prompt=["Name three fjords."]')
         if not use_chat_template or not getattr(tokenizer, "chat_template", None):
             return [list(tokenizer(text)["input_ids"]) for text in texts]
         conversations: list[Any] = [[{"role": "user", "content": text}] for text in texts]

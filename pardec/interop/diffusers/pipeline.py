@@ -57,6 +57,11 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
                 f"got {type(model).__name__}",
                 hint='PardecPipeline.from_pretrained("name or folder") loads one',
             )
+        if isinstance(model, Model) and model.family != "masked":
+            raise SpecError(
+                f"{model.name} is no masked text model, and PardecPipeline decodes those",
+                hint="model.generate decodes it; pardec.ImagePipeline draws",
+            )
         scheduler = BlockRefinementScheduler() if scheduler is None else scheduler
         if not isinstance(scheduler, (BlockRefinementScheduler, EntropyBoundScheduler)):
             raise SpecError(

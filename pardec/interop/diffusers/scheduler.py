@@ -205,7 +205,7 @@ def _finished_rows(
 
 def _resolve_spec(spec: str) -> MaskedSampler:
     """The sampler; raises SpecError if it needs more than the logits of a block."""
-    sampler = registry.resolve(spec)
+    sampler = registry.resolve(spec, "masked")
     hint = f"use PardecPipeline.from_pretrained(name)(..., sampler={spec!r})"
     if Trait.STORES_KV in sampler.traits:
         raise SpecError(f"{spec!r} needs the cache {sampler.spec.cache}, and a scheduler has none", hint=hint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,9 +22,12 @@ _LOAD = (
 )
 _GENERATE = tuple(name for name, each in ARGUMENTS.items() if each.lm_eval)
 _LENGTH = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first one present is used
-_NO_EFFECT = {"num_beams": 1, "use_cache": True, "n": 1}  # values that change nothing
-_log = logging.getLogger("lm_eval.pardec")  # lm-eval's handler and level
-_warned: set[str] = set()
+_NEUTRAL = ("use_cache", "length_penalty", "early_stopping", "pad_token_id")  # change no text without beams
+_OFF = {  # values that ask for nothing
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences", "n", "best_of", "typical_p"), 1),
+    **dict.fromkeys(("min_length", "frequency_penalty", "presence_penalty", "ignore_eos"), 0),
+    "skip_special_tokens": True,
+}
 
 
 def split_arguments(text: str) -> dict[str, str]:
@@ -83,8 +85,10 @@ def generation(request: Mapping[str, Any], defaults: Mapping[str, Any]) -> Gener
 
     Args:
         request: lm-eval's generation arguments. `do_sample: false` is temperature 0; true without a temperature takes
-            the default one, or 1. Arguments without a counterpart in pardec are ignored, with one warning per name.
+            the default one, or 1.
         defaults: arguments of `Model.generate`.
+
+    Raises SpecError for an argument that would change the text and has no counterpart in pardec.
     """
     rest = dict(request)
     until = rest.pop("until", None) or ()
@@ -115,9 +119,12 @@ def generation(request: Mapping[str, Any], defaults: Mapping[str, Any]) -> Gener
             *([arguments["stop"]] if isinstance(arguments.get("stop"), str) else arguments.get("stop") or ()),
         ]
     for name, value in rest.items():
-        if value is not None and _NO_EFFECT.get(name, object()) != value and name not in _warned:
-            _warned.add(name)
-            _log.warning("pardec has no generation argument %s; %s=%r is ignored", name, name, value)
+        if value is not None and name not in _NEUTRAL and _OFF.get(name, object()) != value:
+            near = did_you_mean(name, (*_LENGTH, *_GENERATE, "temperature", "until", "do_sample", "seed", "stop"))
+            raise SpecError(
+                f"pardec has no generation argument {name!r}{near}, and {name}={value!r} may change the text",
+                hint=f"--gen_kwargs {name}={_OFF[name]} turns it off" if name in _OFF else "leave it out",
+            )
     return Generation(arguments, None if max_length is None else int(max_length), int(ngram or 0))
 
 

@@ -219,6 +219,10 @@ def test_a_callback_that_changes_tokens_is_refused(dream: pardec.Model) -> None:
         ({"prompt": None, "input_ids": torch.full((1, 3), 9), "attention_mask": torch.tensor([[1, 0, 1]])}, "gap"),
         ({"prompt": None, "input_ids": torch.full((1, 3), 9), "attention_mask": torch.ones(1, 4)}, "input_ids"),
         ({"callback_on_step_end_tensor_inputs": ["logits"]}, "logits"),
+        ({"generator": [torch.Generator()]}, "generator must be a torch.Generator, got list"),
+        ({"prompt": []}, "prompt must be a text or a list of texts"),
+        ({"prompt": 5}, "prompt must be a text or a list of texts"),
+        ({"sampler": "lookup"}, "'lookup' is for autoregressive models"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(dream: pardec.Model, arguments: dict[str, Any], says: str) -> None:
@@ -229,6 +233,8 @@ def test_what_cannot_be_honoured_is_refused(dream: pardec.Model, arguments: dict
 def test_what_a_pipeline_is_made_of_is_checked(dream: pardec.Model, tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="pardec Model"):
         PardecPipeline(model=nn.Linear(2, 2))
+    with pytest.raises(SpecError, match="tiny-llama is no masked text model"):
+        PardecPipeline("tiny-llama")
     with pytest.raises(SpecError, match="DDIMScheduler"):
         PardecPipeline(model=dream, scheduler=DDIMScheduler())
     with pytest.raises(SpecError, match="remote code"):
@@ -470,6 +476,7 @@ def test_the_scheduler_refuses_what_it_cannot_run() -> None:
         ("wino", "runs the model"),
         ("oracle", "runs the model"),
         ("treshold", "unknown sampler"),
+        ("lookup", "for autoregressive models"),
     ):
         with pytest.raises((SpecError, UnknownNameError), match=says):
             PardecScheduler(spec)

@@ -226,6 +226,20 @@ def test_what_a_request_asks_comes_before_the_defaults(
     assert generation(asked, defaults).arguments == expected
 
 
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"num_beams": 3}, "num_beams=3"),
+        ({"min_length": 40}, "min_length=40"),
+        ({"bad_words_ids": [[5]]}, "bad_words_ids"),
+        ({"temprature": 3.0}, "did you mean 'temperature'"),
+    ],
+)
+def test_an_argument_that_would_change_the_text_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        generation(asked, {})
+
+
 # --- beside lm-eval's own model ---
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -118,6 +119,32 @@ def test_a_state_that_lacks_a_part_is_refused(model: pardec.Model, states: State
     del stored["optimizers"]
     torch.save(stored, file)
     with pytest.raises(ModelError, match="written by another version: it has no optimizers"):
+        start("medusa", model, states, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("kind", "hydra"),
+        ("optimizer", "muon"),
+        ("weight_decay", 0.5),
+        ("init", "other"),
+        ("heads", 1),
+        ("start", "random"),
+    ],
+)
+def test_a_run_is_resumed_with_its_own_options(
+    option: str, value: Any, model: pardec.Model, states: States, tmp_path: Path
+) -> None:
+    run = start("medusa", model, states, tmp_path)
+    run.save()
+    file = run.state / "state.pt"
+    stored = torch.load(file, weights_only=True)
+    before = getattr(run.plan if hasattr(run.plan, option) else run.plan.network, option)
+    name = option.replace("weight_decay", "weight decay")
+    stored["settings"][name] = str(value)
+    torch.save(stored, file)
+    with pytest.raises(ModelError, match=f"is of a run with {name} {value}, and this one asks for {before}"):
         start("medusa", model, states, tmp_path)
 
 

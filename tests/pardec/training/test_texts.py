@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,28 @@ def test_tasks_without_training_problems_are_refused(model: pardec.Model, tmp_pa
     prompts.write_text('{"prompt": "Tom has 3 cups.", "answer": "3"}\n')
     with pytest.raises(SpecError, match="no training problems"):
         write(model, Writing(tmp_path / "texts.jsonl", rows=4, batch=4, tasks=(str(prompts),)))
+
+
+def test_a_file_goes_on_with_the_settings_that_it_was_begun_with(model: pardec.Model, tmp_path: Path) -> None:
+    how = Writing(tmp_path / "texts.jsonl", rows=4, batch=2, answer_tokens=2, tasks=("lists",))
+    write(model, how)
+    assert write(model, replace(how, tasks=(), seed=1)) == 4, "a complete file is read"
+    for other in ({"tasks": ("arithmetic",)}, {"rows": 6, "seed": 1}, {"rows": 6, "temperature": 0.5}):
+        with pytest.raises(SpecError, match=f"was begun with {list(other)[-1]}"):
+            write(model, replace(how, **other))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"prompt": "a"}\n{"pro\n', "line 2 is no prompt"),
+        ('{"text": "a"}\n', "line 1 is no prompt"),
+        ('{"prompt": [2, 5]}\n', "line 1 is no prompt"),
+        ("\n", "has no prompt"),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_named(text: str, message: str, model: pardec.Model, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(text)
+    with pytest.raises(SpecError, match=message):
+        write(model, Writing(tmp_path / "texts.jsonl", rows=1, batch=1, prompts=prompts))
