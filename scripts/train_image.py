@@ -54,6 +54,19 @@ RUNS: dict[str, type[Training]] = {
     "tiny-llamagen-draft": DrawerRun,
 }
 
+_OF_CLASSES = ("tiny-var", "tiny-var-draft")
+_OF_CAPTIONS = ("tiny-llamagen", "tiny-llamagen-draft")
+_OF_VECTORS = ("tiny-mar", "tiny-mar-draft")
+OF_MODELS = {  # options that only some models have
+    "autoencoder": ("tiny-var-vq", *_OF_VECTORS),
+    "tokenizer": _OF_CLASSES,
+    "teacher": ("tiny-var-draft", *_OF_VECTORS, *_OF_CAPTIONS),
+    "refiner": ("tiny-var-draft",),
+    "init": (*_OF_CLASSES, *_OF_VECTORS, *_OF_CAPTIONS),
+    "corpus": (*_OF_CLASSES, *_OF_VECTORS, *_OF_CAPTIONS),
+    "compile": (*_OF_CLASSES, *_OF_CAPTIONS),
+}
+
 
 def sizes(text: str) -> dict[str, object]:
     """`ch=32,ch_mult=1-1-2` as arguments of the network."""
@@ -89,6 +102,9 @@ def options(argv: list[str] | None = None) -> Options:
     given = parser.parse_args(argv)
     if not given.measure and (given.minutes is None) == (given.steps is None):
         parser.error("give one of --minutes and --steps")
+    for option, models in OF_MODELS.items():
+        if getattr(given, option) and given.model not in models:
+            parser.error(f"--{option} is an option of {', '.join(models)}, and --model is {given.model}")
     given.out = given.out or ROOT / "models" / "embedded" / given.model
     given.state = given.state or ROOT / "runs" / given.model
     given.shape = sizes(given.shape)

@@ -334,4 +334,7 @@ def trained(
 
 
 if __name__ == "__main__":
-    main()
+    from until_done import errors_in_two_lines
+
+    with errors_in_two_lines():
+        main()

@@ -128,6 +128,10 @@ def test_an_adapter_is_merged_and_kept_beside(tmp_path: Path) -> None:
 def test_what_cannot_be_adapted_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit, match="no token '<no>'"):
         adaptation(tmp_path, 1, "--mask-token", "<no>")
+    with pytest.raises(
+        SpecError, match="tiny-dream is of the type Dream, and models of llama and qwen2 can be adapted"
+    ):
+        adaptation(tmp_path, 1, source="tiny-dream")
     with pytest.raises(SystemExit):
         adaptation(tmp_path, 1, source="tiny-nothing")
     with pytest.raises(SystemExit):

@@ -281,3 +281,13 @@ def test_misuse_is_refused(more: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         options(["--model", "tiny-vq", *more])
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [("tiny-mar", ["--tokenizer", "x"]), ("tiny-var", ["--teacher", "x"]), ("tiny-vq", ["--compile"])],
+)
+def test_options_of_other_models_are_refused(model: str, more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options(["--model", model, "--steps", "1", *more])
+    assert f"{more[0]} is an option of tiny-var" in capsys.readouterr().err

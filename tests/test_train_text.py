@@ -21,6 +21,7 @@ from text_training.drills import task_or_drill  # noqa: E402
 from text_training.export import read_weights  # noqa: E402
 from text_training.loop import Run  # noqa: E402
 from train_text import options  # noqa: E402
+from until_done import until_done  # noqa: E402
 
 import pardec  # noqa: E402
 from pardec.models.errors import ModelError, SpecError  # noqa: E402
@@ -124,6 +125,12 @@ def test_a_run_is_resumed_with_its_own_shape(tmp_path: Path) -> None:
         made(tmp_path, "tiny-llama", 1, "--shape", SHAPE.replace("32", "48", 1))
     with pytest.raises(SpecError, match="did you mean 'hidden_size'"):
         made(tmp_path, "tiny-llama", 1, "--shape", "hiddensize=32")
+
+
+@pytest.mark.parametrize("option", ["--init", "--teacher"])
+def test_a_folder_that_is_not_there_is_said(option: str, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"error: No such file or directory: .*none/\S+\ncheck that the path exists"):
+        until_done(lambda: made(tmp_path, "tiny-llama", 1, option, str(tmp_path / "none")))
 
 
 @pytest.mark.parametrize("mix", ["lists", "lists=0", "lists=x", ""])

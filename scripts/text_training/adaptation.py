@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pardec.models.errors import SpecError
+from pardec.models.files.sources import read_json
 from pardec.tasks import task
 from pardec.training.resumable import Resumable, Tensors
 from text_training.block_diffusion import complementary_loss
@@ -61,12 +62,16 @@ class Adaptation(Resumable):
         self.device = torch.device(
             ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
         )
+        kind = read_json(options.source / "config.json", required=True).get("model_type")
+        if kind not in STACKS:
+            raise SpecError(
+                f"{options.source.name} is of the type {kind}, and models of {' and '.join(STACKS)} can be adapted",
+                hint="name a causal checkpoint of one of these types",
+            )
         self.tokenizer: Any = AutoTokenizer.from_pretrained(options.source)
         self.mask_id = mask_id(self.tokenizer, options.mask_token)
         self.end_id = int(self.tokenizer.eos_token_id)
         model = AutoModelForCausalLM.from_pretrained(options.source, dtype=torch.float32, attn_implementation="eager")
-        if model.config.model_type not in STACKS:
-            raise SystemExit(f"error: {model.config.model_type} is not one of {', '.join(STACKS)}")
         self.model = self._with_lora(model).to(self.device)
         self.learned = {name: value for name, value in self.model.named_parameters() if value.requires_grad}
         adam = {"lr": options.lr, "betas": (0.9, 0.98), "weight_decay": 0.01}
