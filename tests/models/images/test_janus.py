@@ -307,6 +307,15 @@ def test_guidance_is_the_checkpoints(
     assert JanusImaging(library, processor(), "mine").defaults["cfg"] == cfg
 
 
+def test_a_checkpoint_that_does_not_sample_draws_the_likeliest_codes(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pardec.requests.images import with_defaults
+
+    monkeypatch.setattr(library.generation_config, "do_sample", False)
+    assert with_defaults(JanusImaging(library, processor(), "mine"), {}) == {"temperature": 0.0, "cfg": 5.0}
+
+
 def test_pixels_are_in_the_range_of_the_processor(library: Any) -> None:
     codes, made = torch.arange(9).view(1, 3, 3), processor()
     made.image_processor.image_mean, made.image_processor.image_std = [0.4, 0.5, 0.6], [0.2, 0.3, 0.5]
