@@ -74,7 +74,8 @@ class ResultData:
             fall otherwise than in `sequential`.
         trace: which forward committed each position, and which positions each forward computed. For continuous tokens
             forwards are calls of the backbone, and ids are 0.
-        finish: per row "stop" (first end token or stop string) or "length" (nothing left to fill).
+        finish: per row "stop" (first end token or stop string) or "length" (nothing left to fill; a masked sampler
+            without `eos` fills its canvas after an end token too).
         prompts: per row, the number of tokens before the generated region.
         seeds: per row; a row with its seed gives the same tokens alone and in any batch.
         settings: the arguments as resolved.

@@ -31,7 +31,7 @@ from ..model import LanguageModel
 from ..plan import TargetStates
 from .contracts import DraftFiles, DraftKind, DraftModule, register
 from .parameters import left_out
-from .token_heads import Head, HeadNames, matrix, read_heads
+from .token_heads import Head, HeadNames, counted, matrix, read_heads
 
 _BLOCK = re.compile(r"(?P<stem>hydra_mlp\.(?P<head>\d+)\.(?P<block>\d+)\.linear)\.(?:weight|bias)")
 _ENTRY = re.compile(r"(?P<stem>hydra_mlp\.(?P<head>\d+)\.(?P<block>\d+)\.res_connection)\.(?:weight|bias)")
@@ -112,7 +112,7 @@ def _load(files: DraftFiles, target: LanguageModel) -> Hydra:
     kinds = f"{'' if grounded else 'not '}grounded" + (", after a layer of their own (Hydra++)" if prefix else "")
     copies = dict.fromkeys(("input_embed_fn", f"{_PREFIX}embed_tokens"), target.decoder.embedding)
     own = None if prefix is None else prefix.config
-    module.about = (f"{len(heads)} heads of {len(heads[0].blocks)} blocks, {kinds}", *left_out(files, own, **copies))
+    module.about = (counted(files, heads, "hydra_num_heads"), kinds, *left_out(files, own, **copies))
     return module
 
 

@@ -23,7 +23,7 @@ from ..files.weights import Published
 from ..model import LanguageModel
 from ..plan import TargetStates
 from .contracts import DraftFiles, DraftKind, DraftModule, register
-from .token_heads import Head, HeadNames, read_heads
+from .token_heads import Head, HeadNames, counted, read_heads
 
 _BLOCK = re.compile(r"(?P<stem>(?:medusa_head\.)?(?P<head>\d+)\.(?P<block>\d+)\.linear)\.(?:weight|bias)")
 _OUT = re.compile(r"(?P<stem>(?:medusa_head\.)?(?P<head>\d+)\.(?P<block>\d+))\.weight")
@@ -70,7 +70,7 @@ def _load(files: DraftFiles, target: LanguageModel) -> Medusa:
     vllm = any(_VLLM_BLOCK.fullmatch(name) for name in files.published)
     heads = _names(files.published, *((_VLLM_BLOCK, _VLLM_OUT) if vllm else (_BLOCK, _OUT)))
     _check_names(files, vllm)
-    about = [_counted(files, heads)]
+    about = [counted(files, heads, "medusa_num_heads", "num_heads")]
     rows = row_index = None
     if vllm and files.config.get("original_lm_head"):
         stem = next((stem for stem in _SHARED if f"{stem}.weight" in files.published), "")
@@ -124,13 +124,6 @@ def _names(published: Iterable[str], block: re.Pattern[str], out: re.Pattern[str
         elif match := out.fullmatch(name):
             heads[int(match["head"])].out = match["stem"]
     return [heads[at] for at in range(max(heads) + 1)]
-
-
-def _counted(files: DraftFiles, heads: list[HeadNames]) -> str:
-    stated = files.config.get("medusa_num_heads", files.config.get("num_heads"))
-    blocks = max(len(head.blocks) for head in heads)
-    counted = f"{len(heads)} heads of {blocks} block{'s' if blocks > 1 else ''}"
-    return counted if stated in (None, len(heads)) else f"{counted}; the config says {stated} heads"
 
 
 MEDUSA = register(

@@ -5,6 +5,7 @@ g = x + silu(W x + b), some times;  logits = U g (+ c)
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -31,6 +32,24 @@ class HeadNames:
     blocks: dict[int, str] = field(default_factory=dict)  # the stem of each block, by its index in the file
     out: str = ""  # the stem of the last linear
     entry: str = ""  # the stem of a linear parallel to the first block, for inputs wider than E
+
+
+def counted(files: DraftFiles, heads: Sequence[HeadNames], *keys: str) -> str:
+    """How many heads and blocks a file has, and the number in the first of these config keys where it differs.
+
+    Warns where the config states more heads than there are.
+    """
+    blocks = max(len(head.blocks) for head in heads)
+    found = f"{len(heads)} heads of {blocks} block{'s' if blocks > 1 else ''}"
+    stated = next((files.config[key] for key in keys if key in files.config), None)
+    if stated in (None, len(heads)):
+        return found
+    if type(stated) is int and stated > len(heads):
+        warnings.warn(
+            f"{files.name} has {found}, and the config says {stated} heads: a file may be missing",
+            stacklevel=2,
+        )
+    return f"{found}; the config says {stated} heads"
 
 
 class Block(nn.Module):

@@ -37,6 +37,7 @@ _KEYS = QWEN3_KEYS.without("is_causal", "attention_bias").also(
     use_rmsnorm=(True,),
     norm_head=(False, None),
     using_split_qkv_in_self_attention=(False, None),
+    use_sliding_window=(False, None),
 )
 # Of the authors' class, where they are not Qwen3's.
 _DEFAULTS = {

@@ -61,11 +61,19 @@ _UNUSED = (r"lm_head\.weight", r"gen_pos_embed", r"before_lm_head\..*")
 
 def _decoder(config: Config) -> Any:
     own = {**config, "attention_bias": False, "tie_word_embeddings": True}
-    out = config.get("o_attention_bias")
-    return replace(
-        shape(own, "llama", qkv_bias=bool(config.get("attention_bias", True))),
-        out_bias=bool(config.get("attention_bias", False) if out is None else out),
-    )
+    biased, out = bool(config.get("attention_bias")), config.get("o_attention_bias")
+    return replace(shape(own, "llama", qkv_bias=biased), out_bias=biased if out is None else bool(out))
+
+
+def _with_biases(config: Config, published: Mapping[str, Published]) -> Config:
+    """The config; where it leaves out which projections of attention have biases, the tensors say so."""
+    if config.get("attention_bias") is not None:
+        return config
+    found = {
+        key: any(name.endswith(f"layers.0.self_attn.{part}_proj.bias") for name in published)
+        for key, part in (("attention_bias", "q"), ("o_attention_bias", "o"))
+    }
+    return {**config, **{key: value for key, value in found.items() if config.get(key) is None}}
 
 
 SPEC = FamilySpec(
@@ -188,7 +196,7 @@ def load_nextstep(
     choice: str,
 ) -> ContinuousModel:
     """Builds the model. Raises ModelError for missing, surplus or misshapen tensors, and without a tokenizer."""
-    settings = _settings(source.folder)
+    config, settings = _with_biases(config, published), _settings(source.folder)
     vae = _vae(source.folder, config, decoder, device)  # a missing one is reported before weights are read
     normalise = settings.get("use_norm", False)
     own = {name: settings[name] for name in (*DEFAULTS,) if name in settings}

@@ -16,7 +16,7 @@ SDAR = register(
         names=NAMES,
         attention="block-causal",
         shift=0,
-        keys=both_ways(QWEN3_KEYS),
+        keys=both_ways(QWEN3_KEYS).also(use_sliding_window=(False, None)),
         mask=(151669, "<|MASK|>"),
         turn_ends={151645: "<|im_end|>"},
         block=4,

@@ -18,7 +18,7 @@ SDAR_MOE = register(
         layouts=LAYOUTS,
         attention="block-causal",
         shift=0,
-        keys=both_ways(QWEN3_MOE_KEYS),
+        keys=both_ways(QWEN3_MOE_KEYS).also(use_sliding_window=(False, None)),
         mask=(151669, "<|MASK|>"),
         turn_ends={151645: "<|im_end|>"},
         block=4,

@@ -117,13 +117,23 @@ class CaptionedImaging:
 
 
 def generation_defaults(folder: Path) -> dict[str, Any]:
-    """The sampling arguments that a folder's generation_config.json states, by pardec's names.
+    """The sampling arguments that a folder's generation_config.json states, by pardec's names."""
+    return sampling_arguments(read_json(folder / "generation_config.json"))
 
-    A `guidance_scale` of 0 or 1 is no guidance.
+
+def sampling_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling arguments among transformers' settings, by pardec's names.
+
+    `do_sample: false` is temperature 0, and a `guidance_scale` of 0 or 1 is no guidance. Raises ModelError for a
+    `do_sample` that is neither true nor false.
     """
-    settings = read_json(folder / "generation_config.json")
-    names = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "guidance_scale": "cfg"}
+    names = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+    names |= {"guidance_scale": "cfg"}
     own = {ours: settings[theirs] for theirs, ours in names.items() if settings.get(theirs) is not None}
+    if not isinstance(sample := settings.get("do_sample"), bool | None):
+        raise ModelError(f"generation_config.json: do_sample is {sample!r}", "it must be true or false")
+    if sample is False:
+        own |= {"temperature": 0.0, "top_k": None, "top_p": None, "min_p": None}
     return own | ({"cfg": None} if own.get("cfg") in (0, 1) else {})
 
 

@@ -26,6 +26,7 @@ from ..files.tokenizers import require_vocabulary
 from ..hf.causal_lm import Parts
 from ..hf.hf_logging import silence
 from ..loading.decoding_config import first
+from .captioned import sampling_arguments
 from .conditioned import Prefix
 from .contracts import CodeImaging, Condition, ImageLayout, OneSize
 from .pixel_range import pixel_range
@@ -66,12 +67,7 @@ class JanusImaging(OneSize):
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        settings = self.model.generation_config
-        own = {name: getattr(settings, name, None) for name in ("temperature", "top_k", "top_p")}
-        known = {name: value for name, value in own.items() if value is not None}
-        stated = getattr(settings, "guidance_scale", None)
-        guidance = _GUIDANCE if stated is None else None if stated in (0, 1) else stated  # transformers' 0 is none
-        return {"temperature": 1.0, "cfg": guidance, **known}
+        return {"temperature": 1.0, "cfg": _GUIDANCE, **sampling_arguments(vars(self.model.generation_config))}
 
     @property
     def codebook(self) -> Tensor:

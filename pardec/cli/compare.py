@@ -113,7 +113,11 @@ def compare(
             say(f"wrote {table.plot(figure)}", quiet=quiet)
         if problems.out is not None:
             say(f"wrote {problems.out / 'report.html'}, and the table as .csv, .md and .json", quiet=quiet)
-    if all(row["failed"] == row["problems"] * row["seeds"] for row in table.rows):
+    if failed := sum(row["failed"] for row in table.rows):
+        again = (
+            "--resume --retry-failed decodes them again" if problems.out else "with --out RUN they can be tried again"
+        )
+        say(f"{failed} {'row' if failed == 1 else 'rows'} failed: {again}", quiet=not leads)
         raise typer.Exit(1)
 
 

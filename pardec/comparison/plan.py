@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pardec.models.errors import SpecError
 from pardec.models.files.catalog import embedded_names
 from pardec.models.files.sources import digest_of, locate, read_json
+from pardec.models.images.captioned import sampling_arguments
 from pardec.models.loading.kinds import Kind, kind
 from pardec.models.loading.recognition import read_description
 from pardec.samplers.cards import Family
@@ -198,7 +199,8 @@ def _describe(model: Model | str, loading: Loading) -> tuple[Kind, Mapping[str, 
     weights_only = source.file is not None and info.family == "ar"  # a bare weights file has no sampling defaults
     if info.draws is None or weights_only:
         return info, {}
-    return info, _sampling_defaults(read_json(source.folder / "generation_config.json"))
+    stated = read_json(source.folder / "generation_config.json")
+    return info, _sampling_defaults({**stated, **sampling_arguments(stated)})
 
 
 def loadable(loading: Loading) -> None:

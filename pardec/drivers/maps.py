@@ -66,7 +66,8 @@ class MapDriver(ImageDriver):
     def prepare(self, prompt: Any, arguments: Mapping[str, Any]) -> MapCall:
         settings = Settings.of(arguments, self.defaults)
         imaging = self.imaging(settings)
-        sampler = registry.resolve(settings.sampler or imaging.defaults.get("sampler"), "scales")
+        spec = imaging.defaults.get("sampler") if settings.sampler is None else settings.sampler
+        sampler = registry.resolve(spec, "scales")
         model = self.network.of_size(size := size_of(settings))
         classes, conditions = self.conditions(prompt, settings)
         if settings.top_k is not None and settings.top_k > model.quantizer.vocab:

@@ -68,7 +68,8 @@ class VectorDriver(ImageDriver):
 
     def prepare(self, prompt: Any, arguments: Mapping[str, Any]) -> VectorCall:
         model, settings = self.network, Settings.of(arguments, self.defaults)
-        sampler = registry.resolve(settings.sampler or model.imaging.defaults.get("sampler"), "continuous")
+        spec = model.imaging.defaults.get("sampler") if settings.sampler is None else settings.sampler
+        sampler = registry.resolve(spec, "continuous")
         imaging = self.imaging(settings)
         sampler.method.check_model(model)
         model.head.respaced(sampler.method.head_steps or model.head.steps)

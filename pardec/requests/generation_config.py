@@ -64,6 +64,10 @@ IMAGES_REFUSED: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "no_repeat_ngram_size": (0,),
 }
+# Filters refused for the codes of images where they are sampled, unless they are one of these values (or null).
+IMAGE_FILTERS: Mapping[str, tuple[Any, ...]] = {
+    "typical_p": (1,), "top_h": (), "epsilon_cutoff": (0,), "eta_cutoff": (0,)
+}  # fmt: skip
 # Left to the call, or without an effect on which tokens are decoded.
 LEFT: tuple[str, ...] = (
     *("do_sample", "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"),
@@ -192,6 +196,8 @@ def rules_of(model: LanguageModel) -> Rules | None:
         return None
     if "rules" not in model.prepared:
         _refuse(model, REFUSED if model.imaging is None else IMAGES_REFUSED)
+        if model.imaging is not None and model.generation.get("do_sample") is not False:
+            _refuse(model, IMAGE_FILTERS)
         model.prepared["rules"] = _read(model) if model.imaging is None else None
     rules: Rules | None = model.prepared["rules"]
     return rules

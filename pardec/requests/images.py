@@ -113,7 +113,7 @@ def with_defaults(imaging: Imaging, arguments: Mapping[str, Any]) -> dict[str, A
     Where it has none either, the temperature is 1 and there is no guidance. A preset's arguments come before defaults.
     """
     defaults: dict[str, Any] = {"temperature": 1.0}
-    names = ("sampler", *SHAPING)
+    names = ("sampler", *SHAPING, "min_p")
     defaults |= {name: imaging.defaults[name] for name in names if imaging.defaults.get(name) is not None}
     if not defaults.get("top_k"):  # 0 stands for all tokens
         defaults.pop("top_k", None)

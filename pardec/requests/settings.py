@@ -112,7 +112,7 @@ def _check_size(name: str, value: Any, example: str) -> None:
 
 
 def _check_align(name: str, value: Any, example: str) -> None:
-    if value not in ("prompt", "absolute"):
+    if not isinstance(value, str) or value not in ("prompt", "absolute"):
         raise SpecError(f'block_align must be "prompt" or "absolute", got {value!r}', hint=example)
 
 

@@ -183,7 +183,7 @@ def check_tools(name: str, value: Any, example: str) -> None:
 
 def check_choice(name: str, value: Any, example: str) -> None:
     """Raises SpecError for a `tool_choice` of another form than OpenAI's."""
-    if value in ("auto", "none", "required"):
+    if isinstance(value, str) and value in ("auto", "none", "required"):
         return
     inner = value.get("function") if isinstance(value, Mapping) and value.get("type") == "function" else None
     if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, StrictBool, StrictInt, StrictStr
+from pydantic import BaseModel, Field, PrivateAttr, StrictBool, StrictInt, StrictStr
 
 from ..requests.argument import Takes
 from ..requests.tools import MOST_TOOLS
@@ -79,6 +79,12 @@ class TextOptions(BaseModel, extra="forbid"):
     verbosity: Literal["medium"] | None = None
 
 
+class ResponseChat(ChatBody):
+    """A request as a chat completion, with the fields that the answer repeats."""
+
+    _repeated: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+
 class ResponseBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
     """`POST /v1/responses`; nothing is stored, so that a conversation is sent whole each time."""
 
@@ -92,16 +98,18 @@ class ResponseBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
     tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: StrictStr | FunctionChoice | None = None
     parallel_tool_calls: StrictBool | None = None
+    metadata: Annotated[dict[StrictStr, StrictStr], Field(max_length=16)] | None = None  # repeated, without an effect
 
-    def as_text(self) -> ChatBody:
+    def as_text(self) -> ResponseChat:
         messages: list[dict[str, Any]] = []
         if self.instructions is not None:
             messages.append({"role": "system", "content": self.instructions})
         for item in [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input:
             _add(messages, item)
-        own = {"input", "instructions", "max_output_tokens", "text", "store", "tools", "tool_choice"}
+        own = {"input", "instructions", "max_output_tokens", "text", "store", "tools", "tool_choice", "metadata"}
         shared = {name: value for name, value in self.model_dump(exclude_none=True).items() if name not in own}
         form = None if self.text is None else self.text.format
+        text = {"format": form or {"type": "text"}}
         if form is not None and form.get("type") == "json_schema":
             inner = {name: value for name, value in form.items() if name != "type"}
             form = {"type": "json_schema", "json_schema": inner}
@@ -112,7 +120,9 @@ class ResponseBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
             document["tool_choice"] = {"type": "function", "function": {"name": self.tool_choice.name}}
         elif self.tool_choice is not None:
             document["tool_choice"] = self.tool_choice
-        return ChatBody.model_validate({**document, "max_completion_tokens": self.max_output_tokens})
+        chat = ResponseChat.model_validate({**document, "max_completion_tokens": self.max_output_tokens})
+        chat._repeated = {"instructions": self.instructions, "text": text, "metadata": self.metadata or {}}
+        return chat
 
 
 def _add(messages: list[dict[str, Any]], item: InputMessage | CallItem | CallOutput) -> None:
@@ -227,7 +237,6 @@ class ResponseAnswer(DeltaAnswer):
             "status": status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
-            "instructions": None,
             "max_output_tokens": body.max_completion_tokens,
             "model": self.name,
             "output": output,
@@ -236,12 +245,11 @@ class ResponseAnswer(DeltaAnswer):
             "store": False,
             "temperature": getattr(body, "temperature", None),
             "top_p": getattr(body, "top_p", None),
-            "text": {"format": {"type": "text"}},
             "tool_choice": _flat(body.tool_choice or "auto") if body.tools else "none",
             "tools": [_flat(tool) for tool in body.tools or ()],
             "truncation": "disabled",
             "usage": usage,
-            "metadata": {},
+            **body._repeated,
         }
 
 

@@ -81,6 +81,13 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 UNKNOWN = "unknown_parameter"  # the code of errors about fields that an endpoint does not have
 _INSTEAD = dict.fromkeys(("previous_response_id", "conversation"), "nothing is stored, send the whole conversation")
+_SCHEMA = "response_format takes a JSON schema"
+# Fields of other servers, and what serves in their place.
+_ELSEWHERE = {
+    **dict.fromkeys(("guided_json", "structured_outputs", "json_schema", "guided_grammar"), _SCHEMA),
+    "guided_regex": f"{_SCHEMA}, whose strings may have a pattern",
+    "guided_choice": f"{_SCHEMA}, which may be an enum, and /v1/choose gives the probabilities of labels",
+}
 
 
 class Body(BaseModel, extra="forbid"):
@@ -104,7 +111,8 @@ class Body(BaseModel, extra="forbid"):
             if name in NEUTRAL and name not in cls.model_fields:
                 raise _unsupported(name, f"{name} is not supported: {_INSTEAD.get(name, 'leave it out')}")
             if name not in cls.model_fields:
-                known = f"there is no field {name!r}{did_you_mean(name, cls.model_fields)}"
+                near = f": {hint}" if (hint := _ELSEWHERE.get(name)) else did_you_mean(name, cls.model_fields)
+                known = f"there is no field {name!r}{near}"
                 raise _unsupported(name, known, code=UNKNOWN)
         return own
 

@@ -223,6 +223,40 @@ def test_guidance_of_the_generation_config(scale: float, cfg: float | None, tmp_
     assert generation_defaults(tmp_path) == {"cfg": cfg}
 
 
+@pytest.mark.parametrize(
+    ("stated", "drawn"),
+    [
+        ({"do_sample": False, "temperature": 0.7}, {"temperature": 0.0, "cfg": 3.0}),
+        ({"do_sample": True, "min_p": 0.05}, {"temperature": 0.7, "top_p": 0.9, "min_p": 0.05, "cfg": 3.0}),
+    ],
+)
+def test_sampling_keys_of_the_generation_config(stated: dict[str, Any], drawn: dict[str, Any], tmp_path: Path) -> None:
+    from pardec.requests.images import with_defaults
+
+    write(tmp_path / "a")
+    file = tmp_path / "a" / "generation_config.json"
+    file.write_text(json.dumps(stated))
+    imaging = pardec.load(tmp_path / "a").language_model.imaging
+    assert imaging is not None
+    assert with_defaults(imaging, {}) == drawn
+    file.write_text(json.dumps({"do_sample": "no"}))
+    with pytest.raises(ModelError, match="do_sample is 'no'"):
+        generation_defaults(tmp_path / "a")
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_comparison_has_the_settings_of_the_generation_config(by_name: bool, tmp_path: Path) -> None:
+    from pardec.comparison import preview
+
+    write(tmp_path / "a")
+    stated = {"do_sample": False, "temperature": 0.6, "top_k": 5, "top_p": 0.5, "guidance_scale": 2.5}
+    (tmp_path / "a" / "generation_config.json").write_text(json.dumps(stated))
+    model = str(tmp_path / "a") if by_name else pardec.load(tmp_path / "a")
+    [entry] = preview(model, "captions", ["sequential"], limit=1, references=False)["samplers"]
+    arguments = {key: value for key, value in entry["arguments"].items() if value is not None}
+    assert arguments == {"temperature": 0.0, "cfg": 2.5, "block_align": "prompt"}
+
+
 def test_image_tokenizers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "a")
     write_vqgan(tmp_path / "vqgan_other.ckpt", **{"quantize.embedding.weight": torch.zeros(CODES + 1, 4)})

@@ -13,7 +13,7 @@ import pardec
 from pardec.images import pngs
 from pardec.models.errors import ArgumentError, ModelError, SpecError
 from pardec.models.images.emu3 import NEGATIVE, SUFFIX, Emu3Imaging
-from pardec.requests.generation_config import IMAGES_REFUSED
+from pardec.requests.generation_config import IMAGE_FILTERS, IMAGES_REFUSED
 from tests.models.emu3_files import CODES, write_library
 from tests.pardec.joint_image_law import check_joint_law
 
@@ -275,7 +275,7 @@ def test_the_server_chooses_the_size(both: Both) -> None:
     assert (asked.rows[0].request.size, asked.scale) == ((16, 24), 1)
 
 
-@pytest.mark.parametrize("key", IMAGES_REFUSED)
+@pytest.mark.parametrize("key", [*IMAGES_REFUSED, *IMAGE_FILTERS])
 def test_rules_for_tokens_are_refused_by_name(key: str, both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers' generate, by which the loop of these tests draws, would apply them to the codes."""
     network = both.model.language_model
@@ -284,3 +284,10 @@ def test_rules_for_tokens_are_refused_by_name(key: str, both: Both, monkeypatch:
     monkeypatch.setattr(network, "generation", {**network.generation, key: values.get(key, 2)})
     with pytest.raises(ModelError, match=f"sets {key} to"):
         both.model.generate(CAPTIONS[0], size=(16, 16))
+
+
+def test_filters_without_sampling_are_no_rules(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = both.model.language_model
+    monkeypatch.setattr(network, "prepared", {})
+    monkeypatch.setattr(network, "generation", {**network.generation, "do_sample": False, "typical_p": 0.9})
+    assert both.model.generate(CAPTIONS[0], size=(16, 16)).tokens

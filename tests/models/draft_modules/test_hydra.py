@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,15 @@ def folder(path: Path, tensors: dict[str, Tensor], file: str = "hydra_lm_head.pt
 
 def module_of(path: Path, tensors: dict[str, Tensor], model: LanguageModel | None = None, **config: Any) -> Any:
     return load_draft_module(folder(path, tensors, **config), model or target(), kind="hydra")
+
+
+def test_fewer_heads_than_the_config_says_are_a_warning(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="has 3 heads of 1 block, and the config says 4 heads"):
+        module = module_of(tmp_path / "few", hydra(blocks=1), hydra_num_heads=4)
+    assert (module.depth, module.about[0]) == (3, "3 heads of 1 block; the config says 4 heads")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert module_of(tmp_path / "all", hydra(blocks=1), hydra_num_heads=3).about[0] == "3 heads of 1 block"
 
 
 @pytest.mark.parametrize("blocks", [1, 3])

@@ -83,6 +83,8 @@ def test_heads_are_counted_in_the_file(tmp_path: Path) -> None:
     module = load_draft_module(folder(tmp_path, medusa(heads=5), medusa_num_heads=2), target())
     assert module.depth == 5
     assert module.about == ("5 heads of 1 block; the config says 2 heads",)
+    with pytest.warns(UserWarning, match="has 3 heads of 1 block, and the config says 5 heads"):
+        load_draft_module(folder(tmp_path / "few", medusa(heads=3), medusa_num_heads=5), target())
 
 
 @pytest.mark.parametrize("rows", [VOCAB + 1, VOCAB - 2])

@@ -393,6 +393,15 @@ def test_windows_beside_masks_after_causal_text_are_refused_by_name(family):
         FAMILIES[family].decoder({**slides, "use_sliding_window": True})
 
 
+@pytest.mark.parametrize("family", ["sdar", "sdar_moe", "llada2"])
+def test_windows_that_the_authors_attention_ignores_are_refused_by_name(family):
+    """Their classes have these keys from Qwen3, and attend to the whole text."""
+    keys = FAMILIES[family].keys
+    keys.read({**SMALL, "use_sliding_window": False, "sliding_window": 4, "max_window_layers": 0})
+    with pytest.raises(Unsupported, match="use_sliding_window=True"):
+        keys.read({**SMALL, "use_sliding_window": True, "sliding_window": 4})
+
+
 def test_nemotron_of_another_paradigm_is_refused_by_name():
     with pytest.raises(Unsupported, match="dlm_paradigm='autoregressive'"):
         FAMILIES["nemotron"].decoder({**SMALL, "dlm_paradigm": "autoregressive"})

@@ -75,6 +75,18 @@ def test_output_biases_are_read_where_the_config_has_them(tmp_path: Path) -> Non
     assert torch.equal(named["layers.1.out_bias"], biases["layers.1.self_attn.o_proj.bias"])
 
 
+@pytest.mark.parametrize("biased", ["", "qkv", "qkvo"])
+def test_biases_that_the_config_leaves_out_are_those_of_the_tensors(biased: str, tmp_path: Path) -> None:
+    folder = files.write(tmp_path / "model", config={"attention_bias": None, "o_attention_bias": None})
+    own = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({key: own[key] for key in own if "attention_bias" not in key}))
+    dropped = [f"layers.{layer}.self_attn.{part}_proj.bias" for layer in range(2) for part in "qkv" if not biased]
+    added = {f"layers.{layer}.self_attn.o_proj.bias": torch.randn(32) for layer in range(2) if "o" in biased}
+    files.change(folder, lambda own: [own.update(added), *map(own.pop, dropped)])
+    named = dict(load_continuous(folder).backbone.decoder.named_parameters())  # type: ignore[attr-defined]
+    assert ("layers.0.qkv_bias" in named, "layers.0.out_bias" in named) == (bool(biased), "o" in biased)
+
+
 def _drop(name: str) -> Any:
     return lambda own: own.pop(name, None)
 

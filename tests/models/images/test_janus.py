@@ -307,6 +307,24 @@ def test_guidance_is_the_checkpoints(
     assert JanusImaging(library, processor(), "mine").defaults["cfg"] == cfg
 
 
+def test_a_checkpoint_that_does_not_sample_draws_the_likeliest_codes(
+    library: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pardec.requests.images import with_defaults
+
+    monkeypatch.setattr(library.generation_config, "do_sample", False)
+    assert with_defaults(JanusImaging(library, processor(), "mine"), {}) == {"temperature": 0.0, "cfg": 5.0}
+
+
+@pytest.mark.parametrize("key", ["typical_p", "eta_cutoff", "repetition_penalty"])
+def test_other_sampling_keys_of_a_checkpoint_are_refused(key: str, folder: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    stated = json.loads((copy / "generation_config.json").read_text())
+    (copy / "generation_config.json").write_text(json.dumps({**stated, key: 0.5}))
+    with pytest.raises(ModelError, match=f"copy sets {key} to 0.5"):
+        pardec.load(copy, device="cpu").generate("it")
+
+
 def test_pixels_are_in_the_range_of_the_processor(library: Any) -> None:
     codes, made = torch.arange(9).view(1, 3, 3), processor()
     made.image_processor.image_mean, made.image_processor.image_std = [0.4, 0.5, 0.6], [0.2, 0.3, 0.5]

@@ -62,6 +62,14 @@ def test_a_run_in_which_everything_failed_exits_1(cli: Cli, folder: Path) -> Non
     assert "3 rows failed" in out
 
 
+def test_a_run_in_which_one_sampler_failed_exits_1(cli: Cli, folder: Path, tmp_path: Path) -> None:
+    command = ("compare", folder, "--task", "lists", "-s", "threshold", "-s", "threshold@block", *SHORT)
+    code, out, err = cli(*command, "--quiet", "--out", tmp_path / "run")
+    assert (code, err) == (1, "3 rows failed: --resume --retry-failed decodes them again\n")
+    assert "threshold@block: 3 rows failed" in out
+    assert "with --out RUN" in cli(*command)[2]
+
+
 def test_an_interrupt_says_how_to_go_on(
     cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from fastapi.testclient import TestClient
 
 import pardec
@@ -54,6 +56,20 @@ def test_numbers_of_other_types_and_out_of_range_are_refused(name: str) -> None:
             each.verify(value)
         assert error.value.hint == each.example != ""
     assert each.example.split("=")[0] == name
+
+
+@pytest.mark.parametrize("value", [np.array(["auto", "none"]), torch.zeros(2), object()])
+@pytest.mark.parametrize("name", ["tool_choice", "block_align"])
+def test_arrays_and_objects_are_no_words(name: str, value: Any) -> None:
+    with pytest.raises(pardec.SpecError, match=name):
+        ARGUMENTS[name].verify(value)
+
+
+@pytest.mark.parametrize("value", [np.array(["mar", "mar"]), torch.zeros(2), object(), "", 0])
+@pytest.mark.parametrize("model", ["tiny-mar", "tiny-var"])
+def test_a_sampler_of_images_is_a_spec(model: str, value: Any) -> None:
+    with pytest.raises(pardec.SpecError):
+        pardec.load(model).generate(label=1, sampler=value)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)

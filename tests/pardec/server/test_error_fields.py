@@ -82,6 +82,10 @@ def test_error_of_lengths_that_differ(client: TestClient) -> None:
         ("chat/completions", {"functions": [{"name": "a"}]}, "functions", "functions is not supported: leave it out"),
         ("chat/completions", {"skip_special_tokens": False}, "skip_special_tokens", "is not supported: leave it out"),
         ("responses", {"previous_response_id": "a"}, "previous_response_id", "nothing is stored, send the whole"),
+        ("chat/completions", {"guided_json": {}}, "guided_json", "'guided_json': response_format takes a JSON schema"),
+        ("completions", {"guided_regex": "a+"}, "guided_regex", "whose strings may have a pattern"),
+        ("completions", {"guided_choice": ["a"]}, "guided_choice", "may be an enum, and /v1/choose gives"),
+        ("responses", {"structured_outputs": {"json": {}}}, "structured_outputs", "': text.format takes a JSON schema"),
         ("completions", {"suffix": "a"}, "suffix", "suffix is not supported: leave it out"),
     ],
 )

@@ -91,6 +91,25 @@ def test_responses_are_chat_completions_in_another_form(llama: Running) -> None:
     assert short.incomplete_details.reason == "max_output_tokens"
 
 
+def test_a_response_repeats_what_was_sent(llama: Running) -> None:
+    client = llama.openai("secret").responses
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+    sent: Any = {
+        "instructions": "Be short.",
+        "metadata": {"run": "7"},
+        "text": {"format": {"type": "json_schema", "name": "one", "schema": schema}},
+    }
+    answer = client.create(model="tiny-llama", input=QUESTION, max_output_tokens=40, **sent)
+    assert json.loads(answer.output_text) == {"a": 1}
+    stream = client.create(model="tiny-llama", input=QUESTION, max_output_tokens=40, stream=True, **sent)
+    events = list(stream)
+    for response in (answer, events[0].response, events[-1].response):
+        shown = response.to_dict()
+        assert {name: shown[name] for name in sent} == sent
+    plain = client.create(model="tiny-llama", input=QUESTION, max_output_tokens=2).to_dict()
+    assert (plain["instructions"], plain["metadata"], plain["text"]) == (None, {}, {"format": {"type": "text"}})
+
+
 def test_a_stream_of_a_response_has_the_whole_text(llama: Running) -> None:
     events = list(
         llama.openai("secret").responses.create(model="tiny-llama", input=QUESTION, max_output_tokens=20, stream=True)
