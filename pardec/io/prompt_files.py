@@ -13,6 +13,7 @@ from pardec.models.errors import SpecError, did_you_mean
 from pardec.models.files.json_text import parse
 
 from ..requests.settings import ARGUMENTS, Settings
+from .text_files import numbered_lines, read_utf8
 
 FORMAT = (
     'each line is {"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}, with an "id" if you like'
@@ -56,13 +57,7 @@ def read_file(file: Path, takes: Collection[str] = ANSWERS) -> list[Item]:
         raise SpecError(
             f"prompts are not read from {file.suffix} files, got {file}", hint="name a .jsonl, .csv or .txt file"
         )
-    try:
-        content = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise SpecError(
-            f"cannot read prompts from {file}: {reason}", hint="name a .jsonl, .csv or .txt file"
-        ) from error
+    content = read_utf8(file, "prompts", hint="name a .jsonl, .csv or .txt file", encoding="utf-8-sig")
     if file.suffix.lower() in _TABLES:
         return _read_table(content, str(file), _TABLES[file.suffix.lower()], takes)
     return read_text(content, str(file), json_lines=file.suffix in (".jsonl", ".json"), takes=takes)
@@ -70,8 +65,7 @@ def read_file(file: Path, takes: Collection[str] = ANSWERS) -> list[Item]:
 
 def read_text(content: str, where: str, *, json_lines: bool, takes: Collection[str] = ANSWERS) -> list[Item]:
     """The prompts of `content`, named `where` in errors; empty lines are skipped."""
-    # Not splitlines: JSON texts may contain other line separators, such as U+2028.
-    lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
+    lines = numbered_lines(content)
     if not lines:
         raise SpecError(f"{where} has no prompt", hint="write one prompt per line")
     if not json_lines:

@@ -14,6 +14,7 @@ from pardec.models.errors import SpecError
 from pardec.models.files.json_text import parse
 from pardec.models.model import LanguageModel
 
+from ..io.text_files import numbered_lines, read_utf8
 from ..requests.prompts import encode
 from .states import Row
 
@@ -36,19 +37,13 @@ def served(target: LanguageModel, paths: Sequence[Path]) -> dict[str, list[Row]]
 
 
 def _read(target: LanguageModel, path: Path) -> list[Row]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise SpecError(f"cannot read rows from {path}: {reason}", hint="name a .jsonl file") from error
-    rows = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    text = read_utf8(path, "rows", hint="name a .jsonl file")
+    rows, last = [], text.count("\n") + 1
+    for number, line in numbered_lines(text):
         try:
             value = parse(line)
         except ValueError as error:
-            if number == len(lines):
+            if number == last:
                 continue
             raise SpecError(f"{path}, line {number} is not JSON: {error}", hint=f"a line is {_FORMAT}") from error
         rows.append(_row(target, value, f"{path}, line {number}"))

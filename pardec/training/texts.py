@@ -19,6 +19,8 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 from pardec.tasks import Generator, task
 
+from ..io.text_files import numbered_lines, read_utf8
+
 # How user messages begin, with shares; the target writes the rest, or all of it where the beginning is empty.
 OPENINGS = (
     ("", 0.32),
@@ -124,16 +126,8 @@ def _check_settings(how: Writing) -> None:
 
 def _read_prompts(file: Path) -> list[str]:
     """The prompts of a file with one JSON object per line."""
-    try:
-        # Not splitlines: texts may contain other line separators, such as U+2028.
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise SpecError(f"cannot read prompts from {file}: {reason}", hint=_PROMPT) from error
     texts = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(read_utf8(file, "prompts", hint=_PROMPT)):
         try:
             texts.append(json.loads(line)["prompt"])
         except (ValueError, LookupError, TypeError):

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pardec.io.text_files import numbered_lines, read_utf8
 from pardec.models.errors import SpecError
 from pardec.models.files.sources import read_json
 from pardec.tasks import task
@@ -102,16 +103,10 @@ class Adaptation(Resumable):
 
         Raises SpecError for a line that is no such row, or whose prompt leaves no room for an answer.
         """
-        try:
-            lines = file.read_text(encoding="utf-8").split("\n")  # not splitlines: texts may contain U+2028
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise SpecError(f"cannot read rows from {file}: {reason}", hint=ROW) from error
-        if not any(line.strip() for line in lines):
+        lines = numbered_lines(read_utf8(file, "rows", hint=ROW))
+        if not lines:
             raise SpecError(f"{file} has no row", hint=ROW)
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
+        for number, line in lines:
             try:
                 row = json.loads(line)
                 prompt, text = row["prompt"], row["text"]
