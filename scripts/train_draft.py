@@ -21,6 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
+from text_training.options import refuse_options_of_others  # noqa: E402
 from until_done import until_done  # noqa: E402
 
 import pardec  # noqa: E402
@@ -188,11 +189,7 @@ def main(argv: list[str] | None = None) -> None:
         options.error("give one of --minutes and --steps")
     if sum(map(bool, (given.rows, given.task, given.prompts))) > 1:
         options.error("give one of --rows, --task and --prompts")
-    for option, kinds in OF_KINDS.items():
-        value = getattr(given, option)
-        if value is not None and value is not False and given.kind not in kinds:
-            name = option.replace("_", "-")
-            options.error(f"--{name} is an option of {', '.join(kinds)}, and --kind is {given.kind}")
+    refuse_options_of_others(options, given, "kind", OF_KINDS)
     until_done(lambda: start(given))
 
 

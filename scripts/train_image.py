@@ -40,6 +40,7 @@ from image_training.tokenizer import TokenizerRun  # noqa: E402
 from image_training.var import VARRun, measured  # noqa: E402
 from text_training.export import write_pages  # noqa: E402
 from text_training.loop import read_card  # noqa: E402
+from text_training.options import refuse_options_of_others  # noqa: E402
 from until_done import until_done  # noqa: E402
 
 RUNS: dict[str, type[Training]] = {
@@ -102,9 +103,7 @@ def options(argv: list[str] | None = None) -> Options:
     given = parser.parse_args(argv)
     if not given.measure and (given.minutes is None) == (given.steps is None):
         parser.error("give one of --minutes and --steps")
-    for option, models in OF_MODELS.items():
-        if getattr(given, option) and given.model not in models:
-            parser.error(f"--{option} is an option of {', '.join(models)}, and --model is {given.model}")
+    refuse_options_of_others(parser, given, "model", OF_MODELS)
     given.out = given.out or ROOT / "models" / "embedded" / given.model
     given.state = given.state or ROOT / "runs" / given.model
     given.shape = sizes(given.shape)

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+
+def refuse_options_of_others(
+    parser: argparse.ArgumentParser, given: argparse.Namespace, chosen: str, owners: Mapping[str, Collection[str]]
+) -> None:
+    """Ends with an error for an option that the value of --`chosen` does not have; `owners`: the values that do."""
+    for option, values in owners.items():
+        value = getattr(given, option)
+        if value is not None and value is not False and getattr(given, chosen) not in values:
+            name = option.replace("_", "-")
+            parser.error(f"--{name} is an option of {', '.join(values)}, and --{chosen} is {getattr(given, chosen)}")
 
 
 def task_shares(text: str) -> dict[str, float]:
