@@ -177,7 +177,7 @@ def _cache(made: Outline, positions: int) -> dict[str, int]:
 
 
 def _operations(matrix: Matrix) -> float:
-    """Operations with `matrix` in a forward of `POSITIONS`; in a stack of experts, those of the chosen experts."""
+    """Operations with `matrix` in a forward of `POSITIONS`; of a stack of experts, only chosen experts count."""
     return 2 * POSITIONS * prod(matrix.shape) * (matrix.read if len(matrix.shape) == 3 else 1)
 
 

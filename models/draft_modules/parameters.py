@@ -49,7 +49,7 @@ def layer_names(parameter: str, stem: str) -> dict[str, str | tuple[str, ...]]:
 
 
 def check_followed(files: DraftFiles, config: Mapping[str, Any]) -> None:
-    """Raises ModelError for a value that engines follow and these layers do not: it changes what is drafted."""
+    """Raises ModelError for a config value that changes the drafts and that these layers do not support."""
     stated = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {}), **config}
     for key, plain in _PLAIN.items():
         if stated.get(key, plain) not in (None, plain):

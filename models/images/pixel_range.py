@@ -23,7 +23,7 @@ _PLAIN: Mapping[str, tuple[Any, ...]] = {
 def pixel_range(
     settings: Mapping[str, Any], where: str, absent: tuple[Sequence[float], Sequence[float]] = HALF
 ) -> tuple[Tensor, Tensor]:
-    """[3] each, of pixels in [0, 1]; `absent` are those of settings without them.
+    """The mean [3] and deviation [3] of pixels in [0, 1]; `absent` holds both for settings that lack them.
 
     Raises ModelError for a mean or deviation of another shape, and for settings that postprocess otherwise.
     """

@@ -140,7 +140,7 @@ def _values(result: Result, row: int, at: int, tokens: tuple[int | None, ...]) -
 
 
 def _from_whole_forward(model: LanguageModel, result: Result) -> list[float]:
-    """Per row, the largest difference of recorded log-probabilities from those of a forward over the whole text."""
+    """For each row, the largest difference between recorded log-probabilities and those of one whole forward."""
     found = []
     assert result.token_logprobs is not None, "they were requested"
     for row, start in enumerate(result.prompts):

@@ -44,7 +44,7 @@ def lockstep(model: Any, scheduler: Any, sampler: str | Spec | Policy | MaskedSa
 def select_sampler(
     scheduler: Any, sampler: str | Spec | Policy | MaskedSampler | None, arguments: dict[str, Any]
 ) -> MaskedSampler:
-    """The sampler of a call; `arguments` are those of LLaDA2Pipeline that control how a block is committed."""
+    """The sampler of a call; `arguments` are the arguments of LLaDA2Pipeline that control how a block is committed."""
     editing = arguments["editing_threshold"]
     if editing is not None and editing <= 0:
         editing = arguments["editing_threshold"] = None  # no editing, as in diffusers

@@ -54,7 +54,7 @@ class Map(Value):
 
 @dataclass(frozen=True)
 class Array(Value):
-    """An array of `least` to `most` items (None: no bound), first those of `prefix`, then `item` repeated."""
+    """An array of `least` to `most` items (None: no bound); it begins with `prefix`, and `item` repeats after it."""
 
     item: Value
     least: int
