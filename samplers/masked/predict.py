@@ -541,8 +541,10 @@ class Guidance(RowState):
         self.given = canvas.commit_step == PROMPT  # [B, L + 1]
 
     def prepare(self, plan: Plan, group: Group) -> Plan:
-        unconditional, given = plan.tokens.clone(), group.at_queries(self.given)
-        unconditional[:, : given.shape[1]].masked_fill_(given, self.mask_id)
+        given = group.at_queries(self.given)
+        copies = group.plan.positions[: len(given), given.shape[1] :]  # of canvas positions, after the canvas
+        given = torch.cat([given, group.of(self.given).gather(1, copies.clamp(min=0))], 1)
+        unconditional = plan.tokens.masked_fill(given, self.mask_id)
         return replace(plan, tokens=torch.cat([plan.tokens, unconditional]), want=torch.cat([plan.want, plan.want]))
 
     def mix(self, logits: Tensor) -> Tensor:

@@ -4,6 +4,8 @@ dParallel: Learnable Parallel Decoding for dLLMs, https://arxiv.org/abs/2509.264
 
     commit = {i : H_i <= tau}, or the best-scored position if there is none (by default the least entropy)
 
+H is the entropy of the model's own distribution in nats, whatever candidates are drawn from.
+
 With `floor`, where fewer are below tau, the best-scored ones that a schedule asks for, as a CPU engine of LLaDA has it
 ("entropy exit", https://github.com/iafiscal1212/diffuse-cpp; tau 1.5, 16 steps, no blocks): of n open positions
 max(1, round(n c_t)) at step t = 0, 1, ... of s,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
@@ -10,7 +11,7 @@ from tests.reference import naive_blocks as naive
 from tests.samplers.block_parity import agree
 from tests.samplers.parity import recorded
 from tests.samplers.spec_checks import defaults_are
-from tests.samplers.toys import fill, prompts, toy
+from tests.samplers.toys import fill, prompts, table, toy
 
 
 @pytest.mark.parametrize(("tau", "scope"), [(0.02, 0.25), (0.9, 0.25), (0.02, 0.1), (0.02, 0.5)])
@@ -26,6 +27,14 @@ def test_it_is_the_naive_rule_step_by_step(name: str, tau: float, scope: float) 
         return made
 
     agree(name, f"adablock:tau={tau},scope={scope},delimiters={'-'.join(map(str, ids))}", rule)
+
+
+def test_a_delimiter_of_just_tau_ends_the_block() -> None:
+    sure, even = [0.0, 1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0, 0.0]  # 0 is the delimiter
+    model = table(torch.tensor([sure, sure, even, sure, sure]))
+    for tau, when in ((0.5, [0, 0, 1, 1]), (0.51, [0, 0, 0, 0])):
+        spec = f"adablock:tau={tau},delimiters=0,scope=1+threshold:tau=0.1"
+        assert fill(model, spec, [[1]], 4, block_length=4).trace.commit_step[0, 1:5].tolist() == when
 
 
 def test_it_needs_delimiters() -> None:

@@ -18,7 +18,7 @@ from pardec.samplers.masked.contracts import Proposal
 from pardec.samplers.masked.select.counterfactual import Counterfactual
 from tests.samplers.eight_tokens import proposal
 from tests.samplers.spec_checks import refused_specs
-from tests.samplers.toys import EOS, MASK, fill, prompts, same, toy
+from tests.samplers.toys import EOS, MASK, fill, prompts, request, run, same, toy
 
 
 def second_views(model: LanguageModel, tokens: list[int], drafts: dict[int, int], masks: list[int]) -> torch.Tensor:
@@ -128,6 +128,23 @@ def test_without_drafts_it_is_threshold(family: str, cache: str, options: dict[s
         for rule in ("threshold:tau=0.3", "counterfactual:tau=0.3,draft=1")
     )
     assert all(same(plain, row, own, row) for row in range(4))
+
+
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_without_drafts_the_second_prediction_is_the_first_under_guidance(family: str) -> None:
+    select = Counterfactual.select
+
+    def compared(rule: Counterfactual, proposal: Proposal, *more: Any) -> Any:
+        evidence, row = proposal.evidence, proposal.eligible
+        assert evidence.leave_one_out is not None
+        first, second = (each.logits.softmax(-1)[row] for each in (evidence.distribution, evidence.leave_one_out))
+        torch.testing.assert_close(first, second)
+        return select(rule, proposal, *more)
+
+    model, template = toy(family, sharp=1.2), [MASK, 5, MASK, MASK]
+    rows = [[*prompt, *template] for prompt in prompts((3, 6, 1))]
+    with patch.object(Counterfactual, "select", compared):
+        run(model, "counterfactual:draft=1", request(rows, (3, 6, 1), cfg=2.5))
 
 
 def test_rows_of_a_batch_have_their_own_drafts() -> None:

@@ -18,7 +18,7 @@ from tests.reference import naive_selects as naive
 from tests.samplers.eight_tokens import LAWS, MASK, steps_of
 from tests.samplers.parity import FAMILIES, agree
 from tests.samplers.spec_checks import commits_at, defaults_are
-from tests.samplers.toys import fill, prompts, request, same, toy
+from tests.samplers.toys import fill, prompts, request, same, table, toy
 
 # The laws stand still, so that from step `history` + 1 on every position with p > tau passes; before it, the best one.
 STEPS = {
@@ -32,6 +32,12 @@ STEPS = {
 
 
 test_eight_tokens_by_hand = commits_at(STEPS)
+
+
+def test_a_position_of_just_tau_is_not_confident() -> None:
+    even = table(torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0]).expand(5, 5))
+    for tau, gained in ((0.5, [1, 1, 1, 1]), (0.49, [1, 3])):
+        assert fill(even, f"klass:tau={tau},history=1", [[0]], 4, block_length=4).trace.gained[0] == gained
 
 
 def test_a_new_block_has_no_past() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
 from tests.samplers.revise_checks import as_the_select_alone, compare
 from tests.samplers.spec_checks import defaults_are, refused_specs
-from tests.samplers.toys import BLOCK
+from tests.samplers.toys import BLOCK, fill, table
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -20,6 +21,12 @@ def test_it_is_the_naive_rule(family: str, size: int) -> None:
         _, differs = compare("wino:draft=0.4,verify=0.8", naive.wino, family, size, seed, draft=0.4, verify=0.8)
         changed += differs
     assert changed, "nothing was ever revoked: the test shows nothing"
+
+
+def test_a_step_drafts_a_share_of_the_open_positions_within_bounds() -> None:
+    sure = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]).expand(41, 5)
+    done = fill(table(sure), "wino:draft=0.5,verify=0.1", [[0]], 40, block_length=40)
+    assert done.trace.gained[0] == [20, 14, 5, 1]  # of 40, 20, 6 and 1
 
 
 test_verifying_nothing_is_the_select_alone = as_the_select_alone(
