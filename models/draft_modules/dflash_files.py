@@ -21,7 +21,7 @@ from ..families.llama_like import shape
 from ..files.weights import Published, count_parts
 from ..model import LanguageModel
 from .contracts import DraftFiles
-from .parameters import check_followed, check_method, layer_names, one_rotation
+from .parameters import check_followed, check_head, check_method, layer_names, one_rotation
 
 TRANSITIONS = ("vanilla", "gated", "rnn")
 _QUERY = "layers.0.self_attn.q_proj.weight"
@@ -120,11 +120,8 @@ def check_target(files: DraftFiles, target: LanguageModel, layout: DFlashLayout)
     )
     if layout.mask >= rows:
         raise ModelError(f"mask_token_id {layout.mask} of {files.name} is outside its {rows} embeddings")
-    if "lm_head.weight" in lacks and not hasattr(target.decoder, "head"):
-        raise ModelError(
-            f"{files.name} drafts with the head of {target.name}, which runs in transformers and does not expose it",
-            "draft with another method, or use a target of a native family",
-        )
+    if "lm_head.weight" in lacks:
+        check_head(files.name, target)
     if (confidence := published.get("confidence_head.proj.weight")) is not None:
         expected = {width, width + layout.rank}
         if confidence.shape not in {(1, each) for each in expected}:

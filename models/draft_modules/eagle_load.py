@@ -11,7 +11,7 @@ from .contracts import DraftFiles, DraftKind, register
 from .eagle import EagleModule
 from .eagle_files import HARMLESS, EagleLayout, is_eagle, read_layout
 from .eagle_taps import find_taps
-from .parameters import fill, is_copy, left_out, target_rows
+from .parameters import check_head, fill, is_copy, left_out, target_rows
 from .vocabulary import find_vocabulary
 
 
@@ -97,11 +97,8 @@ def _check_target(files: DraftFiles, target: LanguageModel, form: EagleLayout) -
             f"{files.name} is for a vocabulary of {config.vocab} ids; {target.name} has {target.vocab_size}",
             "it was trained for another target",
         )
-    if (form.vocabulary is None or form.tied) and not hasattr(target.decoder, "unembed"):
-        raise ModelError(
-            f"{files.name} drafts with the head of {target.name}, which runs in transformers and does not expose it",
-            "draft with another method, or use a target of a native family",
-        )
+    if form.vocabulary is None or form.tied:
+        check_head(files.name, target)
 
 
 KIND = register(

@@ -38,7 +38,7 @@ from ..model import LanguageModel
 from ..plan import Hidden, Plan, TargetStates
 from .contracts import DraftFiles, DraftKind, DraftModule, register
 from .eagle_files import layer_shape
-from .parameters import fill, layer_names, left_out, parameter
+from .parameters import check_head, fill, layer_names, left_out, parameter
 
 _MIMO, _NEXTN = r"model\.mtp_layers\.(\d+)\.input_proj\.weight", r"model\.layers\.(\d+)\.eh_proj\.weight"
 _OTHERS = r"(?:model\.)?mtp[._].*"  # layouts that are recognised only to be refused
@@ -174,11 +174,7 @@ def load(files: DraftFiles, target: LanguageModel) -> MtpModule:
             f"{files.name} reads states of width {form.config.width}; those of {target.name} have {target.width}",
             "it was trained for another target",
         )
-    if not hasattr(target.decoder, "unembed"):
-        raise ModelError(
-            f"{files.name} drafts with the head of {target.name}, which runs in transformers and does not expose it",
-            "draft with another method, or use a target of a native family",
-        )
+    check_head(files.name, target)
     with empty_weights():
         module = MtpModule(files, target, form)
     stem = re.escape(form.stem)

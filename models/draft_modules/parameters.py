@@ -48,6 +48,15 @@ def layer_names(parameter: str, stem: str) -> dict[str, str | tuple[str, ...]]:
     }
 
 
+def check_head(name: str, target: LanguageModel) -> None:
+    """Raises ModelError for a target without a head of its own to draft with: one that runs through transformers."""
+    if not hasattr(target.decoder, "unembed"):
+        raise ModelError(
+            f"{name} drafts with the head of {target.name}, which runs in transformers and does not expose it",
+            "draft with another method, or use a target of a native family",
+        )
+
+
 def check_followed(files: DraftFiles, config: Mapping[str, Any]) -> None:
     """Raises ModelError for a config value that changes the drafts and that these layers do not support."""
     stated = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {}), **config}

@@ -24,6 +24,7 @@ from ..files.weights import Published
 from ..model import LanguageModel
 from ..plan import TargetStates
 from .contracts import DraftFiles, DraftKind, DraftModule, register
+from .parameters import check_head
 
 _VECTORS = "prompt_embeddings"
 _WEIGHTS = "weighting_layers.{}.weight"
@@ -70,11 +71,7 @@ class PromptVectors(DraftModule):
 def load(files: DraftFiles, target: LanguageModel) -> PromptVectors:
     """The vectors of peft files. Raises ModelError for settings of the authors' code that are not supported."""
     config, name = files.config, files.name
-    if not hasattr(target.decoder, "unembed"):
-        raise ModelError(
-            f"{target.name} runs through transformers, and {name} needs a target of a native family",
-            "draft with another method",
-        )
+    check_head(name, target)
     for key, plain in _PLAIN.items():
         if config.get(key, plain) not in (plain, None):
             raise ModelError(

@@ -23,6 +23,7 @@ from ..kernels.matmul import matmul
 from ..model import LanguageModel
 from ..plan import TargetStates
 from .contracts import DraftFiles, DraftKind, DraftModule, register
+from .parameters import check_head
 
 _NAME = "transfer.{}.weight"
 
@@ -56,11 +57,7 @@ class HiddenTransfer(DraftModule):
 def load(files: DraftFiles, target: LanguageModel) -> HiddenTransfer:
     """The maps of a folder. Raises ModelError for layers or widths that the target does not have."""
     name, layers = files.name, files.config.get("layers")
-    if not hasattr(target.decoder, "unembed"):
-        raise ModelError(
-            f"{target.name} runs through transformers, and {name} needs a target of a native family",
-            "draft with another method",
-        )
+    check_head(name, target)
     count = count_parts(files.published, "transfer")
     if not isinstance(layers, list) or len(layers) != count or not all(type(layer) is int for layer in layers):
         raise ModelError(

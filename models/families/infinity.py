@@ -161,7 +161,7 @@ class InfinityImaging:
         """`tokenizer` names the image tokenizer, if there is one; `uncond` [T, D] are the features of no caption."""
         self.layout = ScaleLayout.of(_scales(config["pn"]))
         self.levels, self.bits = int(config["levels"]), int(config["vae_type"])
-        self.defaults = {**_DEFAULTS, **defaults}
+        self.defaults = dict(defaults)
         self.encode, self.uncond, self.name = encode, uncond, name
         self._source, self._decoders = tokenizer, dict[str, BitwiseDecoder]()  # shared by all sizes
 
@@ -279,7 +279,7 @@ def load_infinity(
         decoder or config.get("image_tokenizer") or _beside(source.folder, config.get("vae_path")),
         None if named is None else TextEncoder(named, most=len(uncond), device=device, dtype=dtype, offline=offline),
         uncond,
-        defaults={**_sampling(source.folder, config), **sampling(source.folder)},
+        defaults=defaults(source, config),
         name=source.name,
     )
     return ScaleModel(
@@ -332,20 +332,23 @@ def _loaded(published: Mapping[str, Published]) -> dict[str, Published]:
     return {name: entry for name, entry in published.items() if name not in buffers}
 
 
-def _sampling(folder: Path, config: Config) -> Config:
-    """Defaults of sampling by the arguments of the authors' script, where guidance may be text. Raises ModelError."""
-    defaults: Config = {}
+def defaults(source: Source, config: Config) -> Config:
+    """Defaults of sampling: generation_config.json, the arguments of the authors' script, and their defaults.
+
+    Raises ModelError for guidance that is no number; theirs may be text.
+    """
+    own: Config = {}
     for theirs, ours in (("cfg", "cfg"), ("tau", "temperature")):
         if (value := config.get(theirs)) is None:
             continue
         try:
-            defaults[ours] = float(value) if isinstance(value, str) and theirs == "cfg" else value
+            own[ours] = float(value) if isinstance(value, str) and theirs == "cfg" else value
         except ValueError as error:
             raise ModelError(
-                f"{folder}: {theirs} is {value!r}",
+                f"{source.folder}: {theirs} is {value!r}",
                 "write one number; cfgs of a sampler guides map by map",
             ) from error
-    return defaults
+    return {**_DEFAULTS, **own, **sampling(source.folder)}
 
 
 def _folder(folder: Path, named: str | None) -> str | None:

@@ -215,7 +215,7 @@ def load_mar(
     imaging: Imaging = MARImaging(
         config,
         decoder or config.get("image_tokenizer") or _beside(source.folder, config.get("vae_path")),
-        defaults={**_sampling(config), **sampling(source.folder)},
+        defaults=defaults(source, config),
         device=device,
         name=source.name,
     )
@@ -242,12 +242,13 @@ def named_weights(model: ContinuousModel) -> dict[str, Tensor]:
     return {**dict(backbone.named_parameters()), **{_HEAD + name: weight for name, weight in head.named_parameters()}}
 
 
-def _sampling(config: Config) -> Config:
-    """Defaults of sampling by the arguments of the authors' script."""
-    defaults: Config = {name: config[name] for name in ("cfg", "temperature") if name in config}
+def defaults(source: Source, config: Config) -> Config:
+    """Defaults of sampling by the arguments of the authors' script, and those of generation_config.json before them."""
+    own: Config = {name: config[name] for name in ("cfg", "temperature") if name in config}
     names = {"num_iter": "steps", "cfg_schedule": "guidance"}
-    settings = [f"{ours}={config[theirs]}" for theirs, ours in names.items() if theirs in config]
-    return {**defaults, "sampler": f"mar:{','.join(settings)}"} if settings else defaults
+    if settings := [f"{ours}={config[theirs]}" for theirs, ours in names.items() if theirs in config]:
+        own["sampler"] = f"mar:{','.join(settings)}"
+    return own | sampling(source.folder)
 
 
 def _beside(folder: Path, named: str | None) -> str | None:

@@ -39,7 +39,7 @@ from .config_files import SAMPLING, sampling
 from .llama_like import HARMLESS, LLAMA_LIKE, NAMES, shape
 
 STEPS = 30  # steps of the flow in the newest published script; earlier scripts take 20 to 50
-DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "cfg": 7.5, "sampler": "sequential:guidance=constant,last=noise"}
+_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "cfg": 7.5, "sampler": "sequential:guidance=constant,last=noise"}
 SETTINGS = SAMPLING.without("top_k", "top_p", "cfg_interval").also(
     "num_sampling_steps", "timesteps_shift", "use_norm", "flow_noise"
 )
@@ -131,7 +131,7 @@ class NextStepImaging(AnySize):
     ) -> None:
         """`vae` is loaded on first use; with `normalise` tokens are layer-normed before they are decoded."""
         self.name, self.vae, self.normalise = name, vae, normalise
-        self.defaults = {**DEFAULTS, **defaults}
+        self.defaults = dict(defaults)
         self.channels, self.patch, side = sizes(config)
         if vae is not None and vae.channels != self.channels:
             raise ModelError(
@@ -199,7 +199,7 @@ def load_nextstep(
     config, settings = _with_biases(config, published), _settings(source.folder)
     vae = _vae(source.folder, config, decoder, device)  # a missing one is reported before weights are read
     normalise = settings.get("use_norm", False)
-    own = {name: settings[name] for name in (*DEFAULTS,) if name in settings}
+    own = defaults(source, config)
     imaging = NextStepImaging(config, vae, name=source.name, defaults=own, normalise=normalise)
     tokenizer, begin = load_tokenizer(source.tokenizer), config.get("boi")
     if tokenizer is None:
@@ -249,6 +249,12 @@ def load_nextstep(
         parameters=sum(weight.numel() for weight in weights),
         choice=choice,
     )
+
+
+def defaults(source: Source, config: Config) -> Config:
+    """Defaults of sampling: the authors', and those of generation_config.json before them. Raises ModelError."""
+    settings = _settings(source.folder)
+    return {name: settings.get(name, value) for name, value in _DEFAULTS.items()}
 
 
 def _settings(folder: Path) -> Config:

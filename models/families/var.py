@@ -58,6 +58,12 @@ KEYS = ConfigKeys(
 _DEFAULTS: dict[str, Any] = {"cfg": 4.0, "top_k": 900, "top_p": 0.95, "temperature": 1.0}  # the authors' demo
 
 
+def defaults(source: Source, config: Config) -> Config:
+    """Defaults of sampling: the authors', and those of generation_config.json before them."""
+    top_k = min(_DEFAULTS["top_k"], int(config.get("vocab_size", _DEFAULTS["top_k"])))
+    return {**_DEFAULTS, "top_k": top_k, **sampling(source.folder)}
+
+
 def describe(folder: Path, published: Mapping[str, Published], stem: str = "") -> Config:
     """The configuration, from JSON files and tensors. Raises ModelError if the tensors belong to another model."""
     needed = (MARK, "class_emb.weight", "word_embed.weight", "head.weight", "lvl_embed.weight")
@@ -137,7 +143,7 @@ class VARImaging(OneSize):
         self.scales = Scales(tuple(config["patch_nums"]))
         self.layout = ScaleLayout.of(self.scales)
         self.classes = int(config["num_classes"])
-        self.defaults = {**_DEFAULTS, "top_k": min(_DEFAULTS["top_k"], int(config["vocab_size"])), **defaults}
+        self.defaults = dict(defaults)
         self._sizes = int(config["vocab_size"]), int(config["z_channels"])
         self._source, self._device, self.name = tokenizer, device, name
         self._tokenizer: MultiScaleVQ | None = None
@@ -212,7 +218,7 @@ def load_var(
     imaging = VARImaging(
         config,
         decoder or config.get("image_tokenizer") or _beside(source.folder),
-        defaults=sampling(source.folder),
+        defaults=defaults(source, config),
         device=device,
         name=source.name,
     )

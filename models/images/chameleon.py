@@ -17,12 +17,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import ModelError, listed
+from ..files.sources import Source
 from ..files.tokenizers import load_tokenizer
 from .captioned import CaptionedImaging, generation_defaults
 from .contracts import AnySize, ImageLayout, ImagingParts, OneSize
@@ -40,7 +41,6 @@ class ChameleonImaging(OneSize, CaptionedImaging):
     """The image interface of one Chameleon or Anole checkpoint."""
 
     where = 'load it with decoder="vqgan.ckpt", or put that file beside the weights'
-    own_defaults: ClassVar[Mapping[str, Any]] = _DEFAULTS
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ChameleonImaging(OneSize, CaptionedImaging):
             words.tokenizer,
             embedding,
             load=None if decoder is None else load,
-            defaults={**self.own_defaults, **(defaults or {})},
+            defaults=defaults,
         )
 
     def _layout(self, side: int) -> ImageLayout:
@@ -106,7 +106,6 @@ class ChameleonImaging(OneSize, CaptionedImaging):
 class LuminaImaging(AnySize, ChameleonImaging):
     """The image interface of one Lumina-mGPT checkpoint."""
 
-    own_defaults = _LUMINA_DEFAULTS
     step = _STEP
     token_pixels = _DOWNSAMPLE
 
@@ -130,6 +129,12 @@ class LuminaImaging(AnySize, ChameleonImaging):
         return [self.words.image_start, self.words.grid(rows), self.words.grid(columns)]
 
 
+def defaults(source: Source, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of sampling: the authors', and those of generation_config.json before them."""
+    own = _LUMINA_DEFAULTS if _is_lumina(config, source.name) else _DEFAULTS
+    return {**own, **generation_defaults(source.folder)}
+
+
 def build(parts: ImagingParts) -> ChameleonImaging:
     """The image interface of a checkpoint. Raises ModelError for an unsuitable vocabulary or image tokenizer."""
     assert parts.embedding is not None, "of the stack"
@@ -140,7 +145,7 @@ def build(parts: ImagingParts) -> ChameleonImaging:
     else:
         beside = only_file(folder, PATTERNS)
         decoder = None if beside is None else str(beside)
-    own = generation_defaults(folder)
+    own = defaults(parts.source, parts.config)
     lumina = _is_lumina(parts.config, name)
     words = ChameleonWords.of(parts, rows=lumina)
     size = _size(parts.config, name) if lumina else 0

@@ -10,13 +10,15 @@ Without a caption `<uncondition>` stands in its place. Codes are those of a VQ m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import ModelError, one_line
-from ..files.sources import read_json
+from ..files.sources import Source, read_json
 from ..files.weights import inspect
 from ..hf.adapt import check_info
 from ..loading.unread import check_floating
@@ -30,7 +32,7 @@ _NOTHING = "<uncondition>"
 _PIXELS = 16  # pixels
 _TOKENS = 64 * 64  # tokens of the authors' pictures, which have 1024 by 1024 pixels
 # (1 + s) c - s u of the published loop with s = 4.
-DEFAULTS = {"temperature": 1.0, "cfg": 5.0, "sampler": "maskgit:steps=64,noise=1.0,anneal=none"}
+_DEFAULTS = {"temperature": 1.0, "cfg": 5.0, "sampler": "maskgit:steps=64,noise=1.0,anneal=none"}
 
 
 class DiMOOImaging(AnySize, CaptionedImaging):
@@ -102,7 +104,12 @@ def build(parts: ImagingParts) -> DiMOOImaging:
     ids = codes(parts, first, count)
     layout = ImageLayout(side, side, row_end=NEWLINE, closing=(IMAGE_END, ANSWER_END), ids=ids)
     loader = None if folder is None else load
-    return DiMOOImaging(parts.source.name, layout, tokenizer, embedding, load=loader, defaults=DEFAULTS)
+    return DiMOOImaging(parts.source.name, layout, tokenizer, embedding, load=loader, defaults=_DEFAULTS)
+
+
+def defaults(source: Source, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The authors' arguments of sampling."""
+    return dict(_DEFAULTS)
 
 
 def _folder(parts: ImagingParts) -> Path | None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError, listed, one_line
-from ..files.sources import read_json
+from ..files.sources import Source, read_json
 from ..files.tokenizers import load_tokenizer
 from .captioned import CaptionedImaging, generation_defaults
 from .contracts import AnySize, Condition, ImageLayout, ImagingParts
@@ -62,7 +62,7 @@ class Emu3Imaging(AnySize, CaptionedImaging):
             words.tokenizer,
             embedding,
             load=None if vq is None else lambda: vq,
-            defaults={**_DEFAULTS, **(defaults or {})},
+            defaults=defaults,
         )
 
     @property
@@ -87,6 +87,11 @@ class Emu3Imaging(AnySize, CaptionedImaging):
         return self.words.prompt(caption, self.layout.grid)
 
 
+def defaults(source: Source, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of sampling: the authors', and those of generation_config.json before them."""
+    return {**_DEFAULTS, **generation_defaults(source.folder)}
+
+
 def build(parts: ImagingParts) -> Emu3Imaging:
     """The image interface of an Emu3 checkpoint. Raises ModelError for an unsuitable vocabulary or image tokenizer."""
     assert parts.embedding is not None, "of the stack"
@@ -108,7 +113,7 @@ def build(parts: ImagingParts) -> Emu3Imaging:
         vq=vq,
         downsample=8 if vq is None else vq.downsample,
         area=area,
-        defaults=generation_defaults(parts.source.folder),
+        defaults=defaults(parts.source, parts.config),
         name=name,
     )
 

@@ -26,12 +26,12 @@ from ..files.tokenizers import require_vocabulary
 from ..hf.causal_lm import Parts
 from ..hf.hf_logging import silence
 from ..loading.decoding_config import first
-from .captioned import sampling_arguments
+from .captioned import generation_defaults, sampling_arguments
 from .conditioned import Prefix
 from .contracts import CodeImaging, Condition, ImageLayout, OneSize
 from .pixel_range import pixel_range
 
-_GUIDANCE = 5.0  # the authors' guidance, if the checkpoint's generation config has none
+_DEFAULTS: Mapping[str, Any] = {"temperature": 1.0, "cfg": 5.0}  # the authors', if the generation config has none
 
 
 class JanusImaging(OneSize):
@@ -67,7 +67,7 @@ class JanusImaging(OneSize):
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        return {"temperature": 1.0, "cfg": _GUIDANCE, **sampling_arguments(vars(self.model.generation_config))}
+        return {**_DEFAULTS, **sampling_arguments(vars(self.model.generation_config))}
 
     @property
     def codebook(self) -> Tensor:
@@ -125,6 +125,11 @@ def prepare(source: Source) -> Callable[[Any], tuple[Parts, CodeImaging]]:
     """
     processor = _processor(source.folder, source.name)
     return lambda model: (parts(model), JanusImaging(model, processor, source.name))
+
+
+def defaults(source: Source, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of sampling: the authors', and those of generation_config.json before them."""
+    return {**_DEFAULTS, **generation_defaults(source.folder)}
 
 
 def parts(model: Any) -> Parts:

@@ -23,6 +23,7 @@ from .. import finite
 from ..errors import ModelError
 from ..families.config_files import agree, sampling
 from ..families.llamagen import CONDITION, side
+from ..files.sources import Source
 from ..files.weights import read
 from .captions import FLAN_T5_XL, TextEncoder, encoder_name
 from .conditioned import Prefix
@@ -216,12 +217,17 @@ def build(parts: ImagingParts) -> LlamaGenImaging:
         side(parts.config),
         encode=_encoder(parts, module) if isinstance(module, Captions) else None,
         vq_file=vq_file,
-        defaults=sampling(parts.source.folder),
+        defaults=defaults(parts.source, parts.config),
         name=name,
     )
     if vq_file is not None:
         imaging.vq.check_vocabulary(parts.vocab, name)
     return imaging
+
+
+def defaults(source: Source, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The sampling defaults in generation_config.json; the authors state none for all checkpoints."""
+    return sampling(source.folder)
 
 
 def _read_off(module: Classes | Captions) -> dict[str, Any]:

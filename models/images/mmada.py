@@ -10,9 +10,12 @@ it is left out here. Codes begin after the last token of the tokenizer, as in th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..errors import ModelError
+from ..files.sources import Source
 from .captioned import CaptionedImaging, codes, grid, reader
 from .contracts import ImageLayout, ImagingParts, OneSize
 from .magvit import MAGVIT, find_magvit, load_magvit
@@ -21,7 +24,7 @@ IMAGE, IMAGE_END, TASK = 126084, 126085, 126088
 _LONGEST = 513  # limit of a caption's ids, with task, begin and end tokens
 _TOKENS = 32 * 32
 # (1 + s) c - s u of the published loop with s = 3.5.
-DEFAULTS = {"temperature": 1.0, "cfg": 4.5, "sampler": "maskgit:steps=15,noise=1.0,anneal=product"}
+_DEFAULTS = {"temperature": 1.0, "cfg": 4.5, "sampler": "maskgit:steps=15,noise=1.0,anneal=product"}
 
 
 class MMaDAImaging(OneSize, CaptionedImaging):
@@ -57,7 +60,12 @@ def build(parts: ImagingParts) -> MMaDAImaging:
 
     layout = ImageLayout(side, side, closing=(IMAGE_END,), ids=codes(parts, len(tokenizer), count))
     loader = None if file is None else load
-    return MMaDAImaging(name, layout, tokenizer, embedding, load=loader, defaults=DEFAULTS)
+    return MMaDAImaging(name, layout, tokenizer, embedding, load=loader, defaults=_DEFAULTS)
+
+
+def defaults(source: Source, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The authors' arguments of sampling."""
+    return dict(_DEFAULTS)
 
 
 def _file(parts: ImagingParts) -> Path | None:

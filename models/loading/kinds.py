@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 from ..families import FamilySpec, match
 from ..families.base import BLOCK_KEYS
-from ..files.sources import MAR_FILE, local, read_json
+from ..files.sources import MAR_FILE, Source, local, read_json
 
 # Image models that run through transformers, by model_type: "module:function". Before weights are read the function is
 # called with the `Source`; it returns one that makes the `Parts` to run and the `CodeImaging` of the model.
@@ -75,6 +76,18 @@ def kind(name: str, config: dict[str, Any], folder: Path | None = None) -> Kind:
     family: Literal["masked", "ar"] = "ar" if spec.attention == "causal" else "masked"
     vocabulary = max(filter(None, (_whole(config, key) for key in ("vocab_size", "embedding_size"))), default=None)
     return Kind(name, family, positions=_positions(spec, config), vocabulary=vocabulary, block=block)
+
+
+def sampling_defaults(source: Source, config: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `generate` that the authors of an image model use, as its `Imaging.defaults` has them.
+
+    Raises ModelError for files that loading would refuse.
+    """
+    kind, spec = str(config.get("model_type")), match(config)
+    family = "nextstep" if kind in NEXTSTEP else kind
+    where = IMAGE_MODELS.get(kind) or (spec.imaging if spec else f"pardec.models.families.{family}")
+    defaults: dict[str, Any] = import_module(where.partition(":")[0]).defaults(source, config)
+    return defaults
 
 
 def _positions(spec: FamilySpec, config: dict[str, Any]) -> int | None:

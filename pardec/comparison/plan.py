@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pardec.models.errors import SpecError
 from pardec.models.files.catalog import embedded_names
-from pardec.models.files.sources import digest_of, locate, read_json
-from pardec.models.images.captioned import sampling_arguments
-from pardec.models.loading.kinds import Kind, kind
+from pardec.models.files.sources import digest_of, locate
+from pardec.models.loading.kinds import Kind, kind, sampling_defaults
 from pardec.models.loading.recognition import read_description
 from pardec.samplers.cards import Family
 
 from ..requests.argument import check_whole, is_number
 from ..requests.chat_template import is_embedded
+from ..requests.images import sampling_arguments
 from ..requests.preflight import check_answered, check_placing
-from ..requests.settings import SHAPING, ignored_arguments
+from ..requests.settings import ignored_arguments
 from ..tasks import Task
 from ..version import __version__
 from . import entries, sources, sweep, units
@@ -199,8 +199,7 @@ def _describe(model: Model | str, loading: Loading) -> tuple[Kind, Mapping[str, 
     weights_only = source.file is not None and info.family == "ar"  # a bare weights file has no sampling defaults
     if info.draws is None or weights_only:
         return info, {}
-    stated = read_json(source.folder / "generation_config.json")
-    return info, _sampling_defaults({**stated, **sampling_arguments(stated)})
+    return info, _sampling_defaults(sampling_defaults(source, config))
 
 
 def loadable(loading: Loading) -> None:
@@ -215,4 +214,4 @@ def family_of(model: str, loading: Loading) -> Family:
 
 
 def _sampling_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: defaults[name] for name in SHAPING if name in defaults}
+    return {name: value for name, value in sampling_arguments(defaults).items() if name != "sampler"}

@@ -107,16 +107,24 @@ def size_of(settings: Settings) -> tuple[int, int] | None:
     return None if settings.size is None else (int(settings.size[0]), int(settings.size[1]))
 
 
+def sampling_arguments(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `generate` among a checkpoint's defaults.
+
+    Where it has none, the temperature is 1 and there is no guidance.
+    """
+    names = ("sampler", *SHAPING, "min_p")
+    own = {"temperature": 1.0, **{name: defaults[name] for name in names if defaults.get(name) is not None}}
+    if not own.get("top_k"):  # 0 stands for all tokens
+        own.pop("top_k", None)
+    return own
+
+
 def with_defaults(imaging: Imaging, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of `generate`, with the checkpoint's own defaults for those that are left out.
 
-    Where it has none either, the temperature is 1 and there is no guidance. A preset's arguments come before defaults.
+    A preset's arguments come before defaults.
     """
-    defaults: dict[str, Any] = {"temperature": 1.0}
-    names = ("sampler", *SHAPING, "min_p")
-    defaults |= {name: imaging.defaults[name] for name in names if imaging.defaults.get(name) is not None}
-    if not defaults.get("top_k"):  # 0 stands for all tokens
-        defaults.pop("top_k", None)
+    defaults = sampling_arguments(imaging.defaults)
     sampler = arguments.get("sampler")
     if isinstance(sampler, str) and sampler.startswith("preset:"):
         defaults = {name: value for name, value in defaults.items() if name not in preset(sampler).arguments}

@@ -239,7 +239,7 @@ class Settings:
         doc="leave out tokens that are less likely than min_p times the likeliest.",
         check=Number(("at least 0 and at most 1", lambda x: 0 <= x <= 1)),
         example="min_p=0.05 leaves out tokens less than 0.05 times as likely as the likeliest; 0 keeps all",
-        takes=Takes.TEXT | Takes.CODES, off=(None, 0), in_request=True, filters=(None, 0),
+        takes=Takes.TEXT | Takes.CODES, off=(None, 0), in_request=True, filters=(None, 0), compared=True,
         option=Option("Exclude tokens below p times the highest probability."), lm_eval=True,
         related=("typical_p", "top_a", "epsilon_cutoff", "eta_cutoff", "top_h"),
         hint="top_k=, top_p= and min_p= leave unlikely tokens out",

@@ -14,11 +14,17 @@ import torch
 from torch import Tensor
 
 from pardec.models.errors import ModelError
+from pardec.models.files import cache_dir
 
 AVERAGE = 0.998  # decay of the moving average of the weights
 SAVE_EVERY = 120.0  # seconds
 LOG_EVERY = 20.0  # seconds of training
 LONGEST_LAP = 60.0  # most seconds counted for one step, in case the process or the machine was suspended
+
+
+def write_json(path: Path, value: object) -> None:
+    """Writes a small file of a run, whole or not at all."""
+    cache_dir.write(path, (json.dumps(value) + "\n").encode())
 
 
 class Resumable(ABC):

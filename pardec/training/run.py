@@ -24,7 +24,7 @@ from .losses import loss as loss_by_name
 from .networks import KINDS, Network, Options, Target
 from .networks.eagle import default_taps
 from .networks.kangaroo import Kangaroo, exit_taps
-from .resumable import AVERAGE, Resumable, Tensors
+from .resumable import AVERAGE, Resumable, Tensors, write_json
 from .states import Row, States, Text, open_states
 
 # Options of a network that a resumed run cannot change.
@@ -104,13 +104,13 @@ class Run(Resumable):
             return
         path = self.plan.state / "vocabulary.json"
         if exported is not None:
-            path.write_text(json.dumps(exported.tolist()))
+            write_json(path, exported.tolist())
         elif not path.exists():
             counts = self.states.counts(len(self.target.head))
             ends = torch.tensor(self.target.model.decoding_config.eos_ids, dtype=torch.int64)
             counts[ends] = counts.sum() + 1
             chosen = counts.sort(descending=True, stable=True).indices[:size].sort().values
-            path.write_text(json.dumps(chosen.tolist()))
+            write_json(path, chosen.tolist())
         self.network.draft_ids(torch.tensor(json.loads(path.read_text())))
 
     def _start_from(self, path: Path) -> None:
@@ -248,7 +248,7 @@ def split(states: States, count: int) -> tuple[list[Text], list[Text]]:
         random.Random(0).shuffle(order)
         long = [text for text in order if text.length - text.prompt > 2]
         chosen = list(islice((text for text in long if states.greedy(text)), count)) or long[:count]
-        path.write_text(json.dumps(sorted(text.start for text in chosen)) + "\n")
+        write_json(path, sorted(text.start for text in chosen))
     out = set(json.loads(path.read_text()))
     prompts = {states.prompt(text) for text in states.texts if text.start in out}
     learning = [t for t in states.texts if t.length - t.prompt > 1 and states.prompt(t) not in prompts]

@@ -23,8 +23,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from pardec.models.errors import ModelError
+from pardec.models.files.sources import digest_of
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
+
+from .resumable import write_json
 
 _TOKENS = 4096  # tokens of one forward
 Row = tuple[Sequence[int], Sequence[int]]  # prompt and answer
@@ -83,19 +86,22 @@ class States:
         """`folder` need not exist; batches are on the device of `target`."""
         self.folder, self.layers, self.target, self.width = folder, tuple(layers), target, target.width
         folder.mkdir(parents=True, exist_ok=True)
-        about = folder / "about.json"
-        if about.exists() and json.loads(about.read_text()) != self._about():
+        about, own = folder / "about.json", self._about()
+        if about.exists() and own | json.loads(about.read_text()) != own:
             raise ModelError(
-                f"{folder} holds states of {about.read_text().strip()}, and the drafter needs layers {list(layers)}",
+                f"{folder} holds states of {about.read_text().strip()}, and the drafter needs those of "
+                + json.dumps(own),
                 "name another folder, or remove this one",
             )
-        about.write_text(json.dumps(self._about()) + "\n")
+        write_json(about, own)
         self.texts: list[Text] = []
         self._files: dict[str, np.ndarray[Any, Any]] = {}
         self._open()
 
     def _about(self) -> dict[str, Any]:
-        return {"layers": list(self.layers), "width": self.width}
+        target = self.target
+        files = None if target.path is None else digest_of(target.path)
+        return {"layers": list(self.layers), "width": self.width, "target": files or target.name}
 
     def _shapes(self) -> dict[str, tuple[type[np.generic], tuple[int, ...]]]:
         """The shapes of the values stored per token, by file name."""
@@ -171,10 +177,10 @@ class States:
         first = earlier.pop("texts", len(self.texts))
         if earlier != call:
             self._cut(first)
-        begun.write_text(json.dumps(call | {"texts": first}) + "\n")
+        write_json(begun, call | {"texts": first})
         there = len(self.texts) - first
         added = self.write(_by_length(new)[: len(new) - there]) if len(new) > there else 0
-        path.write_text(json.dumps(counts | call["files"]) + "\n")
+        write_json(path, counts | call["files"])
         begun.unlink()
         return added
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import pardec
 from pardec.models.errors import ModelError
+from pardec.models.files.catalog import EMBEDDED
 from pardec.models.plan import Plan, Visible
 from pardec.training.run import measure
 from pardec.training.states import Batch, States, Text, open_states
@@ -57,6 +60,22 @@ def test_only_what_is_new_is_added_and_what_was_cut_off_is_cut_away(model: parde
     assert (again.tokens, (tmp_path / "ids.bin").stat().st_size) == (12, 48)
     with pytest.raises(ModelError, match="layers"):
         States(tmp_path, (1,), model.network)
+
+
+def test_states_of_another_target_of_the_same_shape_are_refused(model: pardec.Model, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in (EMBEDDED / "tiny-llama").iterdir():
+        if file.suffix == ".json":
+            (copy / file.name).write_bytes(file.read_bytes())
+    weights = load_file(EMBEDDED / "tiny-llama" / "model.safetensors")
+    save_file({name: value * 1.01 for name, value in weights.items()}, copy / "model.safetensors")
+    States(tmp_path / "states", (0,), model.network)
+    with pytest.raises(ModelError, match="target"):
+        States(tmp_path / "states", (0,), pardec.load(copy, device="cpu").network)
+    about = tmp_path / "states" / "about.json"
+    about.write_text(json.dumps({"layers": [0], "width": model.network.width}))  # as versions before wrote it
+    States(tmp_path / "states", (0,), model.network)
 
 
 @pytest.mark.parametrize(("longest", "more"), [(100, 0), (100, 1), (6, 0)])
