@@ -313,6 +313,7 @@ class DecodeContext:
     request: Request
     text: Sequences
     distribution: Callable[..., Tensor]  # (raw [B, K, V], draft, nodes [B, K]) -> logits, processed like the target's
+    target_distribution: Callable[..., Tensor]  # the same, with the sampler's logits stages as well
     allowed: AllowedRows
     reads_ids: Callable[[], bool]  # whether processing some ids alone gives other logits than processing all ids
     cache: KVCache  # the target's; the slots after a row's committed tokens may be written

@@ -109,6 +109,7 @@ class VerifyLoop:
             request,
             self.text,
             self.processing.drafted,
+            self.processing.of_target,
             self.processing.allowed,
             self.processing.reads_ids,
             self.forward.cache,

@@ -141,10 +141,10 @@ class Reflective(Acceptance):
     ) -> Tensor:
         """p_f [B, T, V] float32 after every node; `reflected` [B, T, V] are the raw logits of the second opinion."""
         if self.mix == "logits":
-            logits = context.distribution(torch.lerp(distributions.raw, reflected, self.alpha), draft)
+            logits = context.target_distribution(torch.lerp(distributions.raw, reflected, self.alpha), draft)
             fused = logits if distributions.greedy else logits.softmax(-1)
         else:
-            again = context.distribution(reflected, draft).softmax(-1)
+            again = context.target_distribution(reflected, draft).softmax(-1)
             fused = torch.lerp(distributions.logits.softmax(-1), again, self.alpha)
         if distributions.greedy:
             return torch.zeros_like(fused).scatter_(-1, argmax(fused)[..., None], 1.0)

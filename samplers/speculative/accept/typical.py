@@ -10,7 +10,7 @@ The reported deviation is the sum of 1 - p(x) over the accepted tokens: given th
 instead of having probability p(x). Averaged over drafts, it bounds the total variation from the target's distribution.
 
 Deviates from the authors' code: the next token is sampled, and log p is exact; `reference=true` takes the argmax as
-they do, and adds 1e-5 inside the logarithm.
+they do, adds 1e-5 inside the logarithm, and counts the next token in the deviation too.
 Exact: no. At temperature 0 it is `greedy`.
 """
 

@@ -177,6 +177,7 @@ class Lookahead(Drafter):
 
     def observe(self, outcome: RoundResult, context: DecodeContext, state: LookaheadState) -> None:
         if outcome.draft.parents is None:  # the prompt's round
+            self._learn_text(outcome, context, state)
             return
         rows, nodes = np.arange(len(state.nodes)), state.nodes
         grown = np.pad(state.grid, ((0, 0), (0, 1), (0, 0)))
@@ -190,10 +191,14 @@ class Lookahead(Drafter):
         shift = outcome.gained - full  # the dropped row already shifts by one position
         state.lines = state.lines + ~full
         grown = grown[:, : state.lines.max()]
+        self._learn_text(outcome, context, state)
+        column = np.minimum(shift[:, None] + np.arange(self.window), self.window - 1)
+        state.grid = np.take_along_axis(grown, column[:, None], 2)
+        state.known = np.maximum(self.window - shift, 0)
+
+    def _learn_text(self, outcome: RoundResult, context: DecodeContext, state: LookaheadState) -> None:
+        """Adds the n-grams that end in the round's committed tokens to the pools, with `pool_from_prompt`."""
         if self.pool_from_prompt:
             for at, pool in enumerate(state.pools.rows):
                 fresh = context.text.row(at)[max(outcome.before[at] - self.ngram + 1, 0) :]
                 pool.learn(fresh, self.ngram)
-        column = np.minimum(shift[:, None] + np.arange(self.window), self.window - 1)
-        state.grid = np.take_along_axis(grown, column[:, None], 2)
-        state.known = np.maximum(self.window - shift, 0)

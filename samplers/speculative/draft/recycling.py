@@ -7,9 +7,9 @@ https://arxiv.org/abs/2408.08696
     update:  M[x] <- the k most likely tokens after x, for every node x fed, accepted or not; the last of equal x
 
 Deviates from the authors' code: a token that was never fed has no candidates (there it has token 0), so the first trees
-are small; every round updates the matrix, including the last one and the prompt's forward (`prefill=false` omits the
-latter); each row has a matrix of its own for one request. With `keep=true` all rows and requests that this sampler
-object decodes with a model share one matrix.
+are small; every round updates the matrix, including the last one and the prompt's forward (`prefill=false` takes of the
+latter the last token alone); each row has a matrix of its own for one request. With `keep=true` all rows and requests
+that this sampler object decodes with a model share one matrix.
 Exact: greedy and distribution, with an exact acceptance: every drafted token is a point mass.
 """
 

@@ -106,8 +106,9 @@ def test_the_default_decodes_what_is_shipped_in_less_than_six_tenths_of_a_forwar
     assert forwards_a_token("lookahead") < 0.6 < 1 < forwards_a_token("lookahead:pool_from_prompt=false")
 
 
-def test_every_run_of_the_text_enters_the_pool_also_across_rounds() -> None:
-    loop = VerifyLoop(toy_ar(2, 6, 2.0), registry.resolve("lookahead:guesses=50", "ar"), request([[1, 2, 3]], 20))
+@pytest.mark.parametrize("prompt", [[1, 2, 3], [1, 2, 3, 4, 5]])
+def test_every_run_of_the_text_enters_the_pool_also_across_rounds(prompt: list[int]) -> None:
+    loop = VerifyLoop(toy_ar(2, 6, 2.0), registry.resolve("lookahead:guesses=50", "ar"), request([prompt], 20))
     for _ in range(6):
         loop.round()
     text = loop.text.row(0).tolist()

@@ -19,6 +19,7 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.accept.reflective import Reflection, Reflective
 from pardec.samplers.speculative.contracts import Draft, TargetDistributions, Uniforms, Verdict
 from pardec.samplers.speculative.forward import VerifyForward
+from pardec.samplers.speculative.logits.momentum import Momentum
 from tests.samplers.ar_toys import logits, prompts, rows, run, toy_ar
 from tests.samplers.fake_draft_model import apart, named
 from tests.samplers.handmade_drafts import Given
@@ -79,6 +80,7 @@ class Pass:
     texts: list[list[int]]
     added: np.ndarray
     verdict: Verdict
+    left: Tensor  # what the next token is drawn from
 
 
 def recorded(spec: str, given: list[list[int]], new: int | list[int], **options: Any) -> list[Pass]:
@@ -91,11 +93,14 @@ def recorded(spec: str, given: list[list[int]], new: int | list[int], **options:
         text = state.context.text
         texts = [text.row(at).tolist() for at in range(len(text))]
         now: Any = SimpleNamespace(
-            text=SimpleNamespace(limit=text.limit.copy()), distribution=state.context.distribution
+            text=SimpleNamespace(limit=text.limit.copy()), target_distribution=state.context.target_distribution
         )
         if draft.width > 1:
+            given: Any = uniforms
+            given = Given(given.accepts(draft.width))
+            accept(self, draft, distributions, given, state)
             then = replace(state, context=now)
-            passes.append(Pass(draft, distributions, uniforms, then, texts, state.added(draft), verdict))
+            passes.append(Pass(draft, distributions, uniforms, then, texts, state.added(draft), verdict, given.left))
         return verdict
 
     with patch.object(Reflective, "accept", noted), named(near=copying(None)):
@@ -117,8 +122,8 @@ def again(each: Pass, row: int) -> Tensor:
 def test_a_second_opinion_of_the_same_pass_lets_more_of_a_draft_stand() -> None:
     """alpha=0 equals the base rule bit for bit; second predictions equal two passes'; alpha raises acceptance."""
     which_node_predicts_which_drafted_token_again_by_hand()
-    test_every_verdict_is_that_of_the_naive_rule("logits", 0.8)
-    test_every_verdict_is_that_of_the_naive_rule("probs", 0.8)
+    test_every_verdict_is_that_of_the_naive_rule("logits", 0.8, None)
+    test_every_verdict_is_that_of_the_naive_rule("probs", 0.8, None)
     with named(near=copying(None)):
         for temperature, base in ((0.0, "greedy"), (1.0, "speculative")):
             exact, zero = (
@@ -161,7 +166,9 @@ def which_node_predicts_which_drafted_token_again_by_hand() -> None:
     assert state.second(draft).tolist() == [[6, 7, 8, -1], [4, -1, -1, -1]]
 
 
-def naive(each: Pass, row: int, alpha: float, mix: str, temperature: float) -> tuple[int, Tensor]:
+def naive(
+    each: Pass, row: int, alpha: float, mix: str, temperature: float, stage: Momentum | None
+) -> tuple[int, Tensor]:
     """The accepted draft tokens and what the next one is drawn from: in float64, from forwards of whole texts."""
     accepts: Any = each.uniforms
     u = accepts.accepts(each.draft.width)
@@ -169,15 +176,20 @@ def naive(each: Pass, row: int, alpha: float, mix: str, temperature: float) -> t
     drafted = each.draft.tokens[row, 1:size].tolist()
     first, second = logits(copying(), [each.texts[row] + drafted])[0, -size:], again(each, row)
 
+    def staged(i: int, logits: Tensor) -> Tensor:
+        ids = torch.tensor([each.texts[row] + drafted[:i]])
+        return logits if stage is None else stage.scores(ids, logits[None], torch.zeros(1))[0]
+
     def plain(i: int) -> Tensor:
-        own = first[i].double()
+        own = staged(i, first[i].double())
         return (own / temperature).softmax(-1) if temperature else (own == own.max()).double()
 
     for i, token in enumerate(drafted):
         own = first[i].double()
         two = second[i].double() if each.added[row] >= 0 else own
         scale = temperature or 1.0
-        blend = (1 - alpha) * own + alpha * two
+        blend = staged(i, (1 - alpha) * own + alpha * two)
+        own, two = staged(i, own), staged(i, two)
         mixed = (1 - alpha) * (own / scale).softmax(-1) + alpha * (two / scale).softmax(-1)
         p = (blend / scale).softmax(-1) if mix == "logits" else mixed
         bar = 1.0 if each.draft.q is None else float(each.draft.q[row, i + 1, token])
@@ -190,20 +202,18 @@ def naive(each: Pass, row: int, alpha: float, mix: str, temperature: float) -> t
 
 @pytest.mark.parametrize("mix", ["logits", "probs"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.covers(1)
-def test_every_verdict_is_that_of_the_naive_rule(mix: Literal["logits", "probs"], temperature: float) -> None:
+@pytest.mark.parametrize("stage", [None, Momentum(0.05, 3)])
+@pytest.mark.covers(2)
+def test_every_verdict_is_that_of_the_naive_rule(
+    mix: Literal["logits", "probs"], temperature: float, stage: Momentum | None
+) -> None:
     alpha, outcomes = 0.3, set()
-    spec = f"{CHAIN}+reflective:probe=again,alpha={alpha},mix={mix}"
+    spec = f"{CHAIN}{'+momentum:alpha=0.05,k=3' if stage else ''}+reflective:probe=again,alpha={alpha},mix={mix}"
     for each in recorded(spec, GIVEN, 24, temperature=temperature):
-        accepts: Any = each.uniforms
-        given = Given(accepts.accepts(each.draft.width))
-        Reflective(alpha, "again", mix).accept(each.draft, each.distributions, given, each.state)
         for row in range(len(each.draft.sizes)):
-            count, left = naive(each, row, alpha, mix, temperature)
+            count, left = naive(each, row, alpha, mix, temperature, stage)
             assert int(each.verdict.count[row]) == count
-            assert apart(given.left[row], left) < 1e-5, (
-                "the next token is the target's own, whatever the second opinion"
-            )
+            assert apart(each.left[row], left) < 1e-5, "the next token is the target's own, whatever the second opinion"
             outcomes.add(count)
     assert len(outcomes) > 1
 
