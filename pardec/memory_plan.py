@@ -221,8 +221,10 @@ class _Sizes:
 
     def _cache(self, sampler: SpeculativeSampler, batch: int, capacity: int, scratch: int) -> int:
         stage = sampler.cache
-        if not isinstance(stage, StoredKV):
+        if stage is None:
             return _plain(self.model.decoder, batch, capacity + scratch)
+        if not isinstance(stage, StoredKV):  # it alone knows what it keeps: a part of the text, or copies of one
+            return batch * stage.new_cache(self.model, 1, capacity, scratch=scratch).nbytes
         like = self.model.decoder.new_cache(1, 1)
         shapes = [(part.shape[2], part.shape[3]) for part in like.k]
         rows, slots = batch, capacity + scratch
