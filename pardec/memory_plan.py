@@ -13,6 +13,7 @@ draft, or of every position of a block.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import prod
@@ -168,6 +169,15 @@ def plan(
     return _planned(sizes, call.sampler, batch, memory, acceptance)
 
 
+def _no_memory(device: torch.device) -> AbstractContextManager[Any]:
+    """Tensors made in this context take no memory of a GPU; on a CPU they take none before they are written."""
+    if device.type == "cpu":
+        return nullcontext()
+    from torch._subclasses.fake_tensor import FakeTensorMode  # seconds to import
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
 @dataclass(frozen=True, slots=True)
 class _Sizes:
     """The sizes of the parts of an autoregressive request."""
@@ -221,8 +231,11 @@ class _Sizes:
 
     def _cache(self, sampler: SpeculativeSampler, batch: int, capacity: int, scratch: int) -> int:
         stage = sampler.cache
-        if not isinstance(stage, StoredKV):
+        if stage is None:
             return _plain(self.model.decoder, batch, capacity + scratch)
+        if not isinstance(stage, StoredKV):  # it alone knows what it keeps: a part of the text, or copies of one
+            with _no_memory(self.model.device):
+                return batch * stage.new_cache(self.model, 1, capacity, scratch=scratch).nbytes
         like = self.model.decoder.new_cache(1, 1)
         shapes = [(part.shape[2], part.shape[3]) for part in like.k]
         rows, slots = batch, capacity + scratch

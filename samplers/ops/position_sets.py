@@ -40,7 +40,8 @@ def nucleus(values: np.ndarray, share: float) -> np.ndarray:
     """
     order = (-values).argsort(1, kind="stable")
     ordered = np.take_along_axis(values, order, 1)
-    sums = ordered.cumsum(1) / np.maximum(values.sum(1, keepdims=True), np.float32(1e-9))
+    sums = ordered.cumsum(1)
+    sums /= np.maximum(sums[:, -1:], np.float32(1e-9))  # their own total, so that the last is exactly 1
     within = (sums <= share) & (ordered > 0)
     within[:, 0] = ordered[:, 0] > 0
     chosen: np.ndarray = np.zeros_like(within)

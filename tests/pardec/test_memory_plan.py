@@ -66,6 +66,8 @@ def test_the_plan_is_within_a_tenth_of_the_measured_peak(monkeypatch: pytest.Mon
     for spec, batch, prompt, new in (
         ("sequential", 6, 60, 150),
         ("sequential@kivi:bits=4", 2, 200, 4),
+        ("sequential@retrieval:budget=64", 6, 60, 150),
+        ("sequential@cake:budget=64", 6, 60, 150),
         ("model:name=toy,k=8", 8, 40, 20),
         ("model:name=toy,k=5+beam:nodes=30,beams=6", 4, 50, 8),
     ):
@@ -152,6 +154,8 @@ def each_part_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     given, slot = pardec.Model(toy()), 2 * 4 * 2 * 16 * 4
     parts = plan(given, "model:name=toy,k=8", batch=8, prompt=40, new=20).parts
     assert parts["drafter_kv"] == parts["kv"] + parts["scratch"] == 8 * (60 + 8 + 1) * slot
+    window = plan(given, "sequential@streaming:sink=4,window=28", batch=8, prompt=40, new=20).parts
+    assert window["kv"] == 8 * (4 + 28 + 1) * slot, "of any length of text"
     states = {"del:k=3,exits=1-3": 2, "medusa:name=toy,k=3": 1, "hydra:name=toy,k=3": 1}  # 64 wide, after 4 nodes
     for spec, count in states.items():
         with random_modules():

@@ -10,7 +10,8 @@ dKV-Cache: The Cache for Diffusion Language Models, https://arxiv.org/abs/2505.1
 
 In families without a shift the three are the same. Open positions are queried in later blocks too. The K/V of a mask
 are replaced at the first forward after a commit, however many idle steps the schedule leaves out between the two.
-`prompt=keep` never queries the prompt again ("PD"); the published "Prefill" is `prefix` on one block. The published
+`prompt=keep` never queries the prompt again ("PD"), but for its last token in shifted families, which full steps query
+as well, since it predicts the first token after it; the published "Prefill" is `prefix` on one block. The published
 sets for shifted families ("right", "un", "un_right" of Dream) are those of `reference=true`: "un" keeps the K/V of a
 mask under a token whose right neighbour was committed first, and the row's last position for good. Steps count within
 the block, idle ones too. `full` defaults to the authors' values: 2 for LLaDA, 1 for Dream.

@@ -10,8 +10,8 @@ After the first layer at depth `depth1`, the share `share1` of the block with th
 `depth2` on the share `share2`. The first open position, those committed or reopened by the last step and the two most
 confident ones do whatever the share; the second of these two only where one of them is the first. The others keep their
 K, V and predictions. The whole block is computed every `block_refresh` steps, and everything when a block is entered
-and every `refresh` steps. In a shifted family c is that of the position which the output predicts. A trace shows the
-positions that the first layer computes.
+and every `refresh` steps; both count the steps of a row through all its blocks. In a shifted family c is that of the
+position which the output predicts. A trace shows the positions that the first layer computes.
 
 Deviates from the authors' code: there `refresh` alone computes everything, with the block's length as its default, only
 positions that went on may be committed, and a forward begins at the first open position.

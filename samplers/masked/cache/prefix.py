@@ -8,6 +8,7 @@ https://arxiv.org/abs/2505.22618
 In a shifted family the position before the block is queried as well while the block's first token, which it predicts,
 is open; `before=1` queries it at every step, as the published prompt caches of dKV-Cache ("prefill", on Dream) and of
 Dimple do, where the canvas is one block.
+`refresh` counts the steps of a row through all its blocks.
 `reference=true` refreshes and commits in the order of the published loops: see `span_cache.py`.
 Exact: no; in block-causal families yes, since everything before the block is final, but `block` queries less there: on
 entering a block only the last one and the new one.

@@ -6,6 +6,7 @@ dInfer: An Efficient Inference Framework for Diffusion Language Models, https://
               [block start - before, block end + after) otherwise
 
 Only the block is predicted; its neighbours are queried since their K/V changes most with what the block commits.
+`refresh` counts the steps of a row through all its blocks.
 The published loop keeps no K/V of the warm-up: it queries everything once more after it, and again after the next
 window where the block is not the first. `reference=true` does so too, and counts refreshes as `span_cache.py` says.
 Exact: no; in block-causal families, where nothing after the block is seen, yes.

@@ -30,6 +30,8 @@ def the_parts_by_hand() -> None:
     assert nucleus(values, 0.2).tolist() == [[False, True, False, False], [False, False, True, False], [False] * 4]
     assert nucleus(values, 0.9).sum(1).tolist() == [2, 2, 0]
     assert nucleus(values, 1.0).sum(1).tolist() == [3, 3, 0]
+    many = np.random.default_rng(0).random((50, 40), dtype=np.float32)
+    assert nucleus(many, 1.0).all(), "the whole share leaves none out, however its sums are rounded"
 
 
 def rollout_by_hand() -> None:
