@@ -44,6 +44,18 @@ def test_a_sjd_tree_keeps_the_law(spec: str, accept: str) -> None:
     the_law_is_kept(spec, accept, temperature=0.9)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_a_sjd_tree_of_uniform_guesses_ends_where_one_token_is_missing(temperature: float) -> None:
+    done = run(target(), "sjd:window=6,tree=3x2,init=random,uniform=true", RAGGED, 1, temperature=temperature)
+    plain = run(target(), "sequential", RAGGED, 1, temperature=temperature)
+    assert [len(row) for row in rows(done)] == [len(row) for row in rows(plain)]
+    assert temperature or rows(done) == rows(plain)
+
+
+def test_a_sjd_tree_of_uniform_guesses_keeps_the_law() -> None:
+    the_law_is_kept("2x2,init=random,uniform=true", "speculative", temperature=0.9)
+
+
 def test_an_image_is_the_same_alone_and_in_a_batch_with_a_sjd_tree() -> None:
     batch = draw(MODEL, "sjd:tree=3x2", CAPTIONS, temperature=1.0)
     alone = draw(MODEL, "sjd:tree=3x2", CAPTIONS[1:2], temperature=1.0, seeds=[101])
