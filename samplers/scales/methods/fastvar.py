@@ -108,7 +108,8 @@ class FastVAR(MapMethod):
         (forward, pruning), scale, scales = state, context.maps.scale, context.model.scales
         last_complete = len(scales) - self.scales - 1
         size = scales.sizes[scale]
-        pruning.count = size - int(size * (1 - self.keep ** max(0, scale - last_complete)))
+        # Rounding leaves 25 * (1 - 0.8) just below 5, which are pruned.
+        pruning.count = size - int(size * (1 - self.keep ** max(0, scale - last_complete)) + 1e-9)
         pruning.keep_all = pruning.count == size
         # Complete maps before the last one fill nothing, and where all are complete, nothing is filled.
         logits, fed = forward.next_logits(

@@ -210,7 +210,9 @@ class Sjd(Drafter):
         if self.uniform:
             q, point = q.masked_fill(new[..., None], 1 / q.shape[-1]), None
         draft = Draft.chain(context.text, tokens, counts, q=q, is_point_mass=point)
-        return draft if self.sides[0] == 1 else self._with_siblings(draft, counts, ~new, context, uniforms)
+        if self.sides[0] == 1 or not most:
+            return draft
+        return self._with_siblings(draft, counts, ~new, context, uniforms)
 
     def _with_siblings(
         self, chain: Draft, counts: np.ndarray, sampled: Tensor, context: DecodeContext, uniforms: Uniforms

@@ -48,6 +48,12 @@ def test_tokens_are_counted_by_the_layers_that_compute_them() -> None:
     assert generate(toy(), "fastvar:layer=1").tokens_fed == (1 + 4 + 6 + 8,) * 3
 
 
+@pytest.mark.parametrize(("keep", "kept"), [(0.8, 20), (0.6, 15), (0.72, 18), (0.7, 18)])
+def test_the_share_that_is_kept_is_not_rounded_up_by_floating_point(keep: float, kept: int) -> None:
+    """25 * (1 - 0.8) is 4.999999999999999."""
+    assert generate(toy(1, 2, 5), f"fastvar:keep={keep},scales=1").tokens_fed == (1 + 4 + kept,) * 3
+
+
 def naive(fine: Tensor, added: Tensor, count: int) -> tuple[list[int], Tensor]:
     """The computed tokens of one map, and how all others are filled: `added` is the part of a map of 2 by 2.
 

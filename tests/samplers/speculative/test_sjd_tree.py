@@ -44,6 +44,10 @@ def test_a_sjd_tree_keeps_the_law(spec: str, accept: str) -> None:
     the_law_is_kept(spec, accept, temperature=0.9)
 
 
+def test_a_sjd_tree_of_uniform_guesses_keeps_the_law_to_the_last_token() -> None:
+    the_law_is_kept("2x2,init=random,uniform=true", "speculative", temperature=0.9)
+
+
 def test_an_image_is_the_same_alone_and_in_a_batch_with_a_sjd_tree() -> None:
     batch = draw(MODEL, "sjd:tree=3x2", CAPTIONS, temperature=1.0)
     alone = draw(MODEL, "sjd:tree=3x2", CAPTIONS[1:2], temperature=1.0, seeds=[101])
