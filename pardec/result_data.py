@@ -58,7 +58,8 @@ class ResultData:
         forward_rows: rows of model forwards; a guided call counts twice.
         tokens_fed: positions queried over all forwards.
         spec: the resolved sampler with every parameter.
-        draft_forwards: per row, forwards of a draft model, where there is one.
+        draft_forwards: per row, forwards of a draft model in its rounds, where there is one. A round drafts until no
+            row of the batch goes on, so that a row alone may have fewer.
         reused: per row, prompt tokens whose keys and values came from `Model.prefix_cache`; no forward queried them.
         deviation: per row, the total variation that a relaxed acceptance adds up to; each method documents how it
             counts. 0 where the output is exact, None where a relaxed sampler does not measure it.

@@ -12,7 +12,8 @@ import os
 
 import pytest
 
-from tests.fuzz.random_specs import Case, case, check
+from pardec.samplers.cards import cards
+from tests.fuzz.random_specs import NEEDS, Case, case, check
 from tests.test_fuzz import within
 
 SEED = int(os.environ.get("PARDEC_SPEC_SEED", "0"))
@@ -53,3 +54,8 @@ def test_random_specs_keep_constraints_and_rows_apart(start: int) -> None:
 def test_specs_that_once_failed(one: Case) -> None:
     report = check(one)
     assert (report.refused, report.faults) == (None, [])
+
+
+def test_methods_are_drawn_with_parameters_that_they_have() -> None:
+    for card in cards():
+        assert set(NEEDS.get(card.name, ())) <= {each["name"] for each in card.parameters}, card.name

@@ -219,6 +219,8 @@ def _build(kind: type[R], data: dict[str, Any], stored: dict[str, Any], images: 
     for name in ("clocks", "drafted", "accepted"):
         if data[name] and list(map(len, data[name])) != list(map(len, data["fed"])):
             raise ValueError(f"{name} and fed have different numbers of forwards")
+    if "logit_bias" in data["settings"]:  # JSON has names only
+        data["settings"]["logit_bias"] = {int(token): bias for token, bias in data["settings"]["logit_bias"].items()}
     trace = Trace(
         tokens=tensors["sequences"].numpy(),
         commit_step=tensors["commit_step"].numpy(),

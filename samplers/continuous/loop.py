@@ -126,7 +126,7 @@ class ContinuousLoop:
             tokens=np.where(known, 0, -1),
             open=~known,
             committed=known & ~was,
-            settled=images.count.copy(),
+            settled=np.where(known.all(1), images.tokens, known.argmin(1)),
             latents=download(images.latents).copy(),
         )
 

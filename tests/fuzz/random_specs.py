@@ -41,7 +41,12 @@ SCHEMAS: tuple[dict[str, Any], ...] = (
 NEEDS: dict[str, dict[str, str]] = {  # parameters without which a method works with no small model
     "learned": {"filter": "tiny-dream", "force": "true"},
     "levenshtein": {"delete": "3", "split": "4"},
-    "model": {"draft": "tiny-llama-draft"},
+    **{name: {"name": "tiny-llama-draft"} for name in ("model", "pearl", "sorted", "triforce")},
+    **{
+        name: {"name": f"tiny-llama-{name}"}
+        for name in ("dflash", "eagle", "hydra", "idlm", "kangaroo", "medusa", "mtp", "prompts")
+    },
+    "diffusion": {"name": "tiny-llada"},
 }
 FLOATS = ("0.0", "0.1", "0.3", "0.5", "0.7", "0.9", "1.0", "1.5", "4.0")
 TOLERANCE = 2e-3  # of log-probabilities: batches of other shapes round otherwise

@@ -45,6 +45,14 @@ def test_what_is_loaded_is_what_was_saved(result: pardec.Result, tmp_path: Path,
     assert again.pieces == result.pieces
 
 
+@pytest.mark.parametrize("name", ["run", "run.json"])
+def test_a_loaded_bias_has_the_ids_that_were_given(model: pardec.Model, tmp_path: Path, name: str) -> None:
+    result = model.generate("Ann", max_new_tokens=2, logit_bias={7: -100, 21: 3.5})
+    loaded = pardec.Result.load(result.save(tmp_path / name))
+    assert loaded.settings == result.settings
+    assert model.generate("Ann", max_new_tokens=2, logit_bias=loaded.settings["logit_bias"]).tokens == result.tokens
+
+
 def test_saving_again_replaces_a_result_and_nothing_else(result: pardec.Result, tmp_path: Path) -> None:
     for name in ("run", "run.json"):
         result.save(tmp_path / name)

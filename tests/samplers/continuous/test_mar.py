@@ -51,6 +51,7 @@ def test_events_tell_what_each_round_draws(model: ContinuousModel) -> None:
     for step in steps:
         assert (step.tokens == np.where(step.open, -1, 0)).all()
         assert (step.latents[step.open] == 0).all()
+        assert step.settled.tolist() == [[*row, True].index(True) for row in step.open.tolist()]
         assert (step.latents[~step.open] == last.latents[~step.open]).all()  # type: ignore[index]
     assert last.nfe == (4, 4)
     assert last.forward_rows == (4, 4)
