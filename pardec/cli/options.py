@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand
@@ -25,11 +25,11 @@ def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=text, rich_help_panel=panel, **more)
 
 
-def _declared(name: str, panel: str = "Sampling", *default: Any, images: bool = False) -> Any:
-    """The option of an argument of `generate`."""
+def _declared(name: str, panel: str = "Sampling", *default: Any, images: bool = False, text: str = "") -> Any:
+    """The option of an argument of `generate`, with a help text of its own where one is given."""
     option = ARGUMENTS[name].option
     assert option is not None, "declared with one"
-    text = option.images if images and isinstance(option.images, str) else option.help
+    text = text or (option.images if images and isinstance(option.images, str) else option.help)
     return typer.Option(*default, *option.flags, help=text, rich_help_panel=panel, **option.more)
 
 
@@ -122,7 +122,7 @@ TurnSeed = Annotated[int, _option(SHAPE, "Random seed; turn i uses a seed derive
 Captions = Annotated[list[str] | None, _option(IO, "A caption; may be repeated.", "--prompt", "-p")]
 CaptionFile = Annotated[Path | None, _option(IO, "Captions, one per line, .jsonl or text; - is stdin.", "--prompts")]
 Classes = Annotated[
-    list[int] | None, _option(IO, "A class; may be repeated; -1 is none (MAR only).", "--class", "-c", "--label")
+    list[int] | None, _option(IO, "A class; may be repeated; -1 is none (MAR, VAR).", "--class", "-c", "--label")
 ]
 NumImages = Annotated[int | None, _option(IO, "Images per caption or class, by default as many as fill --grid.", min=1)]
 OutputImage = Annotated[
@@ -256,6 +256,7 @@ class Given(dict[str, Any]):
 
     names: tuple[str, ...]
     images = False
+    texts: ClassVar[dict[str, str]] = {}  # help where it is not that of `generate`
 
 
 class Randomness(Given):
@@ -288,6 +289,14 @@ class TextSampling(Given):
     names = tuple(
         name for name, each in ARGUMENTS.items() if each.option and not each.option.alone and each.takes & Takes.TEXT
     )
+
+
+class ServedSampling(TextSampling):
+    """Arguments of `generate` for requests that leave them out."""
+
+    texts: ClassVar[dict[str, str]] = {
+        "max_new_tokens": "Most tokens of an answer, by default 1024; of masked models the canvas, by default 64."
+    }
 
 
 class ImageSampling(Given):
@@ -393,7 +402,9 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
             groups[name] = partial(_given, group)
             for each in group.names:
                 kind = ARGUMENTS[each].number or str
-                add(each, kind | None, _declared(each, SHAPE, None, images=group.images))
+                add(
+                    each, kind | None, _declared(each, SHAPE, None, images=group.images, text=group.texts.get(each, ""))
+                )
         elif isinstance(group, type) and is_dataclass(group):
             groups[name] = partial(_filled, group)
             types = get_type_hints(group, include_extras=True)

@@ -26,7 +26,7 @@ def serve(
     *,
     name: o.ServedName = None,
     quiet: o.Quiet = False,
-    sampling: o.TextSampling,
+    sampling: o.ServedSampling,
     stop: o.Stop = None,
     host: o.Host = "127.0.0.1",
     port: o.Port = 8000,

@@ -35,7 +35,9 @@ Schedules = Annotated[
 ExitLayer = Annotated[
     int | None, typer.Option(help="For mirror: layer of the target's early exit, counted from 0.", min=0)
 ]
-Kappa = Annotated[int, typer.Option(help="For mirror: candidate tokens of the early exit after each node.", min=1)]
+Kappa = Annotated[
+    int | None, typer.Option(help="For mirror: candidate tokens of the early exit after each node (4).", min=1)
+]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write everything as JSON.", metavar="FILE")]
 HtmlFile = Annotated[
     Path | None, typer.Option("--html", help="Write one HTML file with the timelines.", metavar="FILE")
@@ -53,7 +55,7 @@ def simulate(
     measure: Measure = False,
     schedule: Schedules = None,
     exit_layer: ExitLayer = None,
-    kappa: Kappa = 4,
+    kappa: Kappa = None,
     json_: JsonFile = None,
     html: HtmlFile = None,
     quiet: o.Quiet = False,

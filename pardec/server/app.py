@@ -30,7 +30,7 @@ from .answers import Echo, TextAnswer, echo, image_answer
 from .body_parser import ParsedBody, ParserConfig, check_characters, check_rows, parse_body, prompt_ids, rows_of
 from .errors import JSON, NO_SUCH_MODEL, RequestError
 from .fields import named, renamed
-from .guard import Guard
+from .guard import Guard, as_browsers_write
 from .handling import Decoding, TextStream, monotonic_deadline, too_long, unless_gone
 from .limits import Limits
 from .listening import RowListener, StreamListener, Update
@@ -72,10 +72,12 @@ def create_app(
         origins: those whose pages may use the server (CORS), as "https://my.app"; "*" is any.
         defaults: arguments of `generate` for requests that leave them out, such as sampler and max_new_tokens.
 
-    Raises SpecError for a default that `generate` does not take, or that is out of range, and for an empty key.
+    Raises SpecError for a default that `generate` does not take, or that is out of range, for an empty key, and for an
+    origin that no browser sends.
     """
     if api_key is not None and not api_key.strip():
         raise SpecError("api_key is empty, and every request would pass", hint="give a key, or leave it out")
+    origins = as_browsers_write(origins)
     limits = limits or Limits()
     server = Server(model, tuple(filter(None, (name, model.name))), defaults, limits, needs_key=api_key is not None)
 
@@ -93,7 +95,7 @@ def create_app(
     if origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=[origin.rstrip("/") for origin in origins],
+            allow_origins=origins,
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=[WAITED],

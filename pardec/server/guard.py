@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,6 +16,8 @@ from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pardec.models.errors import SpecError
 
 from .errors import RequestError, as_request_error
 
@@ -128,6 +131,22 @@ def _too_slow(seconds: float) -> RequestError:
     return RequestError(HTTPStatus.REQUEST_TIMEOUT, message, code="timeout", headers=headers)
 
 
+def as_browsers_write(origins: Sequence[str]) -> list[str]:
+    """Origins in the spelling of a request's header. Raises SpecError for one that no browser sends."""
+    found = [origin.rstrip("/").lower() for origin in origins]
+    for given, origin in zip(origins, found, strict=True):
+        is_one = re.fullmatch(r"[a-z][a-z\d+.-]*://[^\s/?#@]+", origin) and _host_and_port(origin)[0] not in (
+            "?",
+            "?.?",
+        )
+        if origin not in ("*", "null") and not is_one:
+            raise SpecError(
+                f"{given!r} is no origin of web pages",
+                hint='an origin is a scheme, a host and, where a page has one, a port: https://my.app; "*" is any',
+            )
+    return found
+
+
 class Origins:
     """The web pages that may use a server without a key: its own, and pages of allowed origins.
 
@@ -137,7 +156,7 @@ class Origins:
 
     def __init__(self, allowed: Sequence[str]) -> None:
         self._any = "*" in allowed
-        self._allowed = frozenset(origin.rstrip("/").lower() for origin in allowed)
+        self._allowed = frozenset(allowed)
         self._hosts = frozenset(urlsplit(origin).hostname for origin in self._allowed)
 
     def check(self, scope: Scope) -> None:

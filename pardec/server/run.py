@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import threading
@@ -111,5 +112,9 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listening.close()
         reason = error.strerror or str(error)
-        raise SpecError(f"cannot listen on {host}:{port}: {reason}", "--port 0 takes a free port") from error
+        other = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL  # no address of this machine
+        hint = (
+            "--host 127.0.0.1 serves this machine, --host 0.0.0.0 others too" if other else "--port 0 takes a free port"
+        )
+        raise SpecError(f"cannot listen on {host}:{port}: {reason}", hint) from error
     return listening

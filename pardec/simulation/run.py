@@ -95,7 +95,7 @@ def simulate(
     machine: Machine | str | Path | None = None,
     schedules: Sequence[str] = (),
     exit_layer: int | None = None,
-    kappa: int = 4,
+    kappa: int | None = None,
     **arguments: Any,
 ) -> Report:
     """Decodes `prompts`, and times the rounds of each row, one row after the other.
@@ -106,7 +106,7 @@ def simulate(
         machine: a machine, or its file; None measures the costs on this one.
         schedules: names of `SCHEDULES`; by default the one that fits the spec.
         exit_layer: for `mirror`, the layer after which the target's early exit is, counted from 0; by default half.
-        kappa: for `mirror`, the candidate tokens of the exit after each node.
+        kappa: for `mirror`, the candidate tokens of the exit after each node, by default 4.
         arguments: as `generate` takes them.
 
     Raises:
@@ -136,6 +136,13 @@ def simulate(
     elif not isinstance(machine, Machine):
         machine = Machine.read(machine)
     setting = _setting(machine, target, draft, call, parallel)
+    for option, given in (("exit_layer", exit_layer), ("kappa", kappa)):
+        if given is not None and "mirror" not in chosen:
+            raise SpecError(
+                f"{option}={given} has no effect without the schedule mirror",
+                hint=f"choose the schedule mirror, or leave {option} out",
+            )
+    kappa = 4 if kappa is None else kappa
     if "mirror" in chosen:
         exit_layer = _exit_layer(target, exit_layer, kappa)
     result = model.generate(prompts, sampler=sampler, **arguments)
@@ -170,7 +177,8 @@ def _schedules(spec: Spec, schedules: Sequence[str]) -> list[str]:
         if name not in SCHEDULES:
             raise SpecError(f"unknown schedule {name!r}", hint=f"it is one of {', '.join(SCHEDULES)}")
     first = spec.parts[0]
-    own = "pearl" if first.name == "pearl" else "easyspec" if "parallel" in dict(first.params) else "plain"
+    grouped = dict(first.params).get("parallel", "none") != "none"
+    own = "pearl" if first.name == "pearl" else "easyspec" if grouped else "plain"
     return list(dict.fromkeys((*BASELINES, *(schedules or (own,)))))
 
 
@@ -220,7 +228,7 @@ def _plain(spec: Spec) -> Spec:
     """The same drafter without what a schedule adds."""
     first = spec.parts[0]
     name = "model" if first.name == "pearl" else first.name
-    params: Mapping[str, str] = {key: value for key, value in first.params if key != "parallel"}
+    params: Mapping[str, str] = {key: value for key, value in first.params if key != "parallel" or value == "none"}
     return Spec((Part(name, tuple(params.items())), *spec.parts[1:]), spec.cache)
 
 

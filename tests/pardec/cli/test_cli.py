@@ -488,3 +488,10 @@ def test_rows_are_written_in_order_where_asked(cli: Cli, tmp_path: Path) -> None
     assert sorted(output.read_text().splitlines()) == finished
     assert "every row" in cli(*command, "--in-order")[2]
     assert cli(*command[:-2], "--in-order")[0] == 2
+
+
+def test_the_help_of_serve_has_the_default_length_of_a_server(cli: Cli) -> None:
+    _, out, _ = cli("serve", "--help")
+    words = " ".join(out.replace("│", " ").split())
+    assert "by default 1024; of masked models" in words
+    assert "Tokens to generate, by default 64." not in words

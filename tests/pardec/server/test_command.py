@@ -83,6 +83,7 @@ def test_it_serves_until_it_is_told_to_stop_and_keeps_idle_connections(tmp_path:
         (("tiny-lama", "--port", "0"), "tiny-llama"),
         (("tiny-llama", "--port", "0", "--api-key", ""), "--api-key is empty"),
         (("tiny-llama", "--host", "no.such.host.invalid", "--port", "0"), "cannot listen"),
+        (("tiny-llama", "--host", "no.such.host.invalid"), "--host 127.0.0.1 serves this machine"),
     ],
 )
 @pytest.mark.timeout(120)  # it listens where it should not

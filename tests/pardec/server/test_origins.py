@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from fastapi.testclient import TestClient
 
 import pardec
 from pardec.api import Model
+from pardec.models.errors import SpecError
 from pardec.server.app import create_app
 from tests.pardec.server.http_server import serving
 
@@ -44,7 +46,7 @@ def test_origin_of_another_site_is_refused(model: Model) -> None:
 
 
 def test_origin_allowed_by_option(model: Model) -> None:
-    with TestClient(create_app(model, origins=["https://my.app/"])) as client:
+    with TestClient(create_app(model, origins=["https://My.app/"])) as client:
         for origin, status in (("https://my.app", 200), ("https://evil.example", 403)):
             answer = client.post("/v1/completions", content=BODY, headers={"Origin": origin})
             assert answer.status_code == status
@@ -54,6 +56,15 @@ def test_origin_allowed_by_option(model: Model) -> None:
         preflight = client.options("/v1/completions", headers=asked)
         assert preflight.status_code == 200
         assert preflight.headers["access-control-allow-origin"] == "https://my.app"
+
+
+@pytest.mark.parametrize(
+    "origin", ["my.app", "foo", "", "https://", "https://my.app/page", "https://k@my.app", "http://[b"]
+)
+def test_an_origin_that_no_browser_sends_is_refused(model: Model, origin: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(f"{origin!r} is no origin of web pages")):
+        create_app(model, origins=["https://my.app", origin])
+    create_app(model, origins=["*", "null", "http://localhost:3000", "http://[::1]:80", "chrome-extension://abc"])
 
 
 def test_origin_with_a_key(model: Model) -> None:

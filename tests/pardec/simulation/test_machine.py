@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from pardec.simulation.machine import Cost
 from pardec.simulation.run import measured
 from tests.samplers.ar_toys import toy_ar
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples/two_gpus.toml"
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLE, GUIDE = ROOT / "examples/two_gpus.toml", ROOT / "docs/guides/simulate.md"
 GOOD: dict[str, Any] = {
     "roles": {"target": "a", "draft": ["b", "c"]},
     "devices": {
@@ -45,6 +47,16 @@ def test_the_example_is_a_machine() -> None:
     machine = Machine.read(EXAMPLE)
     assert machine.devices == ("gpu0", "gpu1", "gpu2")
     assert machine.cost("gpu0", "target").layer.of(10) == pytest.approx(4.2e-4)
+
+
+def test_the_file_of_the_guide_is_the_example_without_its_third_device(tmp_path: Path) -> None:
+    (shown,) = re.findall(r"^```text\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+    (tmp_path / "machine.toml").write_text(shown)
+    machine, example = Machine.read(tmp_path / "machine.toml"), Machine.read(EXAMPLE)
+    assert machine.devices == ("gpu0", "gpu1")
+    for where in (("gpu0", "target"), ("gpu1", "draft")):
+        assert machine.cost(*where) == example.cost(*where)
+    assert machine.link("gpu0", "gpu1") == example.link("gpu0", "gpu1")
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,20 @@ def test_rounds_have_the_tokens_of_the_run(spec: str) -> None:
     assert report.of("sequential").seconds == pytest.approx(report.of("sequential").tokens * 4)
 
 
+def test_the_schedule_of_a_model_without_parallel_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    generate, specs = pardec.Model.generate, list[str]()
+
+    def counted(self: pardec.Model, prompts: Any, **arguments: Any) -> Any:
+        specs.append(arguments["sampler"])
+        return generate(self, prompts, **arguments)
+
+    monkeypatch.setattr(pardec.Model, "generate", counted)
+    assert [each.schedule for each in simulated(DRAFT).simulations] == ["sequential", "plain"]
+    assert specs == [DRAFT], "decoded once"
+    names = [each.schedule for each in simulated(f"{DRAFT},parallel=2").simulations]
+    assert names == ["sequential", "plain", "easyspec"]
+
+
 def test_layers_of_a_file_stand_for_larger_models() -> None:
     own, stated = simulated(DRAFT), simulated(DRAFT, where=machine(layers={"target": 80, "draft": 16}))
     assert (stated.setting.target_layers, stated.setting.draft_layers) == (80, 16)
@@ -136,6 +150,9 @@ def test_what_does_not_go_together_is_refused_before_anything_is_decoded(monkeyp
         simulated(DRAFT, "mirror", exit_layer=3)
     with pytest.raises(SpecError, match="kappa must be a number of at least 1"):
         simulated(DRAFT, "mirror", kappa=0)
+    for option in ("exit_layer", "kappa"):
+        with pytest.raises(SpecError, match=f"{option}=1 has no effect without the schedule mirror"):
+            simulated(DRAFT, "plain", **{option: 1})
     with pytest.raises(SpecError, match="tiny-dream is not an autoregressive model"):
         simulate(pardec.load("tiny-dream", device="cpu"), "Tom", sampler="threshold", machine=machine())
 
