@@ -9,6 +9,7 @@
   rows are counted, and compared with those of a run that nothing disturbed, over the first fifth of the problems, a
   thousand at most.
 - long: tiny-llama's weights with room for 32,768 positions decode to the end: seconds per thousand tokens, and memory.
+  --samplers names some of them; what the file says of the others stays.
 - processes: the same prompts by one process, by two that split the layers (`tp=2`), and by two that share the rows
   (`--executor torchrun`); with `--ray PYTHON`, an interpreter that has ray, by its workers too: rows that are equal.
 
@@ -30,6 +31,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +134,8 @@ def _rows(file: Path) -> list[tuple[str, str]]:
     return [(str(row["key"]), json.dumps(row.get("answer", row.get("tokens")))) for row in rows]
 
 
-def long(positions: int = 32_768) -> list[Row]:
+def long(samplers: list[str], positions: int = 32_768) -> Iterator[Row]:
     """A long text by each sampler, in a process of its own."""
-    rows = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
         for file in (EMBEDDED / "tiny-llama").iterdir():
@@ -144,10 +145,9 @@ def long(positions: int = 32_768) -> list[Row]:
         (copy / "config.json").write_text(json.dumps({**config, "max_position_embeddings": positions}))
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
-            for row in pool.map(one_long, [folder] * len(LONG), LONG, [positions] * len(LONG)):
-                rows.append(row)
+            for row in pool.map(partial(one_long, folder, positions=positions), samplers):
                 print(row, flush=True)
-    return rows
+                yield row
 
 
 def one_long(folder: str, spec: str, positions: int) -> Row:
@@ -278,6 +278,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=("soak", "resume", "long", "processes"))
     parser.add_argument("--models", nargs="+", choices=SAMPLERS, default=list(SAMPLERS), help="models of the soak")
+    parser.add_argument("--samplers", nargs="+", choices=LONG, default=list(LONG), help="samplers of the long text")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--rows", type=int, default=50_000)
     parser.add_argument("--kills", type=int, default=20)
@@ -287,13 +288,14 @@ def main() -> None:
     if given.only in (None, "soak"):
         for model in given.models:
             for row in soak(model, given.requests):
-                old = {each["model"]: each for each in written(file).get("soak", ())}
-                rows = {**old, model: row}
+                rows = {**{each["model"]: each for each in written(file).get("soak", ())}, model: row}
                 write(file, {"soak": [rows[name] for name in SAMPLERS if name in rows]})
     if given.only in (None, "resume"):
         write(file, {"resume": resume(given.rows, given.kills)})
     if given.only in (None, "long"):
-        write(file, {"long": long()})
+        for row in long(given.samplers):
+            rows = {**{each["spec"]: each for each in written(file).get("long", ())}, row["spec"]: row}
+            write(file, {"long": [rows[spec] for spec in LONG if spec in rows]})
     if given.only in (None, "processes"):
         write(file, {"processes": processes(given.ray)})
 

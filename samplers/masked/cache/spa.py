@@ -63,10 +63,10 @@ class SingularProxyCache(Cache):
         self.require("ratio", least=0, most=1)
         self.require("refresh", "response", least=0)
         self.require("rank", least=1)
-        for name in ("peak", "first", "last"):
+        for name, most in (("peak", "below"), ("first", "at most"), ("last", "at most")):
             value = getattr(self, name)
-            if value is not None and not 0 < value < 1:
-                raise SpecError(f"spa: {name} must lie between 0 and 1, got {value}", f"{name}=0.5")
+            if value is not None and not (0 < value < 1 or (value == 1 and most == "at most")):
+                raise SpecError(f"spa: {name} must be above 0 and {most} 1, got {value}", f"{name}=0.5")
 
     @property
     def exact(self) -> str:

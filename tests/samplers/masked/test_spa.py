@@ -114,10 +114,10 @@ def test_it_is_its_naive_version_layer_by_layer(
 def test_the_first_layer_computes_the_answer_and_others_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """12 tokens: layer 1 of 2, after the peak of 0.4, computes floor(0.5 * 12) = 6 of them."""
     watched = Watched(monkeypatch)
-    spec = "sequential@spa:ratio=0.5,refresh=8,response=3,peak=0.4,first=0.5,last=0.999999"
+    spec = "sequential@spa:ratio=0.5,refresh=8,response=3,peak=0.4,first=0.5,last=1"
     got = fill(toy(), spec, prompts((5,)), 12)
     assert [len(positions) for positions in got.trace.fed[0]] == [17, *[12] * 7, 17, *[12] * 3]
-    expected = [17 if step % 8 == 0 else 12 if step % 3 == 0 else 5 for step in range(12)]  # 0.49999 * 12 is 5.99
+    expected = [17 if step % 8 == 0 else 12 if step % 3 == 0 else 6 for step in range(12)]
     assert [len(step[1]) for step in watched.steps] == expected
 
 
