@@ -77,7 +77,7 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
 
 def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
     """The bytes that each token writes at every position; none if they are unknown."""
-    kinds = _decoders(tokenizer)
+    kinds = {step["type"] for step in decoder_steps(tokenizer)}
     names = [str(name) for name in tokenizer.convert_ids_to_tokens(list(ids))]
     if "ByteLevel" in kinds:
         byte_of = _bytes_of_characters()
@@ -88,13 +88,13 @@ def token_bytes(tokenizer: Any, ids: Sequence[int]) -> list[bytes]:
     return _by_decoding(tokenizer, ids)
 
 
-def _decoders(tokenizer: Any) -> set[str]:
-    """The types of the decoders of a fast tokenizer; none for a slow one."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    decoder = None if backend is None else json.loads(backend.to_str()).get("decoder")
+def decoder_steps(tokenizer: Any) -> list[dict[str, Any]]:
+    """The steps of a fast tokenizer's decoder, as in tokenizer.json; none for a slow one."""
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     if decoder is None:
-        return set()
-    return {decoder["type"], *(each["type"] for each in decoder.get("decoders", []))}
+        return []
+    made: dict[str, Any] = json.loads(decoder.__getstate__())
+    return list(made["decoders"]) if made["type"] == "Sequence" else [made]
 
 
 def _byte(name: str) -> bytes | None:

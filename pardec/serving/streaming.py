@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pardec.models.files.token_bytes import BYTE_TOKEN
+from pardec.models.files.token_bytes import decoder_steps, special_ids
 from pardec.samplers.events import Event, RowFinished, Started, Step
+
+from ..requests.stop_strings import is_byte
 
 if TYPE_CHECKING:
     from ..requests.call import Call
 
 _BROKEN = "\ufffd"  # replaces bytes that do not form a character yet
+_CONTEXT = 8  # tokens decoded again before new ones
 
 
 class RowText:
@@ -29,25 +33,30 @@ class RowText:
         self.tokenizer, self.open = tokenizer, open_
         self.prompt, self.stop_ids, self.stops = call.prompts[row], call.stop_ids, call.stops(row)
         self.sent = ""  # the text already yielded
-        self.read = 0  # how many tokens after the prompt it was decoded from
+        self.ids: list[int] = []  # the final tokens after the prompt
         self.ended = False  # whether it ends there, at an end token or a stop string
         # Such a tokenizer removes blanks depending on what follows them.
         self.cleans = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
+        steps = decoder_steps(tokenizer)
+        self.bytes = not steps or any(step["type"] == "ByteFallback" for step in steps)  # may have tokens of one byte
+        self.local = not self.cleans and _decodes_locally(tokenizer, steps)
+        self.known, self.whole = 0, ""  # a number of tokens, and their text, which further tokens only add to
 
     def new(self, canvas: np.ndarray, settled: int) -> str:
         """The new final text, given that the tokens [L] before `settled` are final."""
-        start = self.prompt
-        if self.ended or settled - start <= self.read:
+        start, before, ids = self.prompt, len(self.ids), self.ids
+        if self.ended or settled - start <= before:
             return ""
-        before, self.read = self.read, settled - start
-        tokens: list[int] = canvas[start:settled].tolist()
-        for at in range(before, len(tokens)):
-            if tokens[at] in self.stop_ids and self.open[start + at]:
-                self.ended, tokens = True, tokens[: at + 1]
+        ids += canvas[start + before : settled].tolist()
+        for at in range(before, len(ids)):
+            if ids[at] in self.stop_ids and self.open[start + at]:
+                self.ended = True
+                del ids[at + 1 :]
                 break
-        if self.stops is not None and (count := self.stops.first(tokens, before)) is not None:
-            self.ended, tokens = True, tokens[:count]
-        text = self._final_text(tokens)
+        if self.stops is not None and (count := self.stops.first(ids, before)) is not None:
+            self.ended = True
+            del ids[count:]
+        text = self._final_text()
         text = text if self.stops is None else self.stops.certain(text)
         if len(text) <= len(self.sent) or not text.startswith(self.sent):
             return ""
@@ -58,15 +67,57 @@ class RowText:
         """The part of a finished row's whole `text` that was not returned before."""
         return text[len(self.sent) :]
 
-    def _final_text(self, tokens: list[int]) -> str:
-        """The prefix of the text of `tokens` that no later token can change."""
+    def _final_text(self) -> str:
+        """The prefix of the text of the final tokens that no later token can change."""
         # A run of byte tokens that is not valid as a whole decodes to replacement characters throughout, so that
         # even a complete character may change with the next byte.
-        name_of = self.tokenizer.convert_ids_to_tokens
-        while tokens and BYTE_TOKEN.fullmatch(str(name_of(tokens[-1]))):
-            tokens = tokens[:-1]
-        text = str(self.tokenizer.decode(tokens, skip_special_tokens=True)).rstrip(_BROKEN)
+        end = len(self.ids)
+        while end and self._in_bytes(end - 1):
+            end -= 1
+        text = self._decode(end)
+        if self.local and not text.endswith(_BROKEN):
+            self.known, self.whole = end, text
+        text = text.rstrip(_BROKEN)
         return re.sub(r"\s*\S*\Z", "", text) if self.cleans else text
+
+    def _decode(self, end: int) -> str:
+        """The text of the first `end` tokens: the known part, and what later tokens add to the last of its tokens.
+
+        Decoding everything at each step would take time that grows with the square of the length.
+        """
+        start = max(self.known - _CONTEXT, 0)
+        while start and self._in_bytes(start):  # a run of bytes is decoded as a whole
+            start -= 1
+        context = decoded(self.tokenizer, self.ids[start : self.known])
+        if not context:  # its first characters may be those that a decoder takes off the beginning of a text
+            return decoded(self.tokenizer, self.ids[:end])
+        return self.whole + decoded(self.tokenizer, self.ids[start:end])[len(context) :]
+
+    def _in_bytes(self, at: int) -> bool:
+        """Whether a token may stand in a run of bytes: a byte, or a token without text, which does not part them."""
+        if not self.bytes:
+            return False
+        token = self.ids[at]
+        return token in self._special or is_byte(self.tokenizer, token)
+
+    @cached_property
+    def _special(self) -> frozenset[int]:
+        return special_ids(self.tokenizer)
+
+
+def _decodes_locally(tokenizer: Any, steps: list[dict[str, Any]]) -> bool:
+    """Whether tokens add the same text after some of the tokens before them as after all: by the decoder's steps."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind, fast = type(tokenizer), PreTrainedTokenizerFast
+    if not steps or not issubclass(kind, fast) or kind.decode is not fast.decode or kind._decode is not fast._decode:
+        return False
+    names = [step["type"] for step in steps]
+    if "Fuse" in names:  # what comes after it sees the whole text: it may only take off its beginning
+        after = steps[names.index("Fuse") + 1 :]
+        if any(step["type"] != "Strip" or step["stop"] for step in after):
+            return False
+    return {*names} <= {"ByteLevel", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}
 
 
 class Texts:

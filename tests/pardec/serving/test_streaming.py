@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from pardec.samplers import registry
 from pardec.samplers.events import Event, RowFinished, Started, Step
 from pardec.samplers.request import Request
 from pardec.samplers.rng import Keyed
-from pardec.serving.streaming import Texts
+from pardec.serving.streaming import RowText, Texts
 from tests.grids import chequered
 from tests.samplers.toys import names, toy
 
@@ -205,3 +206,31 @@ def test_a_callback_hears_the_text_as_well(model: pardec.Model) -> None:
     heard: list[Event] = []
     result = model.generate(TEXTS, max_new_tokens=6, callback=heard.append)
     assert ["".join(row) for row in pieces_of(iter(heard), 3)] == result.text
+
+
+def told_one_by_one(tokenizer: Any, tokens: list[int]) -> str:
+    """What is told of tokens that become final one by one."""
+    canvas = np.array([3, 4, *tokens])
+    text = RowText(tokenizer, run_of(tokens, (), 0)[0], 0, np.ones(len(canvas), dtype=bool))
+    return "".join(text.new(canvas, settled) for settled in range(3, len(canvas) + 1))
+
+
+def test_bytes_are_one_run_across_a_token_without_text() -> None:
+    tokenizer, _ = byte_fallback()
+    first, second, third = (byte + 3 for byte in "€".encode())
+    for tokens in ([259, first, second, third, MASK, first, 260], [first, second, MASK, EOS, third, 260]):
+        assert tokenizer.decode(tokens, skip_special_tokens=True).startswith(told_one_by_one(tokenizer, tokens))
+
+
+@pytest.mark.parametrize("kind", [byte_level, byte_fallback])
+def test_a_step_decodes_the_end_of_a_long_text_alone(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, rows = kind()
+    tokens, decoded, decode = rows[0] * 40, [], PreTrainedTokenizerFast.decode
+
+    def counted(self: Any, ids: list[int], **options: Any) -> str:
+        decoded.append(len(ids))
+        return str(decode(self, ids, **options))
+
+    monkeypatch.setattr(tokenizer, "decode", partial(counted, tokenizer))
+    assert decode(tokenizer, tokens, skip_special_tokens=True).startswith(told_one_by_one(tokenizer, tokens))
+    assert sum(decoded) < 60 * len(tokens)
