@@ -16,7 +16,7 @@ from .answers import DeltaAnswer, finish_reason, text_of, typed
 from .errors import RequestError
 from .schemas import Block, Body, ChatBody, Part, Sampled, Stop, joined, numbers
 
-RENAMED = {"stop": "stop_sequences"}
+RENAMED = {"stop": "stop_sequences", "response_format": "output_config.format"}
 _END_OF_TURN = {"stop_reason": "end_turn", "stop_sequence": None}
 
 
@@ -120,6 +120,20 @@ class Choice(BaseModel, extra="forbid"):
         return "required" if self.type == "any" else self.type
 
 
+class SchemaFormat(BaseModel, extra="forbid"):
+    """The JSON schema of the answer."""
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(BaseModel, extra="forbid"):
+    """The form of the answer; the effort "high" is Anthropic's default and changes nothing."""
+
+    format: SchemaFormat | None = None
+    effort: Literal["high"] | None = None
+
+
 class Conversation(Body):
     """The fields that make the prompt, as `POST /v1/messages/count_tokens` takes them."""
 
@@ -128,6 +142,7 @@ class Conversation(Body):
     system: StrictStr | list[Part] | None = None
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Choice | None = None
+    output_config: OutputConfig | None = None
 
     @field_validator("messages")
     @classmethod
@@ -150,6 +165,9 @@ class Conversation(Body):
         if self.tool_choice is not None:
             document["tool_choice"] = self.tool_choice.document
             document["parallel_tool_calls"] = not self.tool_choice.disable_parallel_tool_use
+        if self.output_config is not None and self.output_config.format is not None:
+            named = {"name": "answer", "schema": self.output_config.format.json_schema}
+            document["response_format"] = {"type": "json_schema", "json_schema": named}
         return document
 
 

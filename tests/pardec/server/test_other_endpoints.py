@@ -186,6 +186,26 @@ def test_a_stream_of_messages_has_the_whole_text(llama: Running) -> None:
     assert "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta") == whole[0]
 
 
+def test_a_message_keeps_to_its_format(llama: Running) -> None:
+    number = {"type": "integer", "minimum": 0, "maximum": 9}
+    schema = {"type": "object", "properties": {"a": number}, "required": ["a"], "additionalProperties": False}
+    form = {"format": {"type": "json_schema", "schema": schema}}
+    body: dict[str, Any] = {"messages": MESSAGES, "output_config": form}
+    key = {"x-api-key": "secret"}
+    answer = llama.post("/v1/messages", {**body, "max_tokens": 30}, headers=key).json()
+    chat_form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    chat_body = {"messages": MESSAGES, "max_tokens": 30, "response_format": chat_form}
+    chat = llama.post("/v1/chat/completions", chat_body, headers={"Authorization": "Bearer secret"}).json()
+    assert answer["content"][0]["text"] == chat["choices"][0]["message"]["content"]
+    assert set(json.loads(answer["content"][0]["text"])) == {"a"}
+    counted = llama.post("/v1/messages/count_tokens", body, headers=key).json()["input_tokens"]
+    assert counted == answer["usage"]["input_tokens"]
+    form["format"]["schema"] = {"type": "object", "properties": {"a": {"type": "date"}}}
+    assert "output_config.format" in llama.post("/v1/messages", {**body, "max_tokens": 30}, headers=key).text
+    refused = llama.post("/v1/messages", {**body, "max_tokens": 30, "output_config": {"effort": "low"}}, headers=key)
+    assert "output_config.effort" in refused.json()["error"]["message"]
+
+
 def test_errors_of_messages_have_their_form(llama: Running) -> None:
     for body in ({"messages": MESSAGES}, {"messages": MESSAGES, "max_tokens": 4, "tools": [{"name": "x"}]}):
         answer = llama.post("/v1/messages", body, headers={"x-api-key": "secret"})
