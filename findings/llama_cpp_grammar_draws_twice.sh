@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# llama.cpp: with a grammar and top_k, tokens are drawn either among the k best of all, or among the k best that the
+# grammar allows. It is neither: a token is drawn without the grammar first, kept if it fits, and else drawn anew among
+# the allowed ones. Without a filter that is the right distribution; with one, tokens that are in both sets get two
+# chances. Under a grammar that forbids the best letter, with top_k 2, the next is drawn in 75% of cases, and in 56% of
+# those with a mask on the logits, which is what xgrammar and llguidance give. Log-probabilities show neither.
+set -euo pipefail
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+python3 -m venv "$folder/venv"
+"$folder/venv/bin/pip" install -q --disable-pip-version-check xllamacpp==2026.10.11549 gguf==0.19.0 numpy==2.4.6
+OMP_NUM_THREADS=1 "$folder/venv/bin/python" - "$folder" <<'PY'
+import sys
+from pathlib import Path
+
+import gguf
+import numpy
+import xllamacpp
+
+# A model whose logits are the same at each place: 0 for "a", -1/4 for "b", and so on to "z".
+file, letters = str(Path(sys.argv[1]) / "letters.gguf"), [chr(ord("a") + index) for index in range(26)]
+writer = gguf.GGUFWriter(file, "llama")
+for key, value in {
+    "context_length": 2048, "embedding_length": 32, "block_count": 1, "feed_forward_length": 32, "head_count": 2,
+    "head_count_kv": 2, "layer_norm_rms_eps": 1e-5, "vocab_size": 32, "rope_dimension_count": 16,
+}.items():
+    getattr(writer, f"add_{key}")(value)
+writer.add_tokenizer_model("llama")
+writer.add_token_list(["<unk>", "<s>", "</s>", *letters, "\u2581", "<0x0A>", "Z"])
+writer.add_token_scores([0.0] * 32)
+writer.add_token_types([2, 3, 3, *[1] * 27, 6, 1])
+logits = numpy.full(32, -20, numpy.float32)
+logits[3:29] = -numpy.arange(26) / 4
+writer.add_tensor("token_embd.weight", numpy.ones((32, 32), numpy.float32))
+writer.add_tensor("output.weight", numpy.repeat(logits[:, None] / 32, 32, 1))
+for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+    writer.add_tensor(f"blk.0.{name}.weight", numpy.zeros((32, 32), numpy.float32))
+for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+    writer.add_tensor(f"{name}.weight", numpy.ones(32, numpy.float32))
+writer.write_header_to_file()
+writer.write_kv_data_to_file()
+writer.write_tensors_to_file()
+writer.close()
+params = xllamacpp.CommonParams()
+params.model.path, params.n_ctx, params.n_parallel, params.warmup = file, 2048, 1, False
+params.cpuparams.n_threads, params.verbosity = 1, -1
+server = xllamacpp.Server(params)
+
+
+def text(prompt, tokens, **options):
+    answer = server.handle_completions({"prompt": prompt, "max_tokens": tokens, "seed": 1, **options})
+    return answer["choices"][0]["text"]
+
+
+print("xllamacpp 2026.10.11549")
+
+options = {"temperature": 1.0, "top_k": 2, "top_p": 1.0, "min_p": 0.0}
+drawn = text("a", 400, grammar="root ::= [b-z]+", **options)
+share = drawn.count("b") / len(drawn)
+free = text("a", 200, **options)
+mask = 1 / (1 + numpy.exp(-0.25))
+print("guess: b and c are the two best that the grammar allows; b is drawn in", f"{mask:.0%} of cases, c in the others")
+print(f"seen: letters {sorted(set(drawn))}, b in {share:.0%}; drawn twice it would be {1 - mask + mask * mask:.0%}")
+print(f"without a grammar {sorted(set(free))}, a in {free.count('a') / len(free):.0%}")
+sys.exit(not (set(drawn) == {"b", "c"} and share > 0.66 and set(free) == {"a", "b"}))
+PY
