@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# datasets: two sources name the same classes in another order, and concatenate_datasets refuses to join them. The way
-# out that it suggests, casting one to the features of the other, keeps the numbers and changes the names: every cat is
-# a dog afterwards, without a word, and the sets are joined. Casting to text gives "0" and "1", which cast to the other
+# datasets: two sources name the same classes in another order, and concatenate_datasets refuses to join them. Casting
+# one to the features of the other, the next thing to try, keeps the numbers and changes the names: every cat is a dog
+# afterwards, without a word, and the sets are joined. Casting to text gives "0" and "1", which cast to the other
 # order are numbers again, and not names. A label is right only if it is mapped by its name, as
 # align_labels_with_mapping does.
 set -euo pipefail
