@@ -12,6 +12,7 @@ from fastapi.testclient import TestClient
 
 import pardec
 from pardec.cli.app import command_line
+from pardec.cli.options import ServedSampling
 from pardec.interop.lm_eval.requests import generation
 from pardec.requests.argument import Takes
 from pardec.requests.settings import ARGUMENTS, Arguments, Settings
@@ -98,6 +99,8 @@ def test_commands_have_the_options_and_their_help() -> None:
                 shown = (
                     each.option.images if command == "image" and each.option.images is not True else each.option.help
                 )
+                if command == "serve":
+                    shown = ServedSampling.texts.get(name, shown)
                 assert options[name].help == shown, (command, name)
                 assert options[name].default is None
 
