@@ -28,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
@@ -288,14 +288,12 @@ def main() -> None:
     if given.only in (None, "soak"):
         for model in given.models:
             for row in soak(model, given.requests):
-                rows = {**{each["model"]: each for each in written(file).get("soak", ())}, model: row}
-                write(file, {"soak": [rows[name] for name in SAMPLERS if name in rows]})
+                write_row(file, "soak", "model", row, SAMPLERS)
     if given.only in (None, "resume"):
         write(file, {"resume": resume(given.rows, given.kills)})
     if given.only in (None, "long"):
         for row in long(given.samplers):
-            rows = {**{each["spec"]: each for each in written(file).get("long", ())}, row["spec"]: row}
-            write(file, {"long": [rows[spec] for spec in LONG if spec in rows]})
+            write_row(file, "long", "spec", row, LONG)
     if given.only in (None, "processes"):
         write(file, {"processes": processes(given.ray)})
 
@@ -303,6 +301,12 @@ def main() -> None:
 def written(file: Path) -> Row:
     data: Row = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return data
+
+
+def write_row(file: Path, part: str, key: str, row: Row, order: Iterable[str]) -> None:
+    """Replaces the row of a part that has the same `key`, and keeps the others."""
+    rows = {**{each[key]: each for each in written(file).get(part, ())}, row[key]: row}
+    write(file, {part: [rows[name] for name in order if name in rows]})
 
 
 def write(file: Path, part: Row) -> None:

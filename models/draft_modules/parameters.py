@@ -49,7 +49,7 @@ def layer_names(parameter: str, stem: str) -> dict[str, str | tuple[str, ...]]:
 
 
 def check_head(name: str, target: LanguageModel) -> None:
-    """Raises ModelError for a target without a head of its own to draft with: one that runs through transformers."""
+    """Raises ModelError for a target that runs through transformers: drafters cannot use its head."""
     if not hasattr(target.decoder, "unembed"):
         raise ModelError(
             f"{name} drafts with the head of {target.name}, which runs in transformers and does not expose it",

@@ -333,7 +333,7 @@ def _loaded(published: Mapping[str, Published]) -> dict[str, Published]:
 
 
 def defaults(source: Source, config: Config) -> Config:
-    """Defaults of sampling: generation_config.json, the arguments of the authors' script, and their defaults.
+    """Sampling defaults in generation_config.json; for the others, the authors' arguments or values.
 
     Raises ModelError for guidance that is no number; theirs may be text.
     """

@@ -243,7 +243,7 @@ def named_weights(model: ContinuousModel) -> dict[str, Tensor]:
 
 
 def defaults(source: Source, config: Config) -> Config:
-    """Defaults of sampling by the arguments of the authors' script, and those of generation_config.json before them."""
+    """Sampling defaults in generation_config.json; for the others, the arguments of the authors' script."""
     own: Config = {name: config[name] for name in ("cfg", "temperature") if name in config}
     names = {"num_iter": "steps", "cfg_schedule": "guidance"}
     if settings := [f"{ours}={config[theirs]}" for theirs, ours in names.items() if theirs in config]:

@@ -252,7 +252,7 @@ def load_nextstep(
 
 
 def defaults(source: Source, config: Config) -> Config:
-    """Defaults of sampling: the authors', and those of generation_config.json before them. Raises ModelError."""
+    """Sampling defaults in generation_config.json; for the others, the authors' values. Raises ModelError."""
     settings = _settings(source.folder)
     return {name: settings.get(name, value) for name, value in _DEFAULTS.items()}
 

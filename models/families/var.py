@@ -59,7 +59,7 @@ _DEFAULTS: dict[str, Any] = {"cfg": 4.0, "top_k": 900, "top_p": 0.95, "temperatu
 
 
 def defaults(source: Source, config: Config) -> Config:
-    """Defaults of sampling: the authors', and those of generation_config.json before them."""
+    """Sampling defaults in generation_config.json; for the others, the authors' values."""
     top_k = min(_DEFAULTS["top_k"], int(config.get("vocab_size", _DEFAULTS["top_k"])))
     return {**_DEFAULTS, "top_k": top_k, **sampling(source.folder)}
 

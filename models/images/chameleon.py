@@ -130,7 +130,7 @@ class LuminaImaging(AnySize, ChameleonImaging):
 
 
 def defaults(source: Source, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of sampling: the authors', and those of generation_config.json before them."""
+    """Sampling defaults in generation_config.json; for the others, the authors' values."""
     own = _LUMINA_DEFAULTS if _is_lumina(config, source.name) else _DEFAULTS
     return {**own, **generation_defaults(source.folder)}
 

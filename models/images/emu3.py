@@ -88,7 +88,7 @@ class Emu3Imaging(AnySize, CaptionedImaging):
 
 
 def defaults(source: Source, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of sampling: the authors', and those of generation_config.json before them."""
+    """Sampling defaults in generation_config.json; for the others, the authors' values."""
     return {**_DEFAULTS, **generation_defaults(source.folder)}
 
 

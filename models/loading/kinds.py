@@ -78,14 +78,19 @@ def kind(name: str, config: dict[str, Any], folder: Path | None = None) -> Kind:
     return Kind(name, family, positions=_positions(spec, config), vocabulary=vocabulary, block=block)
 
 
+def own_family(config: Mapping[str, Any]) -> str:
+    """The family of one of `NO_LANGUAGE_MODELS`."""
+    return "nextstep" if config["model_type"] in NEXTSTEP else str(config["model_type"])
+
+
 def sampling_defaults(source: Source, config: dict[str, Any]) -> dict[str, Any]:
     """Arguments of `generate` that the authors of an image model use, as its `Imaging.defaults` has them.
 
     Raises ModelError for files that loading would refuse.
     """
-    kind, spec = str(config.get("model_type")), match(config)
-    family = "nextstep" if kind in NEXTSTEP else kind
-    where = IMAGE_MODELS.get(kind) or (spec.imaging if spec else f"pardec.models.families.{family}")
+    spec = match(config)
+    own = spec.imaging if spec else f"pardec.models.families.{own_family(config)}"
+    where = IMAGE_MODELS.get(str(config.get("model_type")), own)
     defaults: dict[str, Any] = import_module(where.partition(":")[0]).defaults(source, config)
     return defaults
 

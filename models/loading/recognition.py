@@ -25,7 +25,7 @@ from .decoding_config import (
     describe_ends,
     end_ids,
 )
-from .kinds import IMAGE_MODELS, NEXTSTEP, NO_LANGUAGE_MODELS
+from .kinds import IMAGE_MODELS, NO_LANGUAGE_MODELS, own_family
 from .unread import mtp_layers
 
 _BY_TENSORS = {"mar": mar, "var": var, "infinity": infinity}  # model_type -> what reads the configuration off tensors
@@ -138,8 +138,7 @@ def describe(name_or_path: str | os.PathLike[str], *, revision: str | None = Non
     config, spec = found.config, found.spec
     description: dict[str, Any] = {"name": source.name, "path": str(source.file or source.folder)}
     if config.get("model_type") in NO_LANGUAGE_MODELS:
-        family = "nextstep" if config["model_type"] in NEXTSTEP else str(config["model_type"])
-        return {**description, "family": family, "loads": "natively"}
+        return {**description, "family": own_family(config), "loads": "natively"}
     if spec is None:
         check_autoregressive(source.name, None, config, read_json(source.folder / "generation_config.json"))
         check_class(source.name, None, config)

@@ -26,7 +26,7 @@ def _option(panel: str, text: str, *names: str, **more: Any) -> Any:
 
 
 def _declared(name: str, panel: str = "Sampling", *default: Any, images: bool = False, text: str = "") -> Any:
-    """The option of an argument of `generate`, with a help text of its own where one is given."""
+    """The option of an argument of `generate`; `text` replaces its help."""
     option = ARGUMENTS[name].option
     assert option is not None, "declared with one"
     text = text or (option.images if images and isinstance(option.images, str) else option.help)

@@ -16,7 +16,7 @@ from pardec.samplers.cards import Family
 
 from ..requests.argument import check_whole, is_number
 from ..requests.chat_template import is_embedded
-from ..requests.images import sampling_arguments
+from ..requests.images import default_arguments
 from ..requests.preflight import check_answered, check_placing
 from ..requests.settings import ignored_arguments
 from ..tasks import Task
@@ -214,4 +214,4 @@ def family_of(model: str, loading: Loading) -> Family:
 
 
 def _sampling_defaults(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in sampling_arguments(defaults).items() if name != "sampler"}
+    return {name: value for name, value in default_arguments(defaults).items() if name != "sampler"}

@@ -107,7 +107,7 @@ def size_of(settings: Settings) -> tuple[int, int] | None:
     return None if settings.size is None else (int(settings.size[0]), int(settings.size[1]))
 
 
-def sampling_arguments(defaults: Mapping[str, Any]) -> dict[str, Any]:
+def default_arguments(defaults: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `generate` among a checkpoint's defaults.
 
     Where it has none, the temperature is 1 and there is no guidance.
@@ -124,7 +124,7 @@ def with_defaults(imaging: Imaging, arguments: Mapping[str, Any]) -> dict[str, A
 
     A preset's arguments come before defaults.
     """
-    defaults = sampling_arguments(imaging.defaults)
+    defaults = default_arguments(imaging.defaults)
     sampler = arguments.get("sampler")
     if isinstance(sampler, str) and sampler.startswith("preset:"):
         defaults = {name: value for name, value in defaults.items() if name not in preset(sampler).arguments}

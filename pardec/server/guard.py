@@ -135,10 +135,8 @@ def as_browsers_write(origins: Sequence[str]) -> list[str]:
     """Origins in the spelling of a request's header. Raises SpecError for one that no browser sends."""
     found = [origin.rstrip("/").lower() for origin in origins]
     for given, origin in zip(origins, found, strict=True):
-        is_one = re.fullmatch(r"[a-z][a-z\d+.-]*://[^\s/?#@]+", origin) and _host_and_port(origin)[0] not in (
-            "?",
-            "?.?",
-        )
+        readable = _host_and_port(origin)[0] not in ("?", "?.?")
+        is_one = readable and re.fullmatch(r"[a-z][a-z\d+.-]*://[^\s/?#@]+", origin)
         if origin not in ("*", "null") and not is_one:
             raise SpecError(
                 f"{given!r} is no origin of web pages",

@@ -94,7 +94,7 @@ class RowText:
         return self.whole + decoded(self.tokenizer, self.ids[start:end])[len(context) :]
 
     def _in_bytes(self, at: int) -> bool:
-        """Whether a token may stand in a run of bytes: a byte, or a token without text, which does not part them."""
+        """Whether a token is a byte, or has no text, so that bytes before and after it may form one character."""
         if not self.bytes:
             return False
         token = self.ids[at]

@@ -20,6 +20,7 @@ from pardec.models.model import LanguageModel
 from pardec.tasks import Generator, task
 
 from ..io.text_files import numbered_lines, read_utf8
+from .resumable import write_json
 
 # How user messages begin, with shares; the target writes the rest, or all of it where the beginning is empty.
 OPENINGS = (
@@ -111,7 +112,7 @@ def _check_settings(how: Writing) -> None:
     asked["tasks"] = ",".join(how.tasks)
     path = how.out.with_suffix(".settings.json")
     if not (path.exists() and how.out.exists()):
-        path.write_text(json.dumps(asked) + "\n", encoding="utf-8")
+        write_json(path, asked)
         return
     begun = json.loads(path.read_text(encoding="utf-8"))
     complete = sum(1 for _ in rows([how.out])) >= how.rows

@@ -63,10 +63,12 @@ class SingularProxyCache(Cache):
         self.require("ratio", least=0, most=1)
         self.require("refresh", "response", least=0)
         self.require("rank", least=1)
-        for name, most in (("peak", "below"), ("first", "at most"), ("last", "at most")):
+        if self.peak is not None and not 0 < self.peak < 1:
+            raise SpecError(f"spa: peak must be above 0 and below 1, got {self.peak}", "peak=0.5")
+        for name in ("first", "last"):
             value = getattr(self, name)
-            if value is not None and not (0 < value < 1 or (value == 1 and most == "at most")):
-                raise SpecError(f"spa: {name} must be above 0 and {most} 1, got {value}", f"{name}=0.5")
+            if value is not None and not 0 < value <= 1:
+                raise SpecError(f"spa: {name} must be above 0 and at most 1, got {value}", f"{name}=0.5")
 
     @property
     def exact(self) -> str:
