@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from ..errors import CacheError, CapacityError
 from ..kernels.attention import AttentionPattern, additive_mask, visible_rows
+from ..kernels.cpu.memory import rooms
 from ..kernels.cpu.slots import move_c, moves
 from ..plan import Plan
 
@@ -76,9 +78,8 @@ class KVCache:
             sizes: dict[str, Any] = {"kv_heads": heads, "head_dim": dims, "dtype": dtype, "device": devices}
             self.shared = KVCache(layers=layers, batch=1, capacity=shared, **sizes)
         with torch.inference_mode(False):  # so that a cache made in inference mode can be written outside it
-            rooms = [(shape, torch.device(name)) for shape, name in zip(shapes, devices, strict=True)]
-            self.k = [room_for(shape, dtype, name) for shape, name in rooms]
-            self.v = [room_for(shape, dtype, name) for shape, name in rooms]
+            rooms = _rooms_for(shapes, dtype, [torch.device(name) for name in devices])
+            self.k, self.v = rooms[0::2], rooms[1::2]
 
         self.copies = 1  # copies of each sequence: rows 0 .. R-1 are the first copies, rows R .. 2R-1 the second, ...
         self.ids = torch.arange(batch)  # [R] on the host: original index of each row's sequence
@@ -396,15 +397,28 @@ def written(value: Any, rows: Tensor, other: Any, batch: int) -> Any:
     return whole
 
 
-def room_for(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def room_for(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, memory: Tensor | None = None) -> Tensor:
     """Zeros of `shape` [B, C + 1, K, D], whose rows and slots can be viewed as one dimension.
 
     A CPU's attention goes through one head after another, and reads a large cache faster where each head is contiguous.
+
+    Args:
+        memory: bytes that the zeros are to fill.
     """
     rows, slots, heads, dim = shape
-    if device.type != "cpu" or rows * slots * heads * dim * dtype.itemsize < _LARGE:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.zeros(heads, rows, slots, dim, dtype=dtype, device=device).permute(1, 2, 0, 3)
+    by_head = device.type == "cpu" and rows * slots * heads * dim * dtype.itemsize >= _LARGE
+    order = (heads, rows, slots, dim) if by_head else shape
+    whole = torch.zeros(order, dtype=dtype, device=device) if memory is None else memory.view(dtype).view(order).zero_()
+    return whole.permute(1, 2, 0, 3) if by_head else whole
+
+
+def _rooms_for(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, devices: Sequence[torch.device]) -> list[Tensor]:
+    """The keys and the values of each layer in turn; on a CPU they lie together, in huge pages."""
+    each = [one for one in zip(shapes, devices, strict=True) for _ in range(2)]
+    if any(device.type != "cpu" for device in devices):
+        return [room_for(shape, dtype, device) for shape, device in each]
+    memory = rooms([math.prod(shape) * dtype.itemsize for shape, _ in each])
+    return [room_for(*one, part) for one, part in zip(((s, dtype, d) for s, d in each), memory, strict=True)]
 
 
 class Reader(ABC):

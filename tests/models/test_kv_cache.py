@@ -6,6 +6,7 @@ import torch
 from pardec.models.caches import kv_cache
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import CacheError, CapacityError
+from pardec.models.kernels.cpu import memory
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import ask, ids
 
@@ -24,6 +25,19 @@ def make(batch: int = 2, capacity: int = 6) -> KVCache:
 def numbered(batch: int, width: int) -> torch.Tensor:
     first = torch.arange(1.0, batch * width + 1).view(batch, width, 1, 1)
     return torch.cat((first, first + 0.5), 2)
+
+
+def test_layers_of_any_shapes_lie_in_memory_of_their_own(monkeypatch):
+    monkeypatch.setattr(memory, "_CHUNK", 1 << 10)
+    monkeypatch.setattr(memory, "_PAGE", 1 << 9)
+    cache = KVCache(layers=5, batch=2, capacity=6, kv_heads=[2, 1, 3, 9, 1], head_dim=[1, 4, 3, 7, 2])
+    parts = [part for layer in zip(cache.k, cache.v, strict=True) for part in layer]
+    for number, part in enumerate(parts):
+        assert not part.any()
+        part.fill_(number + 1)
+    assert all((part == number + 1).all() for number, part in enumerate(parts))
+    assert len({part.untyped_storage().data_ptr() for part in parts}) > 2  # blocks of 1 KiB, and two larger layers
+    assert {part.data_ptr() % 64 for part in parts} == {0}
 
 
 def test_queries_are_stored_in_their_slots_and_padding_in_the_bin():

@@ -35,6 +35,7 @@
 #define ALONE 4
 #define MOST_ALONE 8
 #endif
+#define TOGETHER 8              /* heads of keys whose blocks are read side by side, as they lie in memory */
 #define WIDE 8                  /* vectors of values that are summed at once for a query, and for each of several */
 #define WIDE_OF(count) ((count) == 1 ? 8 : 4)
 #define LOWEST -1e30f
@@ -162,6 +163,14 @@ INLINE void fetch(const Head *one, const Block *block, const void *next, ptrdiff
             __builtin_prefetch((const char *)past(one->type, next, s * step) + b, 0, 2);
 }
 
+/* Prefetches the next block's keys or values of slot s, if there is one. */
+INLINE void fetch_slot(const Head *one, const Block *block, const void *next, ptrdiff_t step, int s)
+{
+    const char *row = past(one->type, next, s * step);
+    for (int b = 0, bytes = one->dim * bytes_of(one->type); s < block->after && b < bytes; b += LINE)
+        __builtin_prefetch(row + b, 0, 2);
+}
+
 /* Keys or values of a block as float32, with row stride `step`: in place, or converted into `room`. */
 INLINE const float *block_of(int type, const void *x, ptrdiff_t *step, int slots, int dim, float *room)
 {
@@ -203,17 +212,24 @@ INLINE const void *gathered(const Head *one, const void *x, ptrdiff_t step, int 
     const Head *one, const Block *block, const float *queries, const float *const *masks, vec *tops, vec *masses,  \
         float *out
 
-/* Weighted sums of values for `count` queries, over `width` vectors of dimensions. */
-INLINE void lone_values(const int kind, const int count, const int width, const float *v, ptrdiff_t step,
-                        const float *weights, const vec *share, float *out, int steps, int dim)
+/* Weighted sums of values for `count` queries, over `width` vectors of dimensions from the d-th on. */
+INLINE void lone_values(const int kind, const int count, const int width, const Head *one, const Block *block, int d,
+                        const float *weights, const vec *share, float *out)
 {
+    int dim = one->dim, each = kind == PAIRS ? 2 : 1;
+    ptrdiff_t step = block->v_step;
+    const float *v = block->v + d;
     vec sum[ALONE][WIDE] = {0};
-    for (int s = 0; s < steps; s++)
+    out += d;
+    for (int s = 0; s < block->steps; s++) {
+        for (int i = s * each; d == 0 && i < (s + 1) * each; i++)
+            fetch_slot(one, block, block->next_v, one->v_slot, i);
         UNROLL for (int e = 0; e < count; e++) {
             const float *weight = weights + e * BLOCK + s;
             UNROLL for (int j = 0; j < width; j++)
                 sum[e][j] = with_product(kind, sum[e][j], *(const vec *)(v + s * step + j * LANES), weight);
         }
+    }
     UNROLL for (int e = 0; e < count; e++)
         UNROLL for (int j = 0; j < width; j++) {
             vec *to = (vec *)(out + e * dim + j * LANES);
@@ -227,20 +243,21 @@ INLINE void lone(const int kind, const int count, LONE)
 {
     if (kind == PAIRS && !HAS_PAIRS) return;
     int slots = block->slots, dim = one->dim, length = kind == PAIRS ? dim / 2 : dim;
+    int bytes = kind == PAIRS ? 4 : bytes_of(one->type); /* of a number, or a pair, of a key */
+    int after = block->after;
+    const char *next = block->next_k;
+    ptrdiff_t apart = one->k_slot * bytes_of(one->type);
     float scale = one->scale;
     float weights[ALONE * BLOCK];
     vec share[ALONE];
     for (int s = 0; s < slots; s += LANES) {
         vec whole[ALONE] = {0}, part[ALONE] = {0};
-        for (int i = 0; i < LANES; i += 4) {
-            fetch(one, block, block->next_k, one->k_slot, (s + i) / 4, BLOCK / 4);
-            fetch(one, block, block->next_v, one->v_slot, (s + i) / 4, BLOCK / 4);
-        }
         for (int d = 0; d < length; d += LANES) { /* the last vector of pairs may be half full */
             vec keys[LANES];
             UNROLL for (int i = 0; i < LANES; i++) {
                 const float *row = block->k + least(s + i, slots - 1) * block->k_step;
                 keys[i] = load(FLOAT32, row, d, LANES == 16 ? length - d : LANES);
+                if (s + i < after) __builtin_prefetch(next + (s + i) * apart + d * bytes, 0, 2);
             }
             transpose(keys);
             UNROLL for (int i = 0; i < LANES; i++) {
@@ -277,9 +294,9 @@ INLINE void lone(const int kind, const int count, LONE)
     }
     int d = 0;
     for (; dim - d >= WIDE_OF(count) * LANES; d += WIDE_OF(count) * LANES)
-        lone_values(kind, count, WIDE_OF(count), block->v + d, block->v_step, weights, share, out + d, block->steps, dim);
+        lone_values(kind, count, WIDE_OF(count), one, block, d, weights, share, out);
     for (; d < dim; d += LANES)
-        lone_values(kind, count, 1, block->v + d, block->v_step, weights, share, out + d, block->steps, dim);
+        lone_values(kind, count, 1, one, block, d, weights, share, out);
 }
 
 #define LONE_OF(count)                                                                                             \
@@ -297,20 +314,22 @@ static void (*const LONE_BY[2][ALONE])(LONE) = {
 /* Number of float32 values in the buffer of `few`. */
 static size_t room_for(int dim)
 {
-    return (size_t)VECTORS * LANES * (2 * dim + BLOCK) + (2 * MOST_ALONE + 4 * BLOCK) * dim;
+    return (size_t)VECTORS * LANES * (2 * dim + BLOCK) + (2 * TOGETHER * MOST_ALONE + 4 * BLOCK) * dim;
 }
 
 /* Attention of the queries from `first` on of the heads that share keys, counted head by head: `count` queries in
- * `vectors` vectors, and `more` remaining ones. */
-INLINE void few(const int kind, const int vectors, const Head *one, int first, int count, int more, float *held)
+ * `vectors` vectors, and `more` remaining ones. Where there are no vectors, of `together` such heads. */
+INLINE void few(const int kind, const int vectors, const Head *heads, const int together, int first, int count,
+                int more, float *held)
 {
     if (kind == PAIRS && !HAS_PAIRS) return;
-    int type = one->type, dim = one->dim, width = vectors * LANES;
+    const Head *one = heads;
+    int type = one->type, dim = one->dim, width = vectors * LANES, apart = MOST_ALONE * dim;
     int each = SLOTS(vectors), dimensions = DIMENSIONS(vectors), length = kind == PAIRS ? dim / 2 : dim; /* numbers or pairs of a key */
     float *turned = held, *out = turned + dim * width, *scores = out + dim * width, *queries = scores + BLOCK * width;
-    float *others = queries + MOST_ALONE * dim, *keys = others + MOST_ALONE * dim, *values = keys + BLOCK * dim;
+    float *others = queries + together * apart, *keys = others + together * apart, *values = keys + BLOCK * dim;
     float *rows = values + BLOCK * dim;
-    vec tops[MOST_ALONE], masses[MOST_ALONE] = {0};
+    vec tops[TOGETHER][MOST_ALONE], masses[TOGETHER][MOST_ALONE];
     const float *masks[MOST_ALONE];
     vec highest[VECTORS], total[VECTORS] = {0}, share[VECTORS];
     for (int n = 0; n < width; n++) { /* the last query fills up the vector; copies are not stored */
@@ -319,15 +338,26 @@ INLINE void few(const int kind, const int vectors, const Head *one, int first, i
         for (int d = 0; d < length; d++) turned[d * width + n] = ((const loose *)query)[d];
     }
     memset(out, 0, sizeof(float) * dim * width);
-    memset(others, 0, sizeof(float) * dim * more);
-    for (int e = 0; e < more; e++) {
-        const void *query = query_of(one, first + count + e);
-        if (kind == PAIRS) memcpy(queries + e * dim, query, sizeof(float) * length);
-        else widen(type, query, dim, queries + e * dim);
-        tops[e] = spread(LOWEST);
-    }
+    memset(others, 0, sizeof(float) * apart * together);
+    for (int h = 0; h < together; h++)
+        for (int e = 0; e < more; e++) {
+            const void *query = query_of(heads + h, first + count + e);
+            float *to = queries + h * apart + e * dim;
+            if (kind == PAIRS) memcpy(to, query, sizeof(float) * length);
+            else widen(type, query, dim, to);
+            tops[h][e] = spread(LOWEST), masses[h][e] = (vec){0};
+        }
     UNROLL for (int j = 0; j < vectors; j++) highest[j] = spread(LOWEST);
-    for (int slot = 0; slot < one->slots; slot += BLOCK) {
+    for (int h = 0; h < together && !vectors; h++) {
+        Block none = {.after = least(BLOCK, heads->listed ? heads->straight : heads->slots)}; /* before the first */
+        for (int s = 0; s < none.after; s++) {
+            fetch_slot(heads + h, &none, heads[h].k, heads[h].k_slot, s);
+            fetch_slot(heads + h, &none, heads[h].v, heads[h].v_slot, s);
+        }
+    }
+    for (int n = 0, slot = 0; slot < heads->slots; slot += ++n % together ? 0 : BLOCK) {
+        const int h = n % together;
+        one = heads + h;
         int slots = least(BLOCK, one->slots - slot), from = one->from - slot, gone = from < 0 ? -from : 0;
         const void *k = past(type, one->k, slot * one->k_slot), *v = past(type, one->v, slot * one->v_slot);
         ptrdiff_t k_step = one->k_slot, v_step = one->v_slot;
@@ -351,7 +381,8 @@ INLINE void few(const int kind, const int vectors, const Head *one, int first, i
         for (int e = 0; e < more; e++) masks[e] = mask_of(one, first + count + e) + gone;
         for (int e = 0, some; e < more; e += some) {
             some = least(ALONE, more - e);
-            LONE_BY[kind][some - 1](one, &block, queries + e * dim, masks + e, tops + e, masses + e, others + e * dim);
+            LONE_BY[kind][some - 1](one, &block, queries + h * apart + e * dim, masks + e, tops[h] + e, masses[h] + e,
+                                    others + h * apart + e * dim);
         }
         if (!vectors) continue;
         for (int s = 0; s < slots; s += each) {
@@ -379,29 +410,30 @@ INLINE void few(const int kind, const int vectors, const Head *one, int first, i
         for (int d = 0; d < dim; d++) keys[d] = out[d * width + n] * part;
         put(type, keys, dim, out_of(one, first + n));
     }
-    for (int e = 0; e < more; e++) {
-        float part = 1.0f / masses[e][0];
-        for (int d = 0; d < dim; d++) others[e * dim + d] *= part;
-        put(type, others + e * dim, dim, out_of(one, first + count + e));
-        put_sum(one, first + count + e, tops[e][0], masses[e][0]);
-    }
+    for (int h = 0; h < together; h++)
+        for (int e = 0; e < more; e++) {
+            float part = 1.0f / masses[h][e][0], *own = others + h * apart + e * dim;
+            for (int d = 0; d < dim; d++) own[d] *= part;
+            put(type, own, dim, out_of(heads + h, first + count + e));
+            put_sum(heads + h, first + count + e, tops[h][e][0], masses[h][e][0]);
+        }
 }
 
 #define FEW_OF(vectors)                                                                                            \
-    static void few_##vectors(const Head *one, int first, int count, int more, float *held)                        \
+    static void few_##vectors(const Head *heads, int together, int first, int count, int more, float *held)         \
     {                                                                                                              \
-        few(SINGLE, vectors, one, first, count, more, held);                                                       \
+        few(SINGLE, vectors, heads, vectors ? 1 : together, first, count, more, held);                             \
     }                                                                                                              \
-    static void few_pairs_##vectors(const Head *one, int first, int count, int more, float *held)                  \
+    static void few_pairs_##vectors(const Head *heads, int together, int first, int count, int more, float *held)   \
     {                                                                                                              \
-        few(PAIRS, vectors, one, first, count, more, held);                                                        \
+        few(PAIRS, vectors, heads, vectors ? 1 : together, first, count, more, held);                              \
     }
 FEW_OF(0) FEW_OF(1) FEW_OF(2) FEW_OF(3)
-static void (*const FEW_BY[2][VECTORS + 1])(const Head *, int, int, int, float *) = {
+static void (*const FEW_BY[2][VECTORS + 1])(const Head *, int, int, int, int, float *) = {
     {few_0, few_1, few_2, few_3}, {few_pairs_0, few_pairs_1, few_pairs_2, few_pairs_3}};
 
-/* Attention of the `count` queries of the heads that share keys. */
-static void many(const Head *one, int count, float *held)
+/* Attention of the `count` queries of the heads that share keys; `together` such heads where none has a vector. */
+static void many(const Head *one, int together, int count, float *held)
 {
     int kind = HAS_PAIRS && one->type == BFLOAT16 && one->dim % 2 == 0 && one->k_slot % 2 == 0 ? PAIRS : SINGLE;
     int most = VECTORS * LANES;
@@ -409,7 +441,7 @@ static void many(const Head *one, int count, float *held)
         int left = count - first, some = least(most, left), over = one->dim % LANES ? 0 : left - some / LANES * LANES;
         int more = over <= MOST_ALONE ? over : 0;
         if (more) some = some / LANES * LANES;
-        FEW_BY[kind][(some + LANES - 1) / LANES](one, first, some, more, held);
+        FEW_BY[kind][(some + LANES - 1) / LANES](one, together, first, some, more, held);
         first += some + more;
     }
 }
@@ -434,7 +466,7 @@ static void one_by_one(const Head *one, int shared, int last, int *listed, float
         own.q = past(one->type, one->q, i * one->q_query), own.out = past(one->type, one->out, i * one->out_query);
         own.sums = one->sums ? one->sums + i * one->sums_query : NULL;
         own.queries = 1, own.slots = own.from = one->from + count, own.listed = listed, own.straight = one->from;
-        many(&own, shared, held);
+        many(&own, 1, shared, held);
     }
 }
 
@@ -445,23 +477,30 @@ static int attend(int type, const void *q, const void *k, const void *v, void *o
 {
     const ptrdiff_t *q_steps = steps, *k_steps = steps + 3, *v_steps = steps + 6, *out_steps = steps + 9;
     int shared = heads / kv_heads, count = shared * queries, failed = 0;
+    int together = threads < 2 && count <= MOST_ALONE && dim % LANES == 0 ? least(TOGETHER, kv_heads) : 1;
+    int parts = (kv_heads + together - 1) / together;
 #pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-    for (int unit = 0; unit < batch * kv_heads; unit++) {
-        int row = unit / kv_heads, head = unit % kv_heads, read = lengths ? (int)lengths[row] : slots;
+    for (int unit = 0; unit < batch * parts; unit++) {
+        int row = unit / parts, first = unit % parts * together, some = least(together, kv_heads - first);
+        int read = lengths ? (int)lengths[row] : slots;
         int hides = least(last, read);  /* the mask of a row with fewer slots begins before its first */
-        Head one = {
-            past(type, q, row * q_steps[0] + head * shared * q_steps[2]),
-            past(type, k, row * k_steps[0] + head * k_steps[2]), past(type, v, row * v_steps[0] + head * v_steps[2]),
-            past(type, out, row * out_steps[0] + head * shared * out_steps[2]),
-            q_steps[1], q_steps[2], k_steps[1], v_steps[1], out_steps[1], out_steps[2],
-            mask ? mask + row * steps[12] + last - hides : NULL, steps[13],
-            sums ? sums + (ptrdiff_t)row * queries * heads + head * shared : NULL, heads,
-            type, queries, dim, read, read - hides, 1.44269504f / sqrtf((float)dim), NULL, 0,
-        };
+        Head own[TOGETHER];
+        for (int h = 0; h < some; h++)
+            own[h] = (Head){
+                past(type, q, row * q_steps[0] + (first + h) * shared * q_steps[2]),
+                past(type, k, row * k_steps[0] + (first + h) * k_steps[2]),
+                past(type, v, row * v_steps[0] + (first + h) * v_steps[2]),
+                past(type, out, row * out_steps[0] + (first + h) * shared * out_steps[2]),
+                q_steps[1], q_steps[2], k_steps[1], v_steps[1], out_steps[1], out_steps[2],
+                mask ? mask + row * steps[12] + last - hides : NULL, steps[13],
+                sums ? sums + (ptrdiff_t)row * queries * heads + (first + h) * shared : NULL, heads,
+                type, queries, dim, read, read - hides, 1.44269504f / sqrtf((float)dim), NULL, 0,
+            };
         float *held = malloc(sizeof(float) * (room_for(dim) + last));
         if (!held) failed = 1;
-        else if (has_gaps(&one, hides)) one_by_one(&one, shared, hides, (int *)(held + room_for(dim)), held);
-        else many(&one, count, held);
+        else if (!has_gaps(own, hides)) many(own, some, count, held);
+        else
+            for (int h = 0; h < some; h++) one_by_one(own + h, shared, hides, (int *)(held + room_for(dim)), held);
         free(held);
     }
     return failed;

@@ -54,11 +54,14 @@
 #define STREAMS (LANES == 8 ? 4 : 1) /* panels that few rows read side by side: memory delivers several streams faster */
 #define MATRIX_LEAST 16         /* rows from which on matrices of bytes are multiplied, where the processor does it */
 #define MATRIX_ROWS 16
-#define AHEAD 4096              /* bytes from the codes that are read to those that are prefetched */
-#if defined(__znver4__) || defined(__znver5__)
-#define FETCHED(kind) 0         /* bytes of a group that are prefetched: these processors fetch what follows in time */
+/* Bytes from the codes that are read to those that are prefetched, and bytes of a group that are. AMD's processors with
+ * AVX-512, which older compilers take for Zen 3, fetch codes of 4 bits in time for a single row of x. */
+#if defined(__AVX512F__) && (defined(__znver3__) || defined(__znver4__) || defined(__znver5__))
+#define AHEAD(rows) ((rows) == 1 ? 4096 : 16384)
+#define FETCHED(kind, rows) ((rows) == 1 && bytes_of_codes(kind) == WIDTH * 16 ? 0 : bytes_of_group(kind))
 #else
-#define FETCHED(kind) (bytes_of_codes(kind) + bytes_of_scales(kind))
+#define AHEAD(rows) 4096
+#define FETCHED(kind, rows) bytes_of_group(kind)
 #endif
 
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -115,11 +118,13 @@ INLINE int bytes_of_scales(const int kind)
     return is_super(kind) ? 2 * WIDTH : kind == MXFP4 ? WIDTH : has_minimum(kind) ? 4 * WIDTH : 2 * WIDTH;
 }
 
+INLINE int bytes_of_group(const int kind) { return bytes_of_scales(kind) + bytes_of_codes(kind); }
+
 INLINE int bytes_of_head(const int kind) { return has_minimum(kind) ? 4 * WIDTH : 2 * WIDTH; }
 
 INLINE ptrdiff_t start_of(const int kind, int g)
 {
-    ptrdiff_t group = bytes_of_scales(kind) + bytes_of_codes(kind);
+    ptrdiff_t group = bytes_of_group(kind);
     return is_super(kind) ? g / SUPER * (bytes_of_head(kind) + SUPER * group) + bytes_of_head(kind) + g % SUPER * group
                           : g * group;
 }
@@ -216,8 +221,8 @@ INLINE void scales_of(const int kind, const uint8_t *panel, int g, float *s, flo
     {                                                                                                              \
         for (int g = 0; g < count; g++) {                                                                          \
             const uint8_t *x = panel + start_of(kind, first + g) + bytes_of_scales(kind);                          \
-            for (int line = 0; line < bytes_of_codes(kind) + bytes_of_scales(kind); line += 64)                    \
-                __builtin_prefetch(x + AHEAD + line, 0, 2);                                                        \
+            for (int line = 0; line < bytes_of_group(kind); line += 64)                                            \
+                __builtin_prefetch(x + AHEAD(ROWS) + line, 0, 2);                                                 \
             codes_of(kind, x, codes + g * CODES);                                                                  \
             scales_of(kind, panel, first + g, s + g * 2 * WIDTH, m + g * 2 * WIDTH);                               \
         }                                                                                                          \
@@ -489,7 +494,7 @@ INLINE void int_tile(const int rows, const int kind, const uint8_t *codes, const
 INLINE void few_rows(const int kind, const int rows, const uint8_t *w, ptrdiff_t panel, int panels, const struct rows *x,
                      int i, int first, int groups, ptrdiff_t ahead, int turn, int count, float *total)
 {
-    const int bytes = bytes_of_codes(kind) + bytes_of_scales(kind), turns = (count + FEW - 1) / FEW;
+    const int bytes = bytes_of_group(kind), turns = (count + FEW - 1) / FEW;
     const int begin = bytes * turn / turns, end = bytes * (turn + 1) / turns;
     const ptrdiff_t at = place_of(x, INT_ROWS, i, first);
     const int8_t *a = x->a + at * GROUP;
@@ -528,7 +533,7 @@ INLINE void few_rows(const int kind, const int rows, const uint8_t *panel, ptrdi
         const ptrdiff_t at = place_of(x, INT_ROWS, i, g);
         const int8_t *a = x->a + at * GROUP;
         float s[2 * WIDTH] __attribute__((aligned(64))), m[2 * WIDTH] __attribute__((aligned(64)));
-        for (int line = 0; line < FETCHED(kind); line += 64) __builtin_prefetch(codes + AHEAD + line, 0, 2);
+        for (int line = 0; line < FETCHED(kind, rows); line += 64) __builtin_prefetch(codes + AHEAD(rows) + line, 0, 2);
         scales_of(kind, panel, g, s, m);
         UNROLL for (int from = 0; from < VECTORS; from += COLUMNS) {
             ints sum[2][FEW][COLUMNS];
@@ -854,6 +859,51 @@ INLINE void finish(const int type, const int out_type, const int last, int count
             }
 }
 
+/* A matmul: see `pardec_blocks`. */
+struct call {
+    int kind, rounded, type, out_type, count, columns, most; /* most: panels at once */
+    const float *numbers;       /* x, where it is not rounded */
+    const struct rows *rows;
+    const uint8_t *w;
+    const void *base;
+    void *out;
+    ptrdiff_t step, panel, base_step, out_step;
+};
+
+/* The panels from number `first` on, before `last`. */
+static void some_panels(const struct call *by, int first, int last)
+{
+    const int type = by->type, out_type = by->out_type;
+    float total[(ROWS + 3) * WIDTH] __attribute__((aligned(64)));
+#if MATRICES
+    if (by->rows->together == MATRIX_ROWS) open_matrices();
+#endif
+    for (; first < last; first += by->most)
+        for (int from = 0; from < by->count; from += ROWS) {
+            int together = least(ROWS, by->count - from), some = least(by->most, last - first);
+            char *to = past(out_type, by->out, from * by->out_step + (ptrdiff_t)first * WIDTH);
+            ptrdiff_t apart = by->out_step * bytes_of(out_type);
+            const uint8_t *w = by->w + first * by->panel;
+            if (by->rounded)
+                rounded_part(by->kind, w, by->panel, some, by->rows, from, together, total, to, apart);
+            else
+                float_part(by->kind, w, by->rows->groups, by->numbers + from * by->step, by->step, together, total);
+            for (int p = first; p < first + some; p++) {
+                const float *sums = total + (ptrdiff_t)(p - first) * together * WIDTH;
+                const void *onto =
+                    by->base ? past(type, by->base, from * by->base_step + (ptrdiff_t)p * WIDTH) : NULL;
+                void *put = past(out_type, by->out, from * by->out_step + (ptrdiff_t)p * WIDTH);
+                int width = least(WIDTH, by->columns - p * WIDTH);
+                if (type == FLOAT32 && out_type == FLOAT32 && width == WIDTH)
+                    finish(FLOAT32, FLOAT32, WIDTH, together, sums, onto, by->base_step, put, by->out_step);
+                else finish(type, out_type, width, together, sums, onto, by->base_step, put, by->out_step);
+            }
+        }
+#if MATRICES
+    if (by->rows->together == MATRIX_ROWS) _tile_release();
+#endif
+}
+
 /* x [count, length] of rows `step` apart times panels of `columns` rows, plus `base` (NULL: none; its rows lie
  * `base_step` apart, 0 where all are one) -> out [count, columns], rows `out_step` apart. x and base are of `type`, out
  * is of `out_type`; `rounded`: x is rounded to int8. Returns 0, or 1 where there is no memory. */
@@ -866,59 +916,43 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
     float *copy = NULL;
     const float *numbers = (const float *)x;
     struct rows rows = {NULL, NULL, NULL, NULL, groups, INT_ROWS};
-    int failed = 0;
     if (type != FLOAT32) {
         copy = malloc(sizeof(float) * count * length + 1);
-        failed = !copy;
-        for (ptrdiff_t i = 0; i < count && !failed; i++)
+        if (!copy) return 1;
+        for (ptrdiff_t i = 0; i < count; i++)
             for (int k = 0; k < length; k += LANES)
                 store(FLOAT32, copy, i * length + k, LANES, load(type, x, i * step + k, LANES));
         numbers = copy, step = length;
     }
-    if (rounded && !failed) {
+    if (rounded) {
 #if MATRICES
         if (count >= MATRIX_LEAST && kind != Q6_K && has_matrices()) rows.together = MATRIX_ROWS;
 #endif
         size_t all = (size_t)((count + rows.together - 1) / rows.together) * rows.together * groups;
-        rows.a = malloc(all * GROUP + 1), rows.d = malloc(4 * all + 1), rows.added = malloc(12 * all + 1);
-        rows.start = malloc(4 * all + 1);
-        failed = !rows.a || !rows.d || !rows.added || !rows.start;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && count > 7)
-        for (int i = 0; i < (failed ? 0 : count); i++) round_row(numbers + i * step, &rows, i);
-    }
-    int most = rounded && count <= MOST_FEW ? least(STREAMS, (panels + threads - 1) / threads) : 1; /* panels at once */
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-#if MATRICES
-        if (rows.together == MATRIX_ROWS) open_matrices();
-#endif
-#pragma omp for schedule(static)
-        for (int first = 0; first < (failed ? 0 : panels); first += most) {
-            float total[(ROWS + 3) * WIDTH] __attribute__((aligned(64)));
-            for (int from = 0; from < count; from += ROWS) {
-                int together = least(ROWS, count - from), some = least(most, panels - first);
-                char *to = past(out_type, out, from * out_step + (ptrdiff_t)first * WIDTH);
-                ptrdiff_t apart = out_step * bytes_of(out_type);
-                if (rounded)
-                    rounded_part(kind, w + first * panel, panel, some, &rows, from, together, total, to, apart);
-                else float_part(kind, w + first * panel, groups, numbers + from * step, step, together, total);
-                for (int p = first; p < first + some; p++) {
-                    const float *sums = total + (ptrdiff_t)(p - first) * together * WIDTH;
-                    const void *onto = base ? past(type, base, from * base_step + (ptrdiff_t)p * WIDTH) : NULL;
-                    void *put = past(out_type, out, from * out_step + (ptrdiff_t)p * WIDTH);
-                    int last = least(WIDTH, columns - p * WIDTH);
-                    if (type == FLOAT32 && out_type == FLOAT32 && last == WIDTH)
-                        finish(FLOAT32, FLOAT32, WIDTH, together, sums, onto, base_step, put, out_step);
-                    else finish(type, out_type, last, together, sums, onto, base_step, put, out_step);
-                }
-            }
+        rows.d = malloc(all * (GROUP + 20) + 1);
+        if (!rows.d) {
+            free(copy);
+            return 1;
         }
-#if MATRICES
-        if (rows.together == MATRIX_ROWS) _tile_release();
-#endif
+        rows.added = rows.d + all, rows.start = (int *)(rows.added + 3 * all), rows.a = (int8_t *)(rows.start + all);
+        if (threads > 1 && count > 7) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+            for (int i = 0; i < count; i++) round_row(numbers + i * step, &rows, i);
+        } else
+            for (int i = 0; i < count; i++) round_row(numbers + i * step, &rows, i);
     }
-    free(copy), free(rows.a), free(rows.d), free(rows.added), free(rows.start);
-    return failed;
+    int most = rounded && count <= MOST_FEW ? least(STREAMS, (panels + threads - 1) / threads) : 1;
+    int turns = (panels + most - 1) / most;
+    struct call call = {kind,     rounded, type,    out_type, count, columns, most,  numbers,
+                        &rows,    w,       base,    out,      step,  panel,   base_step, out_step};
+    if (threads > 1) { /* one thread does not ask OpenMP, which takes a microsecond */
+#pragma omp parallel for num_threads(threads) schedule(static)
+        for (int part = 0; part < threads; part++)
+            some_panels(&call, (int)((ptrdiff_t)turns * part / threads) * most,
+                        least(panels, (int)((ptrdiff_t)turns * (part + 1) / threads) * most));
+    } else some_panels(&call, 0, panels);
+    free(copy), free(rows.d);
+    return 0;
 }
 
 /* The dequantized rows `index` [count] of panels with `length` columns -> out [count, length]. */

@@ -1,6 +1,7 @@
-"""Memory for packed weights, in huge pages where the system has them; and memory that is given back.
+"""Memory for packed weights and for caches, in huge pages where the system has them; and memory that is given back.
 
-A matmul of one row reads all weights once. With pages of 4 KiB, looking up their addresses slows that by a third.
+A matmul of one row reads all weights once. With pages of 4 KiB, looking up their addresses slows that by a third; the
+attention of one row over the caches of all layers, too.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -35,6 +37,22 @@ def room(size: int) -> Tensor:
             _chunk, start = _advised(_CHUNK), 0
         _used = start + size
         return _chunk[start:_used]
+
+
+def rooms(sizes: Sequence[int]) -> list[Tensor]:
+    """[size] uint8 each, not initialised, at the start of a cache line, side by side in blocks of 32 MiB.
+
+    A block is freed with the last of its rooms.
+    """
+    starts, whole = list[tuple[int, int]](), [0]  # of each room: the number of its block, and where it begins there
+    for size in sizes:
+        start = -(-whole[-1] // _LINE) * _LINE
+        if start and start + size > _CHUNK:
+            whole, start = [*whole, 0], 0
+        starts.append((len(whole) - 1, start))
+        whole[-1] = start + size
+    blocks = [_advised(size) if size > _PAGE else torch.empty(size, dtype=torch.uint8) for size in whole]
+    return [blocks[at][start : start + size] for (at, start), size in zip(starts, sizes, strict=True)]
 
 
 def _advised(size: int) -> Tensor:

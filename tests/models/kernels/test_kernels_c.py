@@ -135,7 +135,7 @@ def close_attention(q, k, v, mask=None, hidden=None, tolerance=1e-5):
     ("dim", "dtype"),
     [*((dim, torch.float32) for dim in (32, 64, 20, 5, 80)), *((dim, SHORT) for dim in (64, 80, 20, 5))],
 )
-@pytest.mark.parametrize(("heads", "kv"), [(6, 2), (3, 3), (4, 1)])
+@pytest.mark.parametrize(("heads", "kv"), [(6, 2), (3, 3), (4, 1), (20, 10)])
 @pytest.mark.parametrize("queries", [1, 2, 5, 16, 17, 20, 33, 48, 49, 52, 53, 100])
 @pytest.mark.parametrize("slots", [1, 7, 64, 65, 200])
 @pytest.mark.covers(2)
@@ -145,7 +145,7 @@ def test_attention(queries, slots, heads, kv, dim, dtype):
 
 
 @pytest.mark.parametrize("dim", [32, 20])
-@pytest.mark.parametrize(("heads", "kv"), [(6, 2), (3, 3)])
+@pytest.mark.parametrize(("heads", "kv"), [(6, 2), (3, 3), (10, 10)])
 @pytest.mark.parametrize("queries", [1, 2, 5, 17, 33, 53])
 @pytest.mark.parametrize(("seen", "more"), [(0, 1), (3, 60), (60, 8), (64, 53), (200, 17)])
 @DTYPES
