@@ -39,7 +39,7 @@
 #define WIDE 8                  /* vectors of values that are summed at once for a query, and for each of several */
 #define WIDE_OF(count) ((count) == 1 ? 8 : 4)
 #define LOWEST -1e30f
-#define CHUNK 64                /* queries of a causal call computed at once, so that few of the slots read are hidden */
+#define CHUNK 16                /* queries of a causal call computed at once, so that few of the slots read are hidden */
 #define LINE 64                 /* bytes of a cache line */
 
 /* Pairs (a, b) of two vectors, rounded to bfloat16. */
