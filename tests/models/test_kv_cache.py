@@ -38,6 +38,9 @@ def test_layers_of_any_shapes_lie_in_memory_of_their_own(monkeypatch):
     assert all((part == number + 1).all() for number, part in enumerate(parts))
     assert len({part.untyped_storage().data_ptr() for part in parts}) > 2  # blocks of 1 KiB, and two larger layers
     assert {part.data_ptr() % 64 for part in parts} == {0}
+    before = parts[1]._version
+    parts[0].zero_()
+    assert parts[1]._version == before  # autograd would refuse to go back through what it takes for overwritten
 
 
 def test_queries_are_stored_in_their_slots_and_padding_in_the_bin():

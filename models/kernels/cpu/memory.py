@@ -52,7 +52,8 @@ def rooms(sizes: Sequence[int]) -> list[Tensor]:
         starts.append((len(whole) - 1, start))
         whole[-1] = start + size
     blocks = [_advised(size) if size > _PAGE else torch.empty(size, dtype=torch.uint8) for size in whole]
-    return [blocks[at][start : start + size] for (at, start), size in zip(starts, sizes, strict=True)]
+    # `data` counts its own writes, which autograd checks; those of views would count for all.
+    return [blocks[at][start : start + size].data for (at, start), size in zip(starts, sizes, strict=True)]
 
 
 def _advised(size: int) -> Tensor:
