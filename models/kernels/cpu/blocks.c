@@ -1,10 +1,14 @@
 /* Matmuls with the block-quantized weights of GGUF files, which stay packed in memory.
  *
- *     w[n, k] = q[n, k] * s[n, g] + m[n, g]              float32, rounded once: the dequantized weight, bit for bit
+ *     w[n, k] = q[n, k] * s[n, g] + m[n, g]
  *     out[i, n] = sum over k of x[i, k] * w[n, k] + base[i, n]
  *
  * A group g is 32 successive k (two halves of 16 with scales of their own in Q6_K). A code q has 4, 5, 6 or 8 bits.
- * Either x stays float32, or each group of x is rounded to int8:
+ * Either x stays float32, and codes less a center c take the place of w:
+ *
+ *     out[i, n] = sum over g of s[n, g] * (sum of x * (q - c)) + (m[n, g] + c * s[n, g]) * (sum of x) + base[i, n]
+ *
+ * Or each group of x is rounded to int8:
  *
  *     d[i, g] = max over the k of g of |x[i, k]| / 127,   a[i, k] = x[i, k] / d[i, g], rounded to a whole number
  *     out[i, n] = sum over g of d[i, g] * (s[n, g] * (sum of a * q) + m[n, g] * (sum of a)) + base[i, n]
@@ -64,6 +68,7 @@
 #define FETCHED(kind, rows) bytes_of_group(kind)
 #endif
 
+typedef int8_t signed_bytes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 /* WIDTH float16 numbers as float32. */
@@ -149,6 +154,7 @@ INLINE words looked_up(words x, const int8_t *table)
 #endif
 }
 
+static const int8_t WHOLE[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 static const int8_t IQ4_NL_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 static const int8_t MXFP4_VALUES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0}; /* each + 12 */
 
@@ -236,77 +242,209 @@ typedef void (*Unpack)(const uint8_t *panel, int first, int count, uint8_t *code
 static const Unpack UNPACKS[] = {unpack_Q4_0, unpack_Q4_1, unpack_Q5_0, unpack_Q5_1, unpack_Q8_0,
                                  unpack_IQ4_NL, unpack_MXFP4, unpack_Q4_K, unpack_Q5_K, unpack_Q6_K};
 
-/* Byte i of each lane, a code, as float32. */
-INLINE vec code(const int wide, words x, const int i)
+/* What is subtracted from codes, and added to minima in its place: sums of numbers with both signs lose fewer digits. */
+INLINE int center_of(const int kind)
 {
-    return floats_of(wide ? (ints)(x << (24 - 8 * i)) >> 24 : (ints)((x >> (8 * i)) & 255));
-}
-
-/* `rows` rows of x [rows, step] times `groups` groups: added to total [rows][WIDTH], at the end. */
-INLINE void float_tile(const int rows, const int wide, const int halves, const uint8_t *codes, const float *s,
-                       const float *m, int groups, const float *x, ptrdiff_t step, float *total)
-{
-    vec sum[3][VECTORS];
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int j = 0; j < VECTORS; j++)
-            sum[r][j] = (vec){0};
-    for (int g = 0; g < groups; g++)
-        for (int quad = 0; quad < QUADS; quad++) {
-            const float *scale = s + g * 2 * WIDTH + (halves == 2 && quad >= QUADS / 2 ? WIDTH : 0);
-            const float *minimum = m + (scale - s);
-            const uint8_t *from = codes + g * CODES + quad * WIDTH * 4;
-            UNROLL for (int i = 0; i < 4; i++) {
-                vec w[VECTORS];
-                UNROLL for (int j = 0; j < VECTORS; j++)
-                    w[j] = fused_add(code(wide, *(const words *)(from + j * 4 * LANES), i),
-                                 *(const vec *)(scale + j * LANES), *(const vec *)(minimum + j * LANES));
-                UNROLL for (int r = 0; r < rows; r++) {
-                    vec one = spread(x[r * step + g * GROUP + quad * 4 + i]);
-                    UNROLL for (int j = 0; j < VECTORS; j++)
-                        sum[r][j] = fused_add(w[j], one, sum[r][j]);
-                }
-            }
-        }
-    UNROLL for (int r = 0; r < rows; r++)
-        UNROLL for (int j = 0; j < VECTORS; j++)
-            *(vec *)(total + r * WIDTH + j * LANES) += sum[r][j];
-}
-
-/* The same from dequantized weights w [groups * GROUP][WIDTH]. */
-INLINE void dense_tile(const int rows, const float *w, int length, const float *x, ptrdiff_t step, float *total)
-{
-    const int columns = LANES == 8 && rows > 3 ? 2 : VECTORS;
-    for (int first = 0; first < WIDTH; first += columns * LANES) {
-        vec sum[FLOAT_ROWS][VECTORS];
-        UNROLL for (int r = 0; r < rows; r++)
-            UNROLL for (int j = 0; j < columns; j++)
-                sum[r][j] = (vec){0};
-        for (int k = 0; k < length; k++)
-            UNROLL for (int r = 0; r < rows; r++) {
-                vec one = spread(x[r * step + k]);
-                UNROLL for (int j = 0; j < columns; j++)
-                    sum[r][j] = fused_add(*(const vec *)(w + k * WIDTH + first + j * LANES), one, sum[r][j]);
-            }
-        UNROLL for (int r = 0; r < rows; r++)
-            UNROLL for (int j = 0; j < columns; j++)
-                *(vec *)(total + r * WIDTH + first + j * LANES) += sum[r][j];
+    switch (kind) {
+    case Q8_0: case IQ4_NL: return 0;
+    case Q5_0: case Q5_1: case Q5_K: return 16;
+    case Q6_K: return 32;
+    case MXFP4: return 12;
+    default: return 8;
     }
 }
 
-/* Weights of `groups` groups: w[k][row]. */
-INLINE void dequantize(const int wide, const int halves, const uint8_t *codes, const float *s, const float *m,
-                       int groups, float *w)
+/* Whether a register holds all numbers of a code. */
+INLINE int in_table(const int kind) { return LANES == 16 && bytes_of_codes(kind) == WIDTH * 16; }
+
+/* The codes of quad `quad` of a half group, of the j-th vector of rows, for `number`. */
+INLINE words quad_of(const int kind, const int half, const uint8_t *x, int quad, int j)
 {
-    for (int g = 0; g < groups; g++)
-        for (int quad = 0; quad < QUADS; quad++) {
-            ptrdiff_t scale = g * 2 * WIDTH + (halves == 2 && quad >= QUADS / 2 ? WIDTH : 0);
-            UNROLL for (int i = 0; i < 4; i++)
-                UNROLL for (int j = 0; j < VECTORS; j++)
-                    *(vec *)(w + (g * GROUP + quad * 4 + i) * WIDTH + j * LANES) = fused_add(
-                        code(wide, *(const words *)(codes + g * CODES + quad * WIDTH * 4 + j * 4 * LANES), i),
-                        *(const vec *)(s + scale + j * LANES), *(const vec *)(m + scale + j * LANES));
-        }
+    if (in_table(kind)) return *(const words *)(x + quad * WIDTH * 4 + j * 4 * LANES) >> (4 * half);
+    words two[2];
+    pair_of(kind, x, quad, j, two, two + 1);
+    return (words)((signed_bytes)two[half] - (int8_t)center_of(kind));
 }
+
+/* Byte i of each lane, a code less its center, as float32. */
+INLINE vec number(const int kind, words x, const int i)
+{
+#if LANES == 16
+    if (in_table(kind)) {
+        const int8_t *all = kind == IQ4_NL ? IQ4_NL_VALUES : kind == MXFP4 ? MXFP4_VALUES : WHOLE;
+        vec table = floats_of((ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)all)) - center_of(kind));
+        return (vec)_mm512_permutexvar_ps((__m512i)(x >> (8 * i)), (__m512)table); /* by the lower 4 bits */
+    }
+#endif
+    return floats_of((ints)(x << (24 - 8 * i)) >> 24);
+}
+
+#if LANES == 16
+#define MOST_FLOAT 6            /* rows of a tile that is multiplied with the packed codes */
+#define FEW_FLOAT 8             /* rows from which on codes are unpacked first, less one */
+#define BESIDE(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1) /* panels of a tile, so that its sums need not wait */
+#else
+#define MOST_FLOAT 3
+#define FEW_FLOAT 3
+#define BESIDE(rows) 1
+#endif
+
+/* Groups whose sum is one long sum. */
+INLINE int long_sum(int groups) { return least(MOST, (groups + PARTS - 1) / PARTS); }
+
+/* part + the sum of a group, or of the half of one that has scales of its own, times the scales s; and minima times
+ * the sum of x, `all`. */
+INLINE vec with_scales(const int least_too, vec sum, const float *s, const float *m, float all, vec part)
+{
+    part = fused_add(*(const vec *)s, sum, part);
+    return least_too ? fused_add(*(const vec *)m, spread(all), part) : part;
+}
+
+/* Scales of group g, and minima to which the center of the codes is added. */
+INLINE void centered_scales(const int kind, const uint8_t *panel, int g, float *s, float *m)
+{
+    scales_of(kind, panel, g, s, m);
+    if (!has_minimum(kind)) return;
+    UNROLL for (int n = 0; n < WIDTH; n += LANES)
+        *(vec *)(m + n) = fused_add(spread(center_of(kind)), *(const vec *)(s + n), *(const vec *)(m + n));
+}
+
+/* `rows` rows of x [rows, step] times all groups of the panels w, BESIDE(rows) of them -> total [panels][rows][WIDTH].
+ * `sums` [rows, groups] are those of x over each group. */
+INLINE void few_floats(const int kind, const int rows, const uint8_t *const *w, int groups, const float *x,
+                       ptrdiff_t step, const float *sums, float *total)
+{
+    const int halves = kind == Q6_K ? 2 : 1, panels = BESIDE(rows), each = long_sum(groups);
+    vec all[BESIDE(1)][MOST_FLOAT][VECTORS], part[BESIDE(1)][MOST_FLOAT][VECTORS], sum[BESIDE(1)][MOST_FLOAT][VECTORS];
+#define EACH                                                                                                       \
+    UNROLL for (int p = 0; p < panels; p++)                                                                        \
+        UNROLL for (int r = 0; r < rows; r++)                                                                      \
+            UNROLL for (int j = 0; j < VECTORS; j++)
+    EACH all[p][r][j] = (vec){0};
+    for (int first = 0; first < groups; first += each) {
+        EACH part[p][r][j] = (vec){0};
+        for (int g = first; g < least(groups, first + each); g++) {
+            const uint8_t *codes[BESIDE(1)];
+            float s[BESIDE(1)][2 * WIDTH] __attribute__((aligned(64)));
+            float m[BESIDE(1)][2 * WIDTH] __attribute__((aligned(64)));
+            UNROLL for (int p = 0; p < panels; p++) {
+                codes[p] = w[p] + start_of(kind, g) + bytes_of_scales(kind);
+                for (int line = 0; line < bytes_of_group(kind); line += 64)
+                    __builtin_prefetch(codes[p] + AHEAD(ROWS) + line, 0, 2);
+                centered_scales(kind, w[p], g, s[p], m[p]);
+            }
+            EACH sum[p][r][j] = (vec){0};
+            UNROLL for (int half = 0; half < 2; half++) {
+                for (int quad = 0; quad < QUADS / 2; quad++) {
+                    const float *own = x + g * GROUP + (half * QUADS / 2 + quad) * 4;
+                    words four[BESIDE(1)][VECTORS];
+                    UNROLL for (int p = 0; p < panels; p++)
+                        UNROLL for (int j = 0; j < VECTORS; j++)
+                            four[p][j] = quad_of(kind, half, codes[p], quad, j);
+                    UNROLL for (int i = 0; i < 4; i++)
+                        UNROLL for (int p = 0; p < panels; p++)
+                            UNROLL for (int j = 0; j < VECTORS; j++) {
+                                vec value = number(kind, four[p][j], i);
+                                UNROLL for (int r = 0; r < rows; r++)
+                                    sum[p][r][j] = fused_add(value, spread(own[r * step + i]), sum[p][r][j]);
+                            }
+                }
+                if (halves == 1 && !half) continue;
+                EACH {
+                    const ptrdiff_t at = (halves == 2 ? half * WIDTH : 0) + j * LANES;
+                    part[p][r][j] = with_scales(has_minimum(kind), sum[p][r][j], s[p] + at, m[p] + at,
+                                                has_minimum(kind) ? sums[r * groups + g] : 0, part[p][r][j]);
+                    sum[p][r][j] = (vec){0};
+                }
+            }
+        }
+        EACH all[p][r][j] += part[p][r][j];
+    }
+    EACH *(vec *)(total + (p * rows + r) * WIDTH + j * LANES) = all[p][r][j];
+}
+
+#define FLOAT_ARGUMENTS                                                                                            \
+    const uint8_t *const *w, int groups, const float *x, ptrdiff_t step, const float *sums, float *total
+#define FLOATS(kind, n)                                                                                            \
+    static void floats_##kind##_##n(FLOAT_ARGUMENTS) { few_floats(kind, n, w, groups, x, step, sums, total); }
+#if LANES == 16
+#define FEW_FLOATS(kind)                                                                                           \
+    FLOATS(kind, 1) FLOATS(kind, 2) FLOATS(kind, 3) FLOATS(kind, 4) FLOATS(kind, 5) FLOATS(kind, 6)
+#define FEW_FLOATS_OF(kind)                                                                                        \
+    {floats_##kind##_1, floats_##kind##_2, floats_##kind##_3, floats_##kind##_4, floats_##kind##_5, floats_##kind##_6}
+#else
+#define FEW_FLOATS(kind) FLOATS(kind, 1) FLOATS(kind, 2) FLOATS(kind, 3)
+#define FEW_FLOATS_OF(kind) {floats_##kind##_1, floats_##kind##_2, floats_##kind##_3}
+#endif
+
+FEW_FLOATS(Q4_0) FEW_FLOATS(Q4_1) FEW_FLOATS(Q5_0) FEW_FLOATS(Q5_1) FEW_FLOATS(Q8_0) FEW_FLOATS(IQ4_NL)
+FEW_FLOATS(MXFP4) FEW_FLOATS(Q4_K) FEW_FLOATS(Q5_K) FEW_FLOATS(Q6_K)
+
+static void (*const FLOATS_BY[][MOST_FLOAT])(FLOAT_ARGUMENTS) = {
+    FEW_FLOATS_OF(Q4_0), FEW_FLOATS_OF(Q4_1),  FEW_FLOATS_OF(Q5_0), FEW_FLOATS_OF(Q5_1), FEW_FLOATS_OF(Q8_0),
+    FEW_FLOATS_OF(IQ4_NL), FEW_FLOATS_OF(MXFP4), FEW_FLOATS_OF(Q4_K), FEW_FLOATS_OF(Q5_K), FEW_FLOATS_OF(Q6_K)};
+
+/* `rows` rows of x [rows, step] times `groups` groups of centered codes w [groups * GROUP][WIDTH]: added to total
+ * [rows][WIDTH], at the end. `sums` [rows, apart] are those of x over each group. */
+INLINE void dense_tile(const int rows, const int halves, const int least_too, const float *w, const float *s,
+                       const float *m, int groups, const float *x, ptrdiff_t step, const float *sums, ptrdiff_t apart,
+                       float *total)
+{
+    const int columns = LANES == 8 && rows > 3 ? 2 : VECTORS;
+    for (int first = 0; first < WIDTH; first += columns * LANES) {
+        vec part[FLOAT_ROWS][VECTORS];
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int j = 0; j < columns; j++)
+                part[r][j] = (vec){0};
+        for (int g = 0; g < groups; g++)
+            for (int half = 0; half < halves; half++) {
+                const ptrdiff_t from = g * GROUP + half * GROUP / halves, scale = (g * 2 + half) * WIDTH + first;
+                vec sum[FLOAT_ROWS][VECTORS];
+                UNROLL for (int r = 0; r < rows; r++)
+                    UNROLL for (int j = 0; j < columns; j++)
+                        sum[r][j] = (vec){0};
+                for (ptrdiff_t k = from; k < from + GROUP / halves; k++)
+                    UNROLL for (int r = 0; r < rows; r++) {
+                        vec one = spread(x[r * step + k]);
+                        UNROLL for (int j = 0; j < columns; j++)
+                            sum[r][j] = fused_add(*(const vec *)(w + k * WIDTH + first + j * LANES), one, sum[r][j]);
+                    }
+                UNROLL for (int r = 0; r < rows; r++)
+                    UNROLL for (int j = 0; j < columns; j++)
+                        part[r][j] = with_scales(least_too, sum[r][j], s + scale + j * LANES, m + scale + j * LANES,
+                                                 least_too ? sums[r * apart + g] : 0, part[r][j]);
+            }
+        UNROLL for (int r = 0; r < rows; r++)
+            UNROLL for (int j = 0; j < columns; j++)
+                *(vec *)(total + r * WIDTH + first + j * LANES) += part[r][j];
+    }
+}
+
+/* Centered codes w [count * GROUP][WIDTH], scales and minima of `count` groups of a panel from the first on. */
+#define NUMBERS(kind)                                                                                              \
+    static void numbers_##kind(const uint8_t *panel, int first, int count, float *w, float *s, float *m)            \
+    {                                                                                                              \
+        for (int g = 0; g < count; g++, s += 2 * WIDTH, m += 2 * WIDTH) {                                          \
+            const uint8_t *codes = panel + start_of(kind, first + g) + bytes_of_scales(kind);                      \
+            for (int line = 0; line < bytes_of_group(kind); line += 64)                                            \
+                __builtin_prefetch(codes + AHEAD(ROWS) + line, 0, 2);                                              \
+            centered_scales(kind, panel, first + g, s, m);                                                         \
+            UNROLL for (int half = 0; half < 2; half++)                                                            \
+                for (int quad = 0; quad < QUADS / 2; quad++, w += 4 * WIDTH)                                       \
+                    UNROLL for (int j = 0; j < VECTORS; j++) {                                                     \
+                        words four = quad_of(kind, half, codes, quad, j);                                          \
+                        UNROLL for (int i = 0; i < 4; i++)                                                         \
+                            *(vec *)(w + i * WIDTH + j * LANES) = number(kind, four, i);                           \
+                    }                                                                                              \
+        }                                                                                                          \
+    }
+
+NUMBERS(Q4_0) NUMBERS(Q4_1) NUMBERS(Q5_0) NUMBERS(Q5_1) NUMBERS(Q8_0) NUMBERS(IQ4_NL) NUMBERS(MXFP4)
+NUMBERS(Q4_K) NUMBERS(Q5_K) NUMBERS(Q6_K)
+
+static void (*const NUMBERS_BY[])(const uint8_t *, int, int, float *, float *, float *) = {
+    numbers_Q4_0, numbers_Q4_1, numbers_Q5_0, numbers_Q5_1, numbers_Q8_0,
+    numbers_IQ4_NL, numbers_MXFP4, numbers_Q4_K, numbers_Q5_K, numbers_Q6_K};
 
 #if LANES == 16 || (defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD))
 #define DIRECT 1                /* the processor adds four products of bytes to a sum of 32 bits */
@@ -757,57 +895,56 @@ static void rounded_part(int kind, const uint8_t *w, ptrdiff_t panel, int panels
     }
 }
 
-INLINE void float_tiles(const int wide, const int halves, int rows, const uint8_t *codes, const float *s,
-                        const float *m, int groups, const float *x, ptrdiff_t step, float *total)
-{
-    switch (rows) {
-    case 1: float_tile(1, wide, halves, codes, s, m, groups, x, step, total); break;
-    case 2: float_tile(2, wide, halves, codes, s, m, groups, x, step, total); break;
-    default: float_tile(3, wide, halves, codes, s, m, groups, x, step, total);
+#define DENSE                                                                                                      \
+    const float *w, const float *s, const float *m, int groups, const float *x, ptrdiff_t step, const float *sums,  \
+        ptrdiff_t apart, float *total
+#define DENSE_TILES(name, halves, least_too)                                                                       \
+    static void name(int rows, DENSE)                                                                              \
+    {                                                                                                              \
+        switch (rows) {                                                                                            \
+            TILES_OF_ROWS(halves, least_too)                                                                       \
+        }                                                                                                          \
     }
-}
-
-static void dense_tiles(int rows, const float *w, int length, const float *x, ptrdiff_t step, float *total)
-{
-    switch (rows) {
-    case 1: dense_tile(1, w, length, x, step, total); break;
-    case 2: dense_tile(2, w, length, x, step, total); break;
-    case 3: dense_tile(3, w, length, x, step, total); break;
-#if FLOAT_ROWS >= 6
-    case 4: dense_tile(4, w, length, x, step, total); break;
-    case 5: dense_tile(5, w, length, x, step, total); break;
-    case 6: dense_tile(6, w, length, x, step, total); break;
-#endif
+#define TILE_OF_ROWS(n, halves, least_too)                                                                         \
+    case n: dense_tile(n, halves, least_too, w, s, m, groups, x, step, sums, apart, total); break;
 #if FLOAT_ROWS == 8
-    case 7: dense_tile(7, w, length, x, step, total); break;
-    case 8: dense_tile(8, w, length, x, step, total); break;
+#define TILES_OF_ROWS(halves, least_too)                                                                           \
+    TILE_OF_ROWS(1, halves, least_too) TILE_OF_ROWS(2, halves, least_too) TILE_OF_ROWS(3, halves, least_too)       \
+    TILE_OF_ROWS(4, halves, least_too) TILE_OF_ROWS(5, halves, least_too) TILE_OF_ROWS(6, halves, least_too)       \
+    TILE_OF_ROWS(7, halves, least_too) TILE_OF_ROWS(8, halves, least_too)
+#elif FLOAT_ROWS == 6
+#define TILES_OF_ROWS(halves, least_too)                                                                           \
+    TILE_OF_ROWS(1, halves, least_too) TILE_OF_ROWS(2, halves, least_too) TILE_OF_ROWS(3, halves, least_too)       \
+    TILE_OF_ROWS(4, halves, least_too) TILE_OF_ROWS(5, halves, least_too) TILE_OF_ROWS(6, halves, least_too)
+#else
+#define TILES_OF_ROWS(halves, least_too)                                                                           \
+    TILE_OF_ROWS(1, halves, least_too) TILE_OF_ROWS(2, halves, least_too) TILE_OF_ROWS(3, halves, least_too)
 #endif
-    }
-}
+DENSE_TILES(dense_plain, 1, 0) DENSE_TILES(dense_with_minima, 1, 1) DENSE_TILES(dense_halves, 2, 0)
 
-/* Rows x [count, step] times a panel of `groups` groups -> total [count][WIDTH]. */
-static void float_part(int kind, const uint8_t *panel, int groups, const float *x, ptrdiff_t step, int count,
-                       float *total)
+/* Rows x [count, step] times `some` panels of `groups` groups -> total [some][count][WIDTH]; of many rows, one panel. */
+static void float_part(int kind, const uint8_t *panel, ptrdiff_t size, int some, int groups, const float *x,
+                       ptrdiff_t step, const float *sums, int count, float *total)
 {
-    uint8_t codes[MOST * CODES] __attribute__((aligned(64)));
+    if (count <= FEW_FLOAT) {
+        const uint8_t *w[BESIDE(1)]; /* past the last, it is read again */
+        const int rows = count <= MOST_FLOAT ? count : (count + 1) / 2;
+        for (int p = 0; p < BESIDE(rows); p++) w[p] = panel + least(p, some - 1) * size;
+        for (int i = 0; i < count; i += rows)
+            FLOATS_BY[kind][least(rows, count - i) - 1](w, groups, x + i * step, step, sums ? sums + i * groups : NULL,
+                                                        total + i * WIDTH);
+        return;
+    }
     float s[MOST * 2 * WIDTH] __attribute__((aligned(64))), m[MOST * 2 * WIDTH] __attribute__((aligned(64)));
     float w[MOST * GROUP * WIDTH] __attribute__((aligned(64)));
-    const int wide = is_wide(kind), halves = kind == Q6_K ? 2 : 1, each = least(MOST, (groups + PARTS - 1) / PARTS);
+    void (*tiles)(int, DENSE) = kind == Q6_K ? dense_halves : has_minimum(kind) ? dense_with_minima : dense_plain;
     memset(total, 0, sizeof(float) * count * WIDTH);
-    for (int g = 0; g < groups; g += each, x += each * GROUP) {
-        int some = least(each, groups - g);
-        UNPACKS[kind](panel, g, some, codes, s, m);
-        if (count <= 3) {
-            if (wide) float_tiles(1, 1, count, codes, s, m, some, x, step, total);
-            else if (halves == 2) float_tiles(0, 2, count, codes, s, m, some, x, step, total);
-            else float_tiles(0, 1, count, codes, s, m, some, x, step, total);
-            continue;
-        }
-        if (wide) dequantize(1, 1, codes, s, m, some, w);
-        else if (halves == 2) dequantize(0, 2, codes, s, m, some, w);
-        else dequantize(0, 1, codes, s, m, some, w);
+    for (int g = 0, each = long_sum(groups); g < groups; g += each) {
+        int together = least(each, groups - g);
+        NUMBERS_BY[kind](panel, g, together, w, s, m);
         for (int i = 0; i < count; i += FLOAT_ROWS)
-            dense_tiles(least(FLOAT_ROWS, count - i), w, some * GROUP, x + i * step, step, total + i * WIDTH);
+            tiles(least(FLOAT_ROWS, count - i), w, s, m, together, x + i * step + g * GROUP, step,
+                  has_minimum(kind) ? sums + (ptrdiff_t)i * groups + g : NULL, groups, total + i * WIDTH);
     }
 }
 
@@ -862,7 +999,7 @@ INLINE void finish(const int type, const int out_type, const int last, int count
 /* A matmul: see `pardec_blocks`. */
 struct call {
     int kind, rounded, type, out_type, count, columns, most; /* most: panels at once */
-    const float *numbers;       /* x, where it is not rounded */
+    const float *numbers, *sums; /* x, where it is not rounded, and its sums over each group, or NULL */
     const struct rows *rows;
     const uint8_t *w;
     const void *base;
@@ -887,7 +1024,8 @@ static void some_panels(const struct call *by, int first, int last)
             if (by->rounded)
                 rounded_part(by->kind, w, by->panel, some, by->rows, from, together, total, to, apart);
             else
-                float_part(by->kind, w, by->rows->groups, by->numbers + from * by->step, by->step, together, total);
+                float_part(by->kind, w, by->panel, some, by->rows->groups, by->numbers + from * by->step, by->step,
+                           by->sums ? by->sums + (ptrdiff_t)from * by->rows->groups : NULL, together, total);
             for (int p = first; p < first + some; p++) {
                 const float *sums = total + (ptrdiff_t)(p - first) * together * WIDTH;
                 const void *onto =
@@ -915,6 +1053,7 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
     ptrdiff_t panel = start_of(kind, groups) - (is_super(kind) ? bytes_of_head(kind) : 0);
     float *copy = NULL;
     const float *numbers = (const float *)x;
+    float *sums = NULL;
     struct rows rows = {NULL, NULL, NULL, NULL, groups, INT_ROWS};
     if (type != FLOAT32) {
         copy = malloc(sizeof(float) * count * length + 1);
@@ -940,10 +1079,23 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
             for (int i = 0; i < count; i++) round_row(numbers + i * step, &rows, i);
         } else
             for (int i = 0; i < count; i++) round_row(numbers + i * step, &rows, i);
+    } else if (has_minimum(kind)) {
+        sums = malloc(sizeof(float) * count * groups + 1);
+        if (!sums) {
+            free(copy);
+            return 1;
+        }
+        for (ptrdiff_t i = 0; i < count; i++)
+            for (int g = 0; g < groups; g++) {
+                vec sum = {0};
+                for (int k = 0; k < GROUP; k += LANES) sum += *(const vec *)(numbers + i * step + g * GROUP + k);
+                sums[i * groups + g] = sum_of(sum);
+            }
     }
-    int most = rounded && count <= MOST_FEW ? least(STREAMS, (panels + threads - 1) / threads) : 1;
+    int beside = rounded ? (count <= MOST_FEW ? STREAMS : 1) : count <= FEW_FLOAT ? BESIDE(count) : 1;
+    int most = least(beside, (panels + threads - 1) / threads);
     int turns = (panels + most - 1) / most;
-    struct call call = {kind,     rounded, type,    out_type, count, columns, most,  numbers,
+    struct call call = {kind,     rounded, type,    out_type, count, columns, most,  numbers, sums,
                         &rows,    w,       base,    out,      step,  panel,   base_step, out_step};
     if (threads > 1) { /* one thread does not ask OpenMP, which takes a microsecond */
 #pragma omp parallel for num_threads(threads) schedule(static)
@@ -951,7 +1103,7 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
             some_panels(&call, (int)((ptrdiff_t)turns * part / threads) * most,
                         least(panels, (int)((ptrdiff_t)turns * (part + 1) / threads) * most));
     } else some_panels(&call, 0, panels);
-    free(copy), free(rows.d);
+    free(copy), free(rows.d), free(sums);
     return 0;
 }
 
