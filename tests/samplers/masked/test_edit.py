@@ -58,4 +58,15 @@ def test_what_is_sure_everywhere_ends_at_once() -> None:
     assert run(table(distributions), "contiguous+edit:tau=0,sure=0.96", asked).nfe == (2,)
 
 
+def test_a_block_is_sure_by_the_tokens_that_stand_in_it() -> None:
+    """Tokens are drawn from (.6, .4): a block of one ends with its first forward where that drew the likelier one."""
+    distributions = torch.zeros(1, 7)
+    distributions[:, 0], distributions[:, 1] = 0.6, 0.4
+    asked = request([[6]] * 16, [0] * 16, block_length=1, temperature=1.0)
+    for of in ("raw", "filtered"):
+        got = run(table(distributions), f"fixed+edit:tau=0.9,post=1,of={of},sure=0.5", asked)
+        assert got.nfe == tuple(1 + int(token) for token in got.tokens[:, 0])
+        assert set(got.nfe) == {1, 2}
+
+
 test_defaults_are_the_published_ones = defaults_are("edit", "edit:tau=0.9,post=16,steps=none,of=raw,sure=none")
