@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers.masked.select.dus import rounds
@@ -46,6 +47,12 @@ def given_tokens_and_short_blocks_leave_rounds_out() -> None:
     assert steps_of("dus", row=row) == [-1, 1, 0, 1, -1, 1, -1, 1]
     got = run(table(LAWS), "dus", request([[MASK] * 5], [0], block_length=4))
     assert got.trace.commit_step[0].tolist() == [0, 1, 0, 1, 2]
+
+
+def test_a_candidate_of_the_score_skip_does_not_wait() -> None:
+    halves = torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0]).expand(8, 5)
+    done = run(table(halves), "dus:skip=0.5", request([[4] * 8], [0], block_length=8))
+    assert done.trace.commit_step[0].tolist() == [0, 2, 1, 2, 0, 2, 1, 2]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -72,6 +72,20 @@ def ends_count_in_the_last_32_positions() -> None:
         assert got.trace.commit_step[0, 1] == (10 if grows else 0)  # 41, 43, ..., 59, 60 positions
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mask_is_replaced_where_no_token_is_likely_enough(temperature: float) -> None:
+    """By the likeliest token's probability, at exactly 0.5 here, whichever is drawn; `unsure` itself is enough."""
+    halves = torch.zeros(8, 7)
+    halves[:, :2] = torch.tensor([0.5, 0.5])
+    sevenths = torch.zeros(8, 7)
+    sevenths[:, :2] = torch.tensor([0.7, 0.3])
+    for distributions, unsure, lengths in ((halves, 0.5, {3}), (halves, 0.51, {8}), (sevenths, 0.6, {3})):
+        spec = f"threshold:tau=0.99+grow:start=3,step=3,spare=0,enough=0,sure=1,unsure={unsure}@none"
+        asked = request([[6] * 8] * 16, [0] * 16, block_length=8, temperature=temperature, stop_ids=(5,))
+        committed = (run(table(distributions), spec, asked).trace.commit_step >= 0).sum(1)
+        assert set(committed.tolist()) == lengths
+
+
 def test_rows_of_a_batch_grow_for_themselves() -> None:
     model, rows, new = toy(sharp=1.2), prompts((3, 6, 1)), (17, 40, 23)
     for rule in (RULE, RULE | {"enough": 0, "unsure": 0.4}):  # rows wait until they are long, or masks are replaced

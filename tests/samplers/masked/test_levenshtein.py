@@ -19,8 +19,9 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Hidden, Plan
 from pardec.samplers import registry
 from pardec.samplers.events import Step
+from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.loop import MaskedLoop
-from pardec.samplers.masked.revise.levenshtein import edit_sources
+from pardec.samplers.masked.revise.levenshtein import EditHistory, edit_sources
 from pardec.samplers.rng import JoinableSource
 from tests.samplers.toys import (
     BLOCK,
@@ -192,6 +193,23 @@ def test_the_least_sure_change_is_that_of_the_least_likely_token_drawn() -> None
     done = run(table(laws), f"{EDITS},tau=1+threshold:tau=0", asked)
     assert done.tokens[0].tolist() == [0, 0]
     assert done.trace.commit_step[0].tolist() == [1, 1]
+
+
+def test_an_edit_needs_more_than_tau() -> None:
+    """Of two equally likely tokens the second is drawn; the first is the likeliest, at exactly 0.5."""
+    halves = torch.zeros(1, 8)
+    halves[0, :2] = 0.5
+    for tau, token in ((0.5, 1), (0.49, 0)):
+        asked = request([[7]], [0], block_length=1, temperature=1.0, source=Drawn([1]))
+        assert run(table(halves), f"{EDITS},tau={tau}+threshold:tau=0", asked).tokens.tolist() == [[token]]
+
+
+def test_a_block_has_one_step_more_than_its_positions_and_post() -> None:
+    canvas = Canvas([torch.tensor([7, 7, 0])], [0], mask_id=7, pad_id=5, block_length=3)
+    history = EditHistory.empty(canvas, 8)
+    history.enter(canvas, canvas.open.gather(1, canvas.window))
+    masks_left = torch.tensor([False])
+    assert [bool(history.count(masks_left, 3)) for _ in range(7)] == [False] * 5 + [True] * 2
 
 
 def test_the_last_step_leaves_no_mask_and_writes_no_edit() -> None:
