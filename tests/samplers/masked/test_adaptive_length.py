@@ -177,6 +177,7 @@ def test_it_is_its_naive_version_step_by_step(name: str) -> None:
     a_later_block_shortens_the_row_further()
     a_row_is_shortened_only_when_it_enters_a_block()
     test_tokens_that_were_given_behind_it_keep_the_row_long()
+    test_an_end_token_as_likely_as_tau_counts()
     model, new, size, cut = golden(name), 30, 6, 0
     vocab = model.language_model.vocab_size
     ends = set(range(0, vocab, 3)) - {model.language_model.decoding_config.mask_id}

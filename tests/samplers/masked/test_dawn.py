@@ -127,6 +127,7 @@ def test_keeping_apart_what_depends_is_right_more_often_in_as_many_forwards() ->
         assert steps_with(DAWN, edges, row) == steps, case  # type: ignore[arg-type]
     test_open_parameters_are_the_published_ones()
     anchors_are_sure_and_before_the_end_of_the_block()
+    test_every_bound_includes_the_value_itself()
     test_it_is_the_naive_rule("llada")
     apart, careful = answered("tiny-llada", "grids", "dawn:low=0.5,induce=0.9,sink=0.1,edge=0.015", 40)
     loose, plain = answered("tiny-llada", "grids", "threshold:tau=0.8", 40)

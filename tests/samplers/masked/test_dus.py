@@ -96,6 +96,7 @@ def test_the_number_of_forwards_is_known_and_answers_stay_right() -> None:
         assert steps_of(spec) == steps, spec
     rounds_of_any_width()
     given_tokens_and_short_blocks_leave_rounds_out()
+    test_a_candidate_of_the_score_skip_does_not_wait()
     test_it_is_the_naive_rule("llada", 2, 0.5)  # rows of a batch have blocks of several lengths
     test_spacing.test_equal_scores_go_to_the_lowest_position()
     test_spacing.test_it_is_the_naive_rule("llada", 0.2, None, 4)

@@ -34,6 +34,7 @@ test_defaults_are_the_published_ones = defaults_are(
 def test_it_is_the_naive_rule(family: str, most: int) -> None:
     """Tokens, the step of each and the length of the row, up to `max_new_tokens`."""
     test_defaults_are_the_published_ones()
+    test_a_mask_is_replaced_where_no_token_is_likely_enough(1.0)
     model, replaced, waited = toy(family, sharp=1.2), 0, 0
     for seed in range(4):
         (prompt,) = prompts((5,), seed=seed)
