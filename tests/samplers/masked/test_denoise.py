@@ -72,6 +72,21 @@ def test_entropy_is_that_of_the_distribution_that_tokens_are_drawn_from() -> Non
     assert int(chosen.sum()) == 6
 
 
+@pytest.mark.parametrize("given", [3, 4])
+def test_given_tokens_within_the_canvas_do_not_count(given: int) -> None:
+    """Without 3, the least sure, the mean entropy is .593; without 4, the surest, it is .781, and 0 is kept first."""
+    row = torch.full((8,), MASK)
+    row[given] = 0
+    for confidence, ends in ((0.6, given == 3), (0.79, True)):
+        canvas = Canvas((row,), (0,), mask_id=MASK, pad_id=4, block_length=8)
+        rule, state = Denoising(gamma=0, confidence=confidence, steps=48), DenoisingState.of(canvas)
+        accepted, _, over = rule.decide(proposed(canvas), canvas, state)
+        assert accepted[0].nonzero()[:, 0].tolist() == [0 if given == 4 else 4]
+        assert not over.any()
+        canvas.step, canvas.block_started = canvas.step + 1, canvas.block_started & False
+        assert bool(rule.decide(proposed(canvas), canvas, state)[2].all()) == ends
+
+
 def test_the_mean_entropy_is_of_the_row_s_own_positions() -> None:
     """The four of the shorter row have .254 1.113 .401 1.380: a mean of .787, not that of a row of eight."""
     canvas = Canvas((torch.full((8,), MASK), torch.full((4,), MASK)), (0, 0), mask_id=MASK, pad_id=4, block_length=8)
