@@ -6,8 +6,9 @@ https://arxiv.org/abs/2508.00819
     e = sum of the probabilities of end tokens that are the likeliest at one of the last 32 positions / 32
     start:  a row begins with `start` masks; while e < enough, `step` masks are added at its end and none committed;
             then `spare` more
-    after:  where e < sure and the least likely open candidate of the block that this step does not commit has a
-            probability < unsure, `step` masks replace it, and what is after it moves by step - 1
+    after:  where e < sure, of the open positions of the block that this step does not commit the least certain is
+            replaced by `step` masks, if its likeliest token has a probability < unsure; what is after it moves by
+            step - 1
 
 A row never exceeds `max_new_tokens`, and positions that it does not use stay uncommitted. It ends at its last position,
 or where `eos` ends it. Rows with given tokens after the prompt begin at full length, and do not grow.

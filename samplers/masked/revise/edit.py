@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ...host_transfer import upload
@@ -61,10 +62,10 @@ class Edit(Revise):
         return State(*(np.zeros(len(canvas), dtype=np.int64) for _ in range(2)))
 
     def revise(self, chosen: Tensor, proposal: Proposal, canvas: Canvas, state: State) -> Revision:
-        ids, probability = proposal.evidence.distribution.greedy
-        if self.of == "filtered":
-            ids, probability = proposal.tokens, proposal.evidence.filtered.probability(proposal.tokens)
-        changes = canvas.committed & (ids != canvas.tokens.gather(1, canvas.window)) & (probability > self.tau)
+        distribution, tokens = proposal.evidence.measured(self.of), canvas.tokens.gather(1, canvas.window)
+        ids = proposal.tokens if self.of == "filtered" else distribution.greedy[0]
+        probability = distribution.probability(ids)
+        changes = canvas.committed & (ids != tokens) & (probability > self.tau)
         again = canvas.hold_block
         state.forwards = np.where(again, state.forwards + 1, 0)
         state.begun = np.where(canvas.block_started, canvas.step, state.begun)
@@ -74,5 +75,6 @@ class Edit(Revise):
         remaining, may_hold, first = (upload(each, chosen.device) for each in (canvas.block_remaining, may, ~again))
         hold = (chosen.sum(1) == remaining) & may_hold & (first | changes.any(1))
         if self.sure is not None:
-            hold &= ((canvas.committed | chosen) & (probability < self.sure)).any(1)
+            standing = torch.where(changes, ids, torch.where(chosen, proposal.tokens, tokens))
+            hold &= ((canvas.committed | chosen) & (distribution.probability(standing) < self.sure)).any(1)
         return Revision(rewrite=Update(changes, ids, probability), hold=hold)

@@ -12,8 +12,8 @@ when a step writes nothing, or with the last of `post` steps that began without 
 block returns to an earlier state, the least confident change takes the best token that was not yet written there.
 
 Every token keeps the number of its first position, and every inserted mask gets one of its own: `Trace.serial`. Tokens
-that the request gave stay where they are, and others move between them. K/V of what has moved are computed again by
-every cache that queries the whole block at every forward; other caches are refused.
+that the request gave stay where they are, and each stretch between them keeps its length as a block does. K/V of what
+has moved are computed again by every cache that queries the whole block at every forward; other caches are refused.
 
 Deviates from published engines (SGLang's JointThresholdInDel, whose budgets these are; the released loop gives its
 steps back while a mask of its own is left): the mask is no prediction, so that no token becomes a mask again; the bound
@@ -196,7 +196,7 @@ class Levenshtein(Revise):
         forbidden = (self._delete, self._split)
         marks = torch.isin(ids, upload(torch.tensor(forbidden), ids.device))
         ids = without(forbidden, writes & last & marks, ids, distribution)
-        ids = state.untried(tokens, writes & goes_on, surest, ids, distribution)
+        ids = state.untried(tokens, writes & goes_on, distribution.probability(ids), ids, distribution)
         state.record(tokens, writes, ids)
         deleted, split = writes & (ids == self._delete), writes & (ids == self._split)
         plain = writes & ~deleted & ~split

@@ -4,7 +4,7 @@ DAWN: Dependency-Aware Fast Inference for Diffusion LLMs, https://arxiv.org/abs/
 
     A = attention, averaged over the heads and the last `layers` layers, 0 on the diagonal and in the columns of sinks,
         which are those with  mean_i A_ij > sink.   i depends on j  iff  A_ij >= edge
-    anchors = known tokens up to the block's end whose probability, by this forward, is >= high
+    anchors = known positions up to the block's end whose likeliest token, by this forward, has a probability >= high
     sure = {p_i >= high},  induced = {i depends on an anchor, p_i >= induce}
     rest = {p_i >= low}, without these and without what depends on a position that is both induced and sure
     commit = sure + induced + a set of rest, the surest first, none of which depends on another

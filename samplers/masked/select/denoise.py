@@ -80,7 +80,7 @@ class Denoising:
         """Kept positions [B, W] bool, tokens [B, W], and rows [B] whose canvas is done: all kept, with the argmax."""
         block_started = upload(canvas.block_started, canvas.window.device)[:, None]
         state.begun = np.where(canvas.block_started, canvas.step, state.begun)
-        before, inside = state.argmax.masked_fill(block_started, -1), canvas.window < canvas.length
+        before, inside = state.argmax.masked_fill(block_started, -1), canvas.committed | canvas.eligible
         state.argmax = argmax = proposal.evidence.distribution.greedy[0]
         entropy = proposal.evidence.filtered.confidence.entropy
         stable = ((argmax == before) | ~inside).all(1)

@@ -5,9 +5,9 @@ Plan for Speed: Dilated Scheduling for Masked Diffusion Language Models (DUS), h
     round t = 1, 2, ... commits the open positions i = 0, 1, ... of the block with i mod floor(B / base^t) = 0,
     and the last one the rest
 
-A block of B positions takes log_base B rounds, rounded up, at most; a round that has nothing open is left out. The last
-round joins the one before if it is the smaller of the two. With `skip` a candidate of less score waits for a later
-round of its block, at most for the last.
+A block of B positions takes log_base B rounds, rounded up, at most; a round that has nothing open is left out, and the
+last one joins the one before if it is the smaller of the two. A shorter last block has the rounds of a full one. With
+`skip` a candidate of less score waits for a later round of its block, at most for the last.
 
 Deviates from the authors' code, where a position that was skipped stays masked. Without `skip` confidences order
 nothing, so that this is a lower bound for other selects; `spacing` adds its spacing to any select.

@@ -63,6 +63,16 @@ def sixteen_tokens_by_hand(ends: dict[int, float], beyond: int, length: int) -> 
     assert [len(positions) for positions in got.trace.fed[0]] == [16, *[length] * (got.nfe[0] - 1)]
 
 
+def test_an_end_token_as_likely_as_tau_counts() -> None:
+    """Everywhere the end token 0 is the likeliest, at exactly 0.5, the first of two such tokens."""
+    halves = torch.zeros(8, 7)
+    halves[:, :2] = 0.5
+    for tau, length in ((0.5, 4), (0.51, 8)):
+        asked = request([[6] * 8], [0], block_length=2, stop_ids=(0,))
+        got = run(table(halves), f"adaptive_length:beyond=2,tau={tau}+threshold:tau=0.9", asked)
+        assert int((got.trace.commit_step[0] >= 0).sum()) == length
+
+
 def a_later_block_shortens_the_row_further() -> None:
     """After the first block, 9 is too near to the block's start; after the second, 13 is not."""
     row = request([[6] * 24], [0], block_length=4, stop_ids=(5,))
@@ -167,6 +177,7 @@ def test_it_is_its_naive_version_step_by_step(name: str) -> None:
     a_later_block_shortens_the_row_further()
     a_row_is_shortened_only_when_it_enters_a_block()
     test_tokens_that_were_given_behind_it_keep_the_row_long()
+    test_an_end_token_as_likely_as_tau_counts()
     model, new, size, cut = golden(name), 30, 6, 0
     vocab = model.language_model.vocab_size
     ends = set(range(0, vocab, 3)) - {model.language_model.decoding_config.mask_id}

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
+from torch import Tensor
 
+from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
 from tests.samplers.dependence_parity import MODELS, compare, model_of, steps_with
+from tests.samplers.toys import altered, fill, toy
 
 
 def test_eight_tokens_by_hand() -> None:
@@ -39,3 +43,21 @@ def test_it_is_the_naive_rule(name: str) -> None:
             ),
         )
     assert together > 5
+
+
+def test_a_candidate_as_likely_as_tau_is_not_confident() -> None:
+    """Two tokens are equally likely everywhere, and everything depends on everything in the first step."""
+
+    def halves(logits: Tensor) -> Tensor:
+        return torch.full_like(logits, -1e4).index_fill(1, torch.arange(2), 0.0)
+
+    model = altered(toy(), halves)
+    assert fill(model, "dapd:first=0,switch=1,tau=0.5", [[3]], 4, block_length=4).nfe == (4,)
+    assert fill(model, "dapd:first=0,switch=1,tau=0.49", [[3]], 4, block_length=4).nfe == (2,)
+
+
+@pytest.mark.parametrize(("share", "layers", "read"), [(0.3, 10, (7, 8, 9)), (0.75, 2, (0, 1)), (0.01, 4, (3,))])
+def test_the_number_of_layers_is_rounded_up(share: float, layers: int, read: tuple[int, ...]) -> None:
+    spec = resolve(f"dapd:share={share}").select.reads_attention(layers)
+    assert spec is not None
+    assert spec.layers == read

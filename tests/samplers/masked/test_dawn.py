@@ -13,10 +13,10 @@ from pardec.samplers.masked.contracts import Update
 from pardec.samplers.masked.select.dawn import Dawn
 from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
-from tests.samplers.dependence_parity import MODELS, compare, steps_with
+from tests.samplers.dependence_parity import MODELS, attending, compare, steps_with
 from tests.samplers.heldout_answers import answered
 from tests.samplers.spec_checks import defaults_are, refused_specs
-from tests.samplers.toys import MASK, fill, prompts, toy
+from tests.samplers.toys import MASK, fill, prompts, request, run, toy
 
 DAWN = "dawn:low=0.5,induce=0.4,high=0.9,edge=0.3,sink=0.2,layers=1"
 HAND: dict[str, tuple[dict[tuple[int, int], float], list[int | None] | None, list[int]]] = {
@@ -35,6 +35,20 @@ HAND: dict[str, tuple[dict[tuple[int, int], float], list[int | None] | None, lis
     # 2 is sure and induced by 0, and 1 depends on 2: it waits.
     "tied to what is induced and sure": ({(2, 0): 0.4, (1, 2): 0.4}, [0, *[None] * 7], [-1, 1, 0, 3, 0, 0, 0, 2]),
 }
+
+
+def test_every_bound_includes_the_value_itself() -> None:
+    """Four tokens of exactly 0.5 are sure, or independent; or three that attend 0.25 to a known one are induced."""
+    halves = (0.5, 0.5, 0.5, 0.5)
+    asked = request([[7] * 4], [0], block_length=4)
+    rest = "edge=0.25,sink=1,layers=1"
+    for sure, forwards in ((0.5, 1), (0.51, 4)):
+        assert run(attending(halves, {}), f"dawn:low=1,induce=1,high={sure},{rest}", asked).nfe == (forwards,)
+        assert run(attending(halves, {}), f"dawn:low={sure},induce=1,high=1,{rest}", asked).nfe == (forwards,)
+    known, edges = request([[0, 7, 7, 7]], [1], block_length=3), {(at, 0): 0.25 for at in (1, 2, 3)}
+    for induce, forwards in ((0.5, 1), (0.51, 3)):
+        spec = f"dawn:low=1,induce={induce},high=0.9,{rest}"
+        assert run(attending((0.95, 0.5, 0.5, 0.5), edges), spec, known).nfe == (forwards,)
 
 
 SETTINGS = (
@@ -113,6 +127,7 @@ def test_keeping_apart_what_depends_is_right_more_often_in_as_many_forwards() ->
         assert steps_with(DAWN, edges, row) == steps, case  # type: ignore[arg-type]
     test_open_parameters_are_the_published_ones()
     anchors_are_sure_and_before_the_end_of_the_block()
+    test_every_bound_includes_the_value_itself()
     test_it_is_the_naive_rule("llada")
     apart, careful = answered("tiny-llada", "grids", "dawn:low=0.5,induce=0.9,sink=0.1,edge=0.015", 40)
     loose, plain = answered("tiny-llada", "grids", "threshold:tau=0.8", 40)

@@ -10,7 +10,7 @@ import torch
 
 from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import Evidence, Proposal
-from pardec.samplers.masked.select.denoise import Denoise
+from pardec.samplers.masked.select.denoise import Denoise, Denoising, DenoisingState
 from pardec.samplers.ops.distribution import DenseDistribution
 from pardec.samplers.registry import build_method
 from pardec.samplers.spec import parse
@@ -23,9 +23,9 @@ def random_canvas() -> Canvas:
     return Canvas((torch.full((8,), MASK),), (0,), mask_id=MASK, pad_id=4, block_length=8)
 
 
-def proposed(canvas: Canvas, laws: torch.Tensor = LAWS) -> Proposal:
-    """Candidates sampled at temperature 1, scored by entropy."""
-    asked = request([[MASK] * 8], [0], block_length=8, temperature=1.0)
+def proposed(canvas: Canvas, laws: torch.Tensor = LAWS, temperature: float = 1.0) -> Proposal:
+    """Sampled candidates, scored by entropy."""
+    asked = request([[MASK] * 8], [0], block_length=8, temperature=temperature)
     evidence = Evidence(DenseDistribution(laws.log()[None]), canvas.window, canvas.eligible, asked)
     return build_method(parse("entropy:of=filtered").parts[0]).propose(evidence, canvas)
 
@@ -50,6 +50,41 @@ def test_a_canvas_ends_once_it_is_stable_and_sure() -> None:
         state = stage.start(canvas)
         assert kept(stage, canvas, state) == [0, 4]
         assert (kept(stage, canvas, state) == list(range(8))) == ends
+
+
+def test_a_canvas_whose_mean_entropy_is_the_bound_goes_on() -> None:
+    rule, canvas = Denoising(gamma=0, confidence=0, steps=48), random_canvas()
+    state = DenoisingState.of(canvas)
+    certain = torch.zeros(8, 7).index_fill(1, torch.tensor(2), 1)
+    for _ in range(2):  # the entropy is 0
+        assert not rule.decide(proposed(canvas, certain), canvas, state)[2].any()
+        canvas.step, canvas.block_started = canvas.step + 1, canvas.block_started & False
+
+
+def test_entropy_is_that_of_the_distribution_that_tokens_are_drawn_from() -> None:
+    """At temperature 0.5 six positions have .133 together without the largest; at 1 that bound is .722 for four."""
+    stage, canvas = Denoise(gamma=0.4), random_canvas()
+    chosen = stage.select(proposed(canvas, temperature=0.5), canvas, stage.start(canvas)).which
+    powers = LAWS[:, :4] ** 2
+    entropy = torch.special.entr(powers / powers.sum(1, keepdim=True)).sum(1)
+    ranked, order = entropy.sort()
+    assert chosen[0].nonzero()[:, 0].tolist() == sorted(order[ranked.cumsum(0) - ranked <= 0.4].tolist())
+    assert int(chosen.sum()) == 6
+
+
+@pytest.mark.parametrize("given", [3, 4])
+def test_given_tokens_within_the_canvas_do_not_count(given: int) -> None:
+    """Without 3, the least sure, the mean entropy is .593; without 4, the surest, it is .781, and 0 is kept first."""
+    row = torch.full((8,), MASK)
+    row[given] = 0
+    for confidence, ends in ((0.6, given == 3), (0.79, True)):
+        canvas = Canvas((row,), (0,), mask_id=MASK, pad_id=4, block_length=8)
+        rule, state = Denoising(gamma=0, confidence=confidence, steps=48), DenoisingState.of(canvas)
+        accepted, _, over = rule.decide(proposed(canvas), canvas, state)
+        assert accepted[0].nonzero()[:, 0].tolist() == [0 if given == 4 else 4]
+        assert not over.any()
+        canvas.step, canvas.block_started = canvas.step + 1, canvas.block_started & False
+        assert bool(rule.decide(proposed(canvas), canvas, state)[2].all()) == ends
 
 
 def test_the_mean_entropy_is_of_the_row_s_own_positions() -> None:

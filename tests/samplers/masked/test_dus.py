@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers.masked.select.dus import rounds
@@ -48,6 +49,12 @@ def given_tokens_and_short_blocks_leave_rounds_out() -> None:
     assert got.trace.commit_step[0].tolist() == [0, 1, 0, 1, 2]
 
 
+def test_a_candidate_of_the_score_skip_does_not_wait() -> None:
+    halves = torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0]).expand(8, 5)
+    done = run(table(halves), "dus:skip=0.5", request([[4] * 8], [0], block_length=8))
+    assert done.trace.commit_step[0].tolist() == [0, 2, 1, 2, 0, 2, 1, 2]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("base", "skip"), [(2, 0.0), (3, 0.0), (2, 0.5), (2, 1.0)])
 def test_it_is_the_naive_rule(family: str, base: int, skip: float) -> None:
@@ -89,6 +96,7 @@ def test_the_number_of_forwards_is_known_and_answers_stay_right() -> None:
         assert steps_of(spec) == steps, spec
     rounds_of_any_width()
     given_tokens_and_short_blocks_leave_rounds_out()
+    test_a_candidate_of_the_score_skip_does_not_wait()
     test_it_is_the_naive_rule("llada", 2, 0.5)  # rows of a batch have blocks of several lengths
     test_spacing.test_equal_scores_go_to_the_lowest_position()
     test_spacing.test_it_is_the_naive_rule("llada", 0.2, None, 4)

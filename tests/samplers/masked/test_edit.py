@@ -58,4 +58,53 @@ def test_what_is_sure_everywhere_ends_at_once() -> None:
     assert run(table(distributions), "contiguous+edit:tau=0,sure=0.96", asked).nfe == (2,)
 
 
+def test_a_block_is_sure_by_the_tokens_that_stand_in_it() -> None:
+    """Tokens are drawn from (.6, .4): a block of one ends with its first forward where that drew the likelier one."""
+    distributions = torch.zeros(1, 7)
+    distributions[:, 0], distributions[:, 1] = 0.6, 0.4
+    asked = request([[6]] * 16, [0] * 16, block_length=1, temperature=1.0)
+    for of in ("raw", "filtered"):
+        got = run(table(distributions), f"fixed+edit:tau=0.9,post=1,of={of},sure=0.5", asked)
+        assert got.nfe == tuple(1 + int(token) for token in got.tokens[:, 0])
+        assert set(got.nfe) == {1, 2}
+
+
+def test_all_tokens_of_the_block_must_be_sure() -> None:
+    """`contiguous` commits the first position alone: it is unsure, and the step that completes the block is sure."""
+    distributions = torch.zeros(2, 7)
+    distributions[:, 0], distributions[:, 1] = torch.tensor([0.6, 0.95]), torch.tensor([0.4, 0.05])
+    asked = request([[6] * 2], [0], block_length=2)
+    assert run(table(distributions), "contiguous:tau=0.9+edit:tau=0.97,sure=0.9", asked).nfe == (3,)
+    assert run(table(distributions), "contiguous:tau=0.9+edit:tau=0.97,sure=0.59", asked).nfe == (2,)
+
+
+def test_a_token_as_likely_as_sure_is_sure() -> None:
+    distributions = torch.zeros(1, 7)
+    distributions[:, :2] = 0.5
+    asked = request([[6]], [0], block_length=1)
+    assert run(table(distributions), "fixed+edit:tau=0.9,sure=0.5", asked).nfe == (1,)
+    assert run(table(distributions), "fixed+edit:tau=0.9,sure=0.51", asked).nfe == (2,)
+
+
+def test_a_token_that_the_last_step_edits_counts_as_it_will_stand() -> None:
+    """Rows whose first token was drawn as the unlikely one have it edited when the second completes the block."""
+    distributions = torch.zeros(2, 7)
+    distributions[:, 0], distributions[:, 1] = 0.8, 0.2
+    asked = request([[6] * 2] * 32, [0] * 32, block_length=2, temperature=1.0)
+    got = run(table(distributions), "leftmost+fixed+edit:tau=0.7,post=1,sure=0.7", asked)
+    plain = run(table(distributions), "leftmost+fixed", asked)
+    edited = got.tokens[:, 0] != plain.tokens[:, 0]
+    assert edited.any()
+    sure = plain.tokens[:, 1] == 0
+    assert got.nfe == tuple(2 + int(not each) for each in sure)
+    assert (edited & sure).any()
+
+
+def test_the_limit_on_steps_counts_those_of_each_block() -> None:
+    distributions = torch.zeros(4, 7)
+    distributions[:, 0], distributions[:, 1] = 0.95, 0.05
+    asked = request([[6] * 4], [0], block_length=2)
+    assert run(table(distributions), "contiguous+edit:tau=0,steps=2", asked).nfe == (4,)  # each filled in one step
+
+
 test_defaults_are_the_published_ones = defaults_are("edit", "edit:tau=0.9,post=16,steps=none,of=raw,sure=none")

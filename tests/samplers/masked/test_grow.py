@@ -34,6 +34,7 @@ test_defaults_are_the_published_ones = defaults_are(
 def test_it_is_the_naive_rule(family: str, most: int) -> None:
     """Tokens, the step of each and the length of the row, up to `max_new_tokens`."""
     test_defaults_are_the_published_ones()
+    test_a_mask_is_replaced_where_no_token_is_likely_enough(1.0)
     model, replaced, waited = toy(family, sharp=1.2), 0, 0
     for seed in range(4):
         (prompt,) = prompts((5,), seed=seed)
@@ -70,6 +71,20 @@ def ends_count_in_the_last_32_positions() -> None:
         got = run(table(distributions), spec, request([[0, *[4] * 59]], [1], block_length=64, stop_ids=(3,)))
         assert (got.trace.commit_step[0, 1:] >= 0).sum() == (59 if grows else 40)
         assert got.trace.commit_step[0, 1] == (10 if grows else 0)  # 41, 43, ..., 59, 60 positions
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_mask_is_replaced_where_no_token_is_likely_enough(temperature: float) -> None:
+    """By the likeliest token's probability, at exactly 0.5 here, whichever is drawn; `unsure` itself is enough."""
+    halves = torch.zeros(8, 7)
+    halves[:, :2] = torch.tensor([0.5, 0.5])
+    sevenths = torch.zeros(8, 7)
+    sevenths[:, :2] = torch.tensor([0.7, 0.3])
+    for distributions, unsure, lengths in ((halves, 0.5, {3}), (halves, 0.51, {8}), (sevenths, 0.6, {3})):
+        spec = f"threshold:tau=0.99+grow:start=3,step=3,spare=0,enough=0,sure=1,unsure={unsure}@none"
+        asked = request([[6] * 8] * 16, [0] * 16, block_length=8, temperature=temperature, stop_ids=(5,))
+        committed = (run(table(distributions), spec, asked).trace.commit_step >= 0).sum(1)
+        assert set(committed.tolist()) == lengths
 
 
 def test_rows_of_a_batch_grow_for_themselves() -> None:

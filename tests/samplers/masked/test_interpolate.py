@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
+import pytest
+from torch import Tensor
+
+from pardec.models.caches.kv_cache import KVCache
+from pardec.models.plan import Hidden, Plan
 from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
 from tests.samplers import toys
@@ -51,6 +58,35 @@ def test_without_a_revise_stage_a_token_keeps_the_probability_that_it_was_commit
         soft[at] = naive.mixture(embeddings[tokens[at]], embeddings[toys.MASK], share)
         assert got.trace.commit_step[0, at] == step
     assert got.tokens[0].tolist() == tokens
+
+
+class Recorded(toys.Altered):
+    """A stack that keeps each forward's tokens, soft inputs and logits, all of its one row."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner, lambda logits: logits)
+        self.forwards: list[tuple[list[int], Tensor | None, Tensor]] = []
+
+    def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
+        hidden = super().__call__(plan, cache)
+        soft = None if plan.soft is None else plan.soft[0]
+        self.forwards.append((plan.tokens[0].tolist(), soft, hidden.logits(plan.positions)[0]))
+        return hidden
+
+
+def test_a_drawn_token_that_is_not_the_likeliest_is_fed_unchanged() -> None:
+    model = toy("llada", sharp=1.2)
+    stack = Recorded(model.decoder)
+    fill(replace(model, decoder=stack), "interpolate+random+fixed", [[1, 2]], 8, block_length=8, temperature=1.0)
+    mixed: dict[int, bool] = {}
+    for (tokens, _, logits), (after, soft, _) in pairwise(stack.forwards):
+        likeliest = logits[:, : toys.MASK].argmax(1).tolist()
+        new = {at: token == likeliest[at] for at, token in enumerate(after) if token != tokens[at]}
+        mixed |= new
+        assert soft is not None
+        for at in range(2, 10):
+            assert bool(soft[at].any()) == mixed.get(at, False), at
+    assert set(mixed.values()) == {False, True}
 
 
 def test_the_preset_has_all_three() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 import pardec
 from pardec.samplers.masked.select.leap import Leap
@@ -30,6 +31,9 @@ STEPS = {
     "leap:border=margin,back=0": [0, 0, 0, 1, 1, 2, 3, 4],
     # Token 0 ends the first run after two. Of 6, 2 to 3: m_2 = .25 holds for 3, and none of them is token 0.
     "leap:border=margin,back=2,delimiters=0": [0, 0, 1, 1, 1, 2, 3, 4],
+    # Token 2 is the first of the first run's three: two tokens after it may be cut, one may not.
+    "leap:border=margin,back=2,delimiters=2": [0, 1, 1, 2, 2, 3, 4, 5],
+    "leap:border=margin,back=1,delimiters=2": [0, 0, 0, 1, 1, 2, 3, 4],
 }
 
 
@@ -39,6 +43,13 @@ test_eight_tokens_by_hand = commits_at(STEPS)
 def test_the_window_of_an_odd_number_is_the_larger_half_and_each_row_has_its_own() -> None:
     got = decode(table(LAWS), "leap:tau=0", request([[LAST] * 7, [LAST] * 4], [0, 0], block_length=8))
     assert got.trace.commit_step[:, :7].tolist() == [[0] * 4 + [1] * 3, [0, 0, 1, 1, -1, -1, -1]]
+
+
+def test_a_candidate_as_likely_as_tau_belongs_to_the_run() -> None:
+    halves = torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0]).expand(4, 5)
+    for tau, forwards in ((0.5, 1), (0.51, 4)):
+        asked = request([[4] * 4], [0], block_length=4)
+        assert decode(table(halves), f"leap:tau={tau},window=4", asked).nfe == (forwards,)
 
 
 def run(tau: float, window: int) -> Callable[[Distributions], list[int]]:

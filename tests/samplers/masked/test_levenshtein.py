@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import pardec
 from pardec.models.caches.kv_cache import KVCache
@@ -18,10 +19,25 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Hidden, Plan
 from pardec.samplers import registry
 from pardec.samplers.events import Step
+from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.loop import MaskedLoop
-from pardec.samplers.masked.revise.levenshtein import edit_sources
+from pardec.samplers.masked.revise.levenshtein import EditHistory, edit_sources
 from pardec.samplers.rng import JoinableSource
-from tests.samplers.toys import BLOCK, MASK, VOCAB, events, fill, names, prompts, request, resolved, run, same, toy
+from tests.samplers.toys import (
+    BLOCK,
+    MASK,
+    VOCAB,
+    events,
+    fill,
+    names,
+    prompts,
+    request,
+    resolved,
+    run,
+    same,
+    table,
+    toy,
+)
 
 DELETE, SPLIT = 3, 4
 EDITS = f"levenshtein:delete={DELETE},split={SPLIT}"
@@ -153,6 +169,47 @@ def test_a_block_that_comes_back_takes_another_token_where_it_is_least_sure() ->
     model, stack = scripted({"a____": "adddd", "adddd": "aeddd", "aeddd": "adddd", "aaddd": "aaddd"})
     text, _ = decoded(model, "a")
     assert (text, stack.met) == ("addd", ["a____", "adddd", "aeddd", "adddd", "aaddd"])
+
+
+class Drawn:
+    """Uniforms with which step i draws the i-th of `tokens` at each position; the last of them in all later steps."""
+
+    def __init__(self, *tokens: list[int]) -> None:
+        self.tokens = tokens
+
+    def uniform(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str, width: int = 0) -> Tensor:
+        values = torch.full((*positions.shape, width), 0.5, dtype=torch.float64)
+        for at, (now, position) in enumerate(zip(step, positions[:, 0], strict=True)):
+            values[at, 0, self.tokens[min(int(now), len(self.tokens) - 1)][int(position)]] = 1 - 1e-12
+        return values
+
+
+def test_the_least_sure_change_is_that_of_the_least_likely_token_drawn() -> None:
+    """Both masks return after DELETE was drawn at both; then b, of 0.1, is replaced, not a, of 0.5."""
+    laws = torch.full((2, 8), 1e-9)
+    laws[0, :2], laws[1, :2] = torch.tensor([0.5, 0.1]), torch.tensor([0.3, 0.1])
+    laws[:, DELETE] = torch.tensor([0.4, 0.6])
+    asked = request([[7] * 2], [0], block_length=2, temperature=1.0, source=Drawn([DELETE, DELETE], [0, 1]))
+    done = run(table(laws), f"{EDITS},tau=1+threshold:tau=0", asked)
+    assert done.tokens[0].tolist() == [0, 0]
+    assert done.trace.commit_step[0].tolist() == [1, 1]
+
+
+def test_an_edit_needs_more_than_tau() -> None:
+    """Of two equally likely tokens the second is drawn; the first is the likeliest, at exactly 0.5."""
+    halves = torch.zeros(1, 8)
+    halves[0, :2] = 0.5
+    for tau, token in ((0.5, 1), (0.49, 0)):
+        asked = request([[7]], [0], block_length=1, temperature=1.0, source=Drawn([1]))
+        assert run(table(halves), f"{EDITS},tau={tau}+threshold:tau=0", asked).tokens.tolist() == [[token]]
+
+
+def test_a_block_has_one_step_more_than_its_positions_and_post() -> None:
+    canvas = Canvas([torch.tensor([7, 7, 0])], [0], mask_id=7, pad_id=5, block_length=3)
+    history = EditHistory.empty(canvas, 8)
+    history.enter(canvas, canvas.open.gather(1, canvas.window))
+    masks_left = torch.tensor([False])
+    assert [bool(history.count(masks_left, 3)) for _ in range(7)] == [False] * 5 + [True] * 2
 
 
 def test_the_last_step_leaves_no_mask_and_writes_no_edit() -> None:

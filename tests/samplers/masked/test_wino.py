@@ -29,6 +29,12 @@ def test_a_step_drafts_a_share_of_the_open_positions_within_bounds() -> None:
     assert done.trace.gained[0] == [20, 14, 5, 1]  # of 40, 20, 6 and 1
 
 
+def test_a_token_as_likely_as_verify_stays() -> None:
+    halves = torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0]).expand(9, 5)
+    assert fill(table(halves), "wino:draft=0.5,verify=0.5", [[0]], 8, block_length=8).nfe == (2,)  # 5 and 3
+    assert fill(table(halves), "wino:draft=0.5,verify=0.51", [[0]], 8, block_length=8).nfe > (2,)
+
+
 test_verifying_nothing_is_the_select_alone = as_the_select_alone(
     ("threshold:tau=0.4+wino:verify=0", "threshold:tau=0.4"),
     ("wino:draft=0.4,verify=0", "threshold:tau=0.4"),
