@@ -102,6 +102,18 @@ def a_query_sees_its_best_slots_and_attends_to_them_alone() -> None:
     assert (picked - out[[[0], [1]], one]).abs().max() < 1e-12
 
 
+def test_a_prompt_with_fewer_tokens_than_calibrate_is_ranked_by_all_of_them_alike() -> None:
+    """A forward repeats a short row's first query up to the number that is kept; its key is not repeated."""
+    model, given = toy_ar(3, 8, 1.5, layers=3), prompts((12, 5), vocab=8)
+    done = run(model, "sequential@channels:heavy=2,window=2,sink=1,calibration=64", given, 14)
+    for row, prompt in enumerate(given):
+        fits = f"sequential@channels:heavy=2,window=2,sink=1,calibration={len(prompt)}"
+        alone = run(model, fits, [prompt], 14)
+        assert done.trace.commit_score[row, : len(prompt) + 14].tolist() == pytest.approx(
+            alone.trace.commit_score[0].tolist(), abs=1e-5
+        )
+
+
 def test_a_budget_as_long_as_the_text_changes_nothing() -> None:
     model, given = toy_ar(3, 8, 1.5), prompts(LENGTHS, vocab=8)
     plain, done = (run(model, f"sequential{cache}", given, NEW) for cache in ("", "@channels:heavy=50"))
