@@ -108,8 +108,10 @@ class LabelCache(KVCache):
         if self.labels is None or self.shared is not None or self.extent(plan) <= most:
             return None  # queries see all slots: the kernels run
         labels = self.labels if plan.rows is None else [each[plan.rows.to(each.device)] for each in self.labels]
-        where = plan.positions.to(device), plan.slots.to(device)
-        return LabelReader(labels, self.heavy, self.sink, self.window, *where)
+        positions, slots = plan.positions.to(device), plan.slots.to(device)
+        text = torch.arange(self.capacity + 1, device=device).repeat(len(positions), 1)
+        places = text.scatter(1, slots.masked_fill(slots < 0, self.capacity), positions)
+        return LabelReader(labels, self.heavy, self.sink, self.window, positions, places)
 
     def share(self, plain: KVCache) -> None:
         """Uses the present key and value tensors of `plain` as this cache's own."""
@@ -125,7 +127,7 @@ class LabelReader(Reader):
     sink: int
     window: int
     positions: Tensor  # [B, Q] positions of the queries
-    slots: Tensor  # [B, Q] slots of their own keys
+    places: Tensor  # [B, >= S] positions of the tokens in the slots; those of a tree's nodes are not their slots
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, pattern: AttentionPattern, cap: float | None
@@ -134,15 +136,15 @@ class LabelReader(Reader):
         queries, extent = q.shape[1], k.shape[1]
         mask = additive_mask(pattern, queries, extent, q.dtype, q.device)
         order = torch.arange(extent, device=q.device)
-        near = (order > self.positions[..., None] - self.window) | (order < self.sink)
-        near |= order == self.slots[..., None]
+        near = self.places[:, None, :extent] > self.positions[..., None] - self.window
+        near |= order < self.sink
         read = heaviest(q, k, self.labels[layer].to(q.device), self.heavy, None if mask is None else mask == 0, near)
         return attend_visible(q, k, v, read)
 
     def narrowed(self, picked: Tensor) -> Reader:
         """The reader for the queries `picked` [B, M] alone."""
         rows = torch.arange(len(picked), device=picked.device)[:, None]
-        return replace(self, positions=self.positions[rows, picked], slots=self.slots[rows, picked])
+        return replace(self, positions=self.positions[rows, picked])
 
 
 def heaviest(q: Tensor, k: Tensor, labels: Tensor, heavy: int, visible: Tensor | None, near: Tensor) -> Tensor:

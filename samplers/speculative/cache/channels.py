@@ -88,8 +88,9 @@ class Channels(PerQueryAttention):
     def _ranked(self, q: Tensor, k: Tensor, prompt: np.ndarray) -> Tensor:
         """[B, K, D/2]: channel pairs, most important first, for queries q [B, n, H, D] of the prompts' last tokens."""
         last = upload(prompt, k.device)[:, None]
-        where = (last - q.shape[1] + torch.arange(q.shape[1], device=k.device)).clamp(min=0)
-        keys = k[torch.arange(len(where), device=k.device)[:, None], where]
+        where = last - q.shape[1] + torch.arange(q.shape[1], device=k.device)
+        keys = k[torch.arange(len(where), device=k.device)[:, None], where.clamp(min=0)]
+        keys = keys.masked_fill((where < 0)[..., None, None], 0)  # a prompt with fewer tokens repeats its first query
         return importance(q, keys).argsort(dim=-1, descending=True, stable=True)
 
     def _pairs(self, cache: KVCache) -> int:

@@ -31,7 +31,8 @@ from ...registry import register
 from .kivi import PerChannel, PerToken
 from .stored_cache import StoredKV
 
-_LONGEST = 128  # tokens of a chunk: where an outlier stands fits two bytes, of heads of at most 256 channels
+_LONGEST = 128  # tokens of a chunk: where an outlier stands fits two bytes, of heads of at most 512 channels
+_WIDEST = 512  # channels of a token that are quantized together
 
 
 @register("gear", checked="reference:reference.naive_stores.gear")
@@ -54,7 +55,7 @@ class Gear(StoredKV):
     @cached_property
     def store(self) -> Store:
         keys = LowRankResidual(PerChannel(self.bits), self.sparsity, self.rank, by_token=False)
-        values = LowRankResidual(PerToken(self.bits, self.chunk * 64), self.sparsity, self.rank, by_token=True)
+        values = LowRankResidual(PerToken(self.bits, _WIDEST), self.sparsity, self.rank, by_token=True)
         return Store(keys, values, self.chunk, self.residual)
 
 
@@ -99,7 +100,8 @@ class LowRankResidual(Codec):
     def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
         base = self.base.decode(parts, calibration, shape).transpose(1, 2)
         whole = base + parts["a"].to(shape.wide) @ parts["b"].to(shape.wide).transpose(2, 3)
-        flat = whole.flatten(2).scatter(-1, parts["where"].long(), parts["outliers"].to(shape.wide))
+        where = parts["where"].long() & 0xFFFF  # stored without a sign
+        flat = whole.flatten(2).scatter(-1, where, parts["outliers"].to(shape.wide))
         return flat.view(whole.shape).transpose(1, 2)
 
     def _outliers(self, tokens: int, dim: int) -> int:

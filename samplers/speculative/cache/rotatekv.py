@@ -133,7 +133,7 @@ class Rotated(Codec):
 
     def _width(self, heads: int, dim: int) -> int:
         """Channels that are rotated and reordered together."""
-        return dim * min(_power(heads), self.heads)
+        return dim * min(_power(heads), 1 << (self.heads.bit_length() - 1))
 
     def _rotated(self, x: Tensor) -> Tensor:
         """[N, G, groups, width] of x [N, G, K, D]."""

@@ -87,7 +87,7 @@ def a_query_sees_its_best_slots_and_attends_to_them_alone() -> None:
                 assert seen[b, h, i].tolist() == expected
     mask = torch.zeros(visible.shape, dtype=q.dtype).masked_fill_(~visible, -torch.inf)
     pattern = AttentionPattern("reference", slots, mask=mask)
-    reader = LabelReader([labels], 3, 1, 2, positions, positions)
+    reader = LabelReader([labels], 3, 1, 2, positions, torch.arange(slots).expand(batch, -1))
     out = reader.attend(0, q, k, v, pattern, None)
     keys, values = (each.repeat_interleave(2, 2) for each in (k, v))
     scores = torch.einsum("bqhd,bshd->bhqs", q, keys) / math.sqrt(dim)
@@ -100,6 +100,18 @@ def a_query_sees_its_best_slots_and_attends_to_them_alone() -> None:
     one = torch.tensor([[2], [0]])
     picked = reader.narrowed(one).attend(0, q[[[0], [1]], one], k, v, pattern.narrowed(one), None)
     assert (picked - out[[[0], [1]], one]).abs().max() < 1e-12
+
+
+def test_a_prompt_with_fewer_tokens_than_calibrate_is_ranked_by_all_of_them_alike() -> None:
+    """A forward repeats a short row's first query up to the number that is kept; its key is not repeated."""
+    model, given = toy_ar(3, 8, 1.5, layers=3), prompts((12, 5), vocab=8)
+    done = run(model, "sequential@channels:heavy=2,window=2,sink=1,calibration=64", given, 14)
+    for row, prompt in enumerate(given):
+        fits = f"sequential@channels:heavy=2,window=2,sink=1,calibration={len(prompt)}"
+        alone = run(model, fits, [prompt], 14)
+        assert done.trace.commit_score[row, : len(prompt) + 14].tolist() == pytest.approx(
+            alone.trace.commit_score[0].tolist(), abs=1e-5
+        )
 
 
 def test_a_budget_as_long_as_the_text_changes_nothing() -> None:
@@ -119,6 +131,16 @@ def test_what_is_seen_depends_on_the_text_alone(drafter: str) -> None:
     assert rows(run(model, f"{drafter}@{FEW}", given, NEW)) == rows(done)
     for row in range(len(given)):
         assert rows(run(model, f"sequential@{FEW}", [given[row]], NEW[row])) == rows(done)[row : row + 1]
+
+
+@pytest.mark.parametrize("drafter", ["recycling:tree=3-3-2", "layerskip:k=3+template:widths=2-2-1"])
+def test_the_window_of_a_node_counts_positions_and_not_slots(drafter: str) -> None:
+    """A tree's nodes are stored beyond their positions: a parent before the window is seen for its labels only."""
+    model, given = toy_ar(3, 8, 1.5, layers=3), prompts(LENGTHS, vocab=8)
+    few = "channels:heavy=3,window=1,sink=1"
+    done = run(model, f"{drafter}@{few}", given, 30)
+    assert rows(done) == rows(run(model, f"sequential@{few}", given, 30))
+    assert max(count for row in done.trace.accepted for count in row) > 1
 
 
 @pytest.mark.parametrize("shape", ["chain", "template:widths=3-2-1"])

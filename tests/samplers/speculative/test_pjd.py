@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -49,6 +50,37 @@ def copied(init: str, guesses: torch.Tensor, known: np.ndarray, context: DecodeC
             cells[at] = cells[at - 1] if at % SIDE else cells[at - SIDE] if at else 0
         filled[row] = torch.tensor(cells[len(cells) - filled.shape[1] :])
     return filled
+
+
+def test_a_rejected_token_of_a_later_row_is_redrawn_from_what_the_drafts_distribution_lacks() -> None:
+    rows, generator = 200, torch.Generator().manual_seed(0)
+    none, tokens = np.zeros((rows, 1), dtype=bool), torch.full((rows, 1), 2)
+    p, q = (torch.tensor(each).expand(rows, 1, 3).clone() for each in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]))
+    state = Grid(none, tokens, p, q, tokens < 0, np.full((rows, 1), -1), none, none, none)
+    text = SimpleNamespace(prompt=np.zeros(rows, dtype=np.int64), device=torch.device("cpu"))
+    uniforms: Any = SimpleNamespace(
+        noise=lambda positions, purpose, count: torch.rand(*positions.shape, count, generator=generator)
+    )
+    context: Any = SimpleNamespace(text=text)
+    Pjd()._redraw(context, uniforms, state, ~none, ~none, after_test=True)
+    assert (state.tokens == 0).all()  # p exceeds q there alone
+    assert torch.equal(state.q, p)
+
+
+def test_with_wait_a_rejected_draft_is_drawn_again_without_regard_to_what_it_was() -> None:
+    accept, redraw, seen = Pjd._accept, Pjd._redraw, [np.zeros((1, 1), dtype=bool)]
+
+    def accepted(self: Pjd, *arguments: Any) -> np.ndarray:
+        seen.append(accept(self, *arguments))
+        return seen[-1]
+
+    def redrawn(self: Pjd, context: Any, uniforms: Any, state: Grid, which: np.ndarray, old: np.ndarray) -> None:
+        assert not (old & seen[-1]).any()
+        redraw(self, context, uniforms, state, which, old)
+
+    with patch.object(Pjd, "_accept", accepted), patch.object(Pjd, "_redraw", redrawn):
+        draw(MODEL, "pjd:lag=1,wait=true", CAPTIONS, temperature=1.0)
+    assert any(each.any() for each in seen)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,7 +11,8 @@ from torch import Tensor
 from pardec.models.caches.compact_cache import text_keys
 from pardec.models.caches.kv_cache import KVCache
 from pardec.samplers.speculative.cache.retrieval import Retrieval
-from pardec.samplers.speculative.sparse_kv import CommittedSlots
+from pardec.samplers.speculative.sparse_kv import Choice, CommittedSlots
+from tests.samplers.ar_toys import prompts, run, toy_ar
 from tests.samplers.spec_checks import refused_specs
 
 
@@ -48,6 +51,19 @@ def test_retrieval_chooses_the_chunks_of_the_plain_version() -> None:
             for head, chunks in enumerate(wanted if length else [[], []]):
                 expected = [3 * chunk + at for chunk in chunks for at in range(3)]
                 assert [slot for slot in slots[row, :, head].tolist() if slot >= 0] == expected
+
+
+def test_chunks_are_chosen_after_the_prompt_and_again_after_every_refresh_rounds() -> None:
+    lengths: list[list[int]] = []
+    choose = Retrieval.choose
+
+    def recorded(self: Retrieval, slots: CommittedSlots) -> Choice:
+        lengths.append(slots.length.tolist())
+        return choose(self, slots)
+
+    with patch.object(Retrieval, "choose", recorded):
+        run(toy_ar(3, 8), "sequential@retrieval:budget=4,chunk=2,refresh=3", prompts((12, 9), vocab=8), 10)
+    assert lengths == [[12, 9], [15, 12], [18, 15], [21, 18]]
 
 
 test_bad_parameters = refused_specs(

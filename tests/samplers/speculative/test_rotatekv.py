@@ -39,6 +39,12 @@ def test_keys_of_several_heads_are_rotated_together_and_values_head_by_head() ->
         np.testing.assert_allclose(through(codec, x).numpy(), expected, rtol=0, atol=1e-6)
 
 
+def test_keys_are_rotated_by_a_power_of_two_of_heads_at_most_as_many_as_asked() -> None:
+    x = torch.randn(1, 4, 4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    three, two = (Rotated(4, 4, heads=heads, reorder=True) for heads in (3, 2))
+    assert torch.equal(through(three, x), through(two, x))
+
+
 def test_rotation_alone_changes_nothing() -> None:
     for case in ("phi3 that slides, rotated in part", "gemma3"):
         model = of_family(case)
