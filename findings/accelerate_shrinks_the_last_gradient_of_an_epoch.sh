@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # accelerate: gradients are accumulated over a number of batches, and the step then has their mean. At the end of an
-# epoch a step is made with what is left, and its sum is still divided by the full number: with 9 batches and 8 to a step,
-# the last one counts an eighth of what it would alone. The optimizer's step is smaller, or with Adam has wrong moments,
-# once an epoch, and with few batches often. A number of batches that is a multiple, as a test would have, does not show
-# it, and nothing is said.
+# epoch a step is made with what is left, and its sum is still divided by the full number: with 9 batches and 8 to a
+# step, the last one counts an eighth of what it would alone. The step is smaller, or with Adam has wrong moments, once
+# an epoch. A number of batches that is a multiple, as a test would have, does not show it, and nothing is said.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
