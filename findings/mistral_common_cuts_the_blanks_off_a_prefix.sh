@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# mistral-common: an assistant message with prefix=True is the beginning of the answer, which the model goes on with. Its
-# blanks at the end are cut off, from version 2 on: after "def f():" and an indented line the model stands at the line's
-# beginning, and an answer that is put together from prefix and continuation has the indent twice or not at all. Blanks
-# alone are cut: a tab or a line break stays. Nothing is said, and earlier answers of a chat are cut as well, so that
-# the prompt is not what the model wrote. Version 1 keeps them.
+# mistral-common: an assistant message with prefix=True is the beginning of the answer, which the model goes on with.
+# Its blanks at the end are cut off, from version 2 on: after "def f():" and an indented line the model stands at the
+# line's beginning, and an answer that is put together from prefix and continuation has the indent twice or not at all.
+# Blanks alone are cut: a tab or a line break stays. Nothing is said, and earlier answers of a chat are cut as well, so
+# that the prompt is not what the model wrote. Version 1 keeps them.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

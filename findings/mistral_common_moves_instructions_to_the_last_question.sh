@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # mistral-common: a system prompt and the tools stand at the beginning of a chat in the API, and one expects them at the
-# beginning of the prompt. With Mistral's tokenizers of versions 2 and 3 both are put beside the last question, and leave
-# the one before it: each turn's prompt is another text from its second token on, and a server's cache of prefixes,
-# which is there for long instructions, finds nothing of them. From version 7 the system prompt stays at the beginning
-# and the tools still move; in version 1, which has no tools, it stays too.
+# beginning of the prompt. With Mistral's tokenizers of versions 2 and 3 both are put beside the last question, and
+# leave the one before it: each turn's prompt is another text from its second token on, and a server's cache of
+# prefixes, which is there for long instructions, finds nothing of them. From version 7 the system prompt stays at the
+# beginning and the tools still move; in version 1, which has no tools, it stays too.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

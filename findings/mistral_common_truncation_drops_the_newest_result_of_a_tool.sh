@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # mistral-common: truncate_for_context_length with a max_model_input_len drops the oldest turns until a chat fits. The
-# last question is kept, and what comes after it is not: a call of a tool and its result, the newest message, are dropped
-# with the oldest turn. The model is shown the question alone, with no sign that a tool was asked, and asks it again.
-# The limit does not count the first token, so that a prompt may be one longer. Tokenizers up to version 3 take the
-# same two arguments and cut nothing.
+# last question is kept, and what comes after it is not: a call of a tool and its result, the newest message, are
+# dropped with the oldest turn. The model is shown the question alone, with no sign that a tool was asked, and asks it
+# again. The limit does not count the first token, so that a prompt may be one longer. Tokenizers up to version 3 take
+# the same two arguments and cut nothing.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -12,10 +12,9 @@ python3 -m venv "$folder/venv"
 TIKTOKEN_ENCODINGS_BASE="$folder" "$folder/venv/bin/python" - "$folder" <<'PY'
 import base64
 import sys
-
-import bpe_openai
 from importlib import metadata
 
+import bpe_openai
 from openai_harmony import (
     Conversation, DeveloperContent, Message, Role, ToolDescription, load_harmony_encoding
 )  # fmt: skip
