@@ -70,6 +70,8 @@ def refusal(error: SpecError, body: Body) -> RequestError:
         method = re.match(r"'?([\w-]+)", message)
         if param is None and method and re.search(rf"\b{re.escape(method[1])}\b", getattr(body, "sampler", None) or ""):
             param = "sampler"  # whose methods open their errors
+        about = (("prompt", r"caption \d"), ("tools", r"writes calls in"))
+        param = param or next((field for field, words in about if field in own and re.search(words, message)), None)
     code = CONTEXT if isinstance(error, ContextError) else None
     text = f"{message}: {hint}" if hint else message
     return RequestError(HTTPStatus.BAD_REQUEST, text, param=param, code=code)

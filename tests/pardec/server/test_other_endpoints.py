@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import pardec
+from pardec.server.app import create_app
 from pardec.server.body_parser import ParsedBody
 from pardec.server.limits import Limits
 from pardec.server.request_parser import RequestParser
@@ -42,6 +43,20 @@ def test_defaults_are_turned_off_by_a_request() -> None:
         assert (row.call.settings["top_k"], row.call.settings.get("stop")) == (top_k, stops)
         alone = parser.model.generate(QUESTION, seed=seed, max_new_tokens=2)
         assert list(row.call.seeds) == alone.seeds
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"cfg": 2}, "cfg is for masked models and tiny-llama is not one"),
+        ({"block_length": 4}, "block_length is for masked models"),
+        ({"name": ""}, "name is empty"),
+        ({"name": " "}, "name is empty"),
+    ],
+)
+def test_what_every_request_would_be_refused_for_ends_the_start(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(pardec.SpecError, match=words):
+        create_app(pardec.load("tiny-llama", device="cpu"), **arguments)
 
 
 def test_messages_and_responses_are_one_answer() -> None:
