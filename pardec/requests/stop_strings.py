@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from pardec.models.errors import SpecError
 from pardec.models.files.token_bytes import BYTE_TOKEN, special_ids
-from pardec.samplers.request import Ending
 
 _BYTES = 4  # the most tokens of one character
 _MARGIN = 8  # further tokens decoded before the string: a tokenizer may decode the first ones of a text differently
@@ -95,8 +94,12 @@ class StopStrings:
         return self._bytes[token]
 
 
-class StructuredEnding(Ending, Protocol):
-    """A grammar that ends a row, and says which of its tokens are text."""
+class StructuredEnding(Protocol):
+    """A grammar that ends a row, as an `Ending` of its request, and says which of its tokens are text."""
+
+    def first(self, ids: Sequence[int], known: int = 0) -> int | None:
+        """How many of the generated `ids`, more than `known`, remain when the row ends; None if it continues."""
+        ...
 
     def text_end(self, ids: Sequence[int]) -> int:
         """How many of the generated `ids` a stop string may end."""
