@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pardec
+from pardec.requests.tools import HERMES, Tools
+from pardec.samplers.logprobs import TokenLogprobs
 from pardec.server.app import create_app
 from pardec.server.body_parser import ParsedBody
 from pardec.server.limits import Limits
-from pardec.server.request_parser import RequestParser
-from pardec.server.schemas import CompletionBody
+from pardec.server.request_parser import RequestParser, TextRequest
+from pardec.server.responses import ResponseAnswer
+from pardec.server.schemas import ChatBody, CompletionBody
+from pardec.server.token_names import TokenNames
 from tests.pardec.server.http_server import Running, serving
 
 pytest.importorskip("openai")
@@ -169,12 +175,21 @@ def test_responses_include_log_probabilities(llama: Running) -> None:
     assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == expected  # type: ignore[index]
 
 
-def test_log_probabilities_of_a_response_end_before_its_calls(llama: Running) -> None:
-    tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"enum": [1]}}}}
-    sent = {"input": QUESTION, "tools": [tool], "tool_choice": "required", "top_logprobs": 1, "max_output_tokens": 60}
-    answer = llama.post("/v1/responses", sent, headers={"Authorization": "Bearer secret"}).json()
-    assert [item["type"] for item in answer["output"]] == ["function_call"] * len(answer["output"])
-    assert answer["output"]
+def test_log_probabilities_of_a_response_end_before_its_calls() -> None:
+    model = pardec.load("tiny-llama", device="cpu").language_model
+    encode = model.tokenizer
+    said, call = "Let me add.", HERMES.opening + HERMES.write("add", '{"a": 3}') + HERMES.closing
+    before, ids = (encode(text, add_special_tokens=False)["input_ids"] for text in (said, said + call))
+    assert ids[: len(before)] == before
+    names, count = TokenNames(encode, model.vocab_size), len(ids)
+    request = TextRequest([], 1, [[1]], 0, names)
+    answer = ResponseAnswer(ChatBody(messages=[{"role": "user", "content": "a"}]), request, "m", names, encode)
+    answer.tools = Tools([], ("add",), required=False, parallel=True, form=HERMES)
+    values = TokenLogprobs(np.zeros(count), *(np.zeros((count, 0)) for _ in range(3)))
+    result: Any = SimpleNamespace(tokens=[ids], text=[said + call], logprobs=[values])
+    text, calls = answer.read(result)
+    assert (text, len(calls)) == (said, 1)
+    assert [entry["token"] for entry in answer.logprobs] == [names.name(token) for token in before]
 
 
 def test_a_response_may_ignore_end_tokens(llama: Running) -> None:
