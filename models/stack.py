@@ -23,11 +23,11 @@ class Stack(Protocol):
     @property
     def embedding(self) -> Tensor:
         """The input embeddings [V, E]."""
-        raise self._lacks("embedding", "inputs that are mixtures of tokens need it")
+        raise _lacking(self, "embedding", "inputs that are mixtures of tokens need it")
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         """An empty cache for `batch` rows of `capacity` slots."""
-        raise self._lacks("new_cache", "a masked model decodes without a cache with @none")
+        raise _lacking(self, "new_cache", "a masked model decodes without a cache with @none")
 
     def parameters(self) -> Iterable[Tensor]:
         """Every weight once."""
@@ -37,8 +37,9 @@ class Stack(Protocol):
         """Every weight once, with its name."""
         return ()
 
-    def _lacks(self, name: str, hint: str) -> ModelError:
-        return ModelError(f"the stack {type(self).__name__} has no {name}, which this request needs", hint)
+
+def _lacking(stack: Stack, name: str, hint: str) -> ModelError:
+    return ModelError(f"the stack {type(stack).__name__} has no {name}, which this request needs", hint)
 
 
 def demand_plain(plan: Plan) -> None:

@@ -169,21 +169,21 @@ def test_responses_include_log_probabilities(llama: Running) -> None:
     plain = client.responses.create(**{**sent, "top_logprobs": 0}, include=include[:1])
     assert part(plain) == []
     events = [event.to_dict() for event in client.responses.create(**sent, include=include, stream=True)]
-    deltas = [each for event in events if event["type"].endswith("text.delta") for each in event["logprobs"]]  # type: ignore[attr-defined]
+    deltas = [each for event in events if event["type"].endswith("text.delta") for each in event["logprobs"]]
     done = next(event for event in events if event["type"] == "response.output_text.done")
     assert deltas == done["logprobs"] == expected
-    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == expected  # type: ignore[index]
+    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == expected
 
 
 def test_log_probabilities_of_a_response_end_before_its_calls() -> None:
     model = pardec.load("tiny-llama", device="cpu").language_model
-    encode = model.tokenizer
+    encode: Any = model.tokenizer
     said, call = "Let me add.", HERMES.opening + HERMES.write("add", '{"a": 3}') + HERMES.closing
     before, ids = (encode(text, add_special_tokens=False)["input_ids"] for text in (said, said + call))
     assert ids[: len(before)] == before
     names, count = TokenNames(encode, model.vocab_size), len(ids)
     request = TextRequest([], 1, [[1]], 0, names)
-    answer = ResponseAnswer(ChatBody(messages=[{"role": "user", "content": "a"}]), request, "m", names, encode)
+    answer = ResponseAnswer(ChatBody(messages=MESSAGES), request, "m", names, encode)
     answer.tools = Tools([], ("add",), required=False, parallel=True, form=HERMES)
     values = TokenLogprobs(np.zeros(count), *(np.zeros((count, 0)) for _ in range(3)))
     result: Any = SimpleNamespace(tokens=[ids], text=[said + call], logprobs=[values])
