@@ -104,7 +104,8 @@ def _structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Se
         )
     for name in FILLING:
         if getattr(settings, name) and (name != "stop" or model.decoding_config.masked):
-            raise SpecError(f"{name} cannot be combined with response_format", hint=f"leave {name} out")
+            why = f" on {model.name}, whose template has a fixed length" if name == "stop" else ""
+            raise SpecError(f"{name} cannot be combined with response_format{why}", hint=f"leave {name} out")
     vocabulary, budget = Vocabulary.of(model.tokenizer, model.vocab_size), settings.max_new_tokens
     text = _text(form)
     if not model.decoding_config.masked:
