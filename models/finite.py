@@ -131,7 +131,8 @@ def failure(model: LanguageModel, runs: Sequence[Run], *, cfg: float | None = No
         return None
     if where == _GUIDANCE:
         return SpecError(
-            f"cfg={cfg} mixes huge or infinite logits into values that are not finite", "lower cfg, or leave it out"
+            f"cfg={cfg} mixes huge or infinite logits into values that are not finite",
+            "lower cfg, or leave it out; of a network of your own, give tokens that it excludes a low logit, not -inf",
         )
     return ModelError(f"{model.name} gives logits that are not finite: {where} is the first, in {kind}", hint)
 
@@ -144,16 +145,17 @@ def _first_not_finite(model: LanguageModel, runs: Sequence[Run], cfg: float | No
             taps = tuple(layer for layer in within if layer < model.layers - 1)
             hidden = model.decoder(replace(plan, hidden=taps, narrow=False), cache)
             raw: Hidden = getattr(hidden, "hidden", hidden)  # holds both halves of a guided image
+            logits_sound = bool(sound(raw.logits()[raw.plan.want >= 0]).all())
+            if cfg is not None and logits_sound:
+                halves = raw.logits().chunk(2)
+                mixed = hidden.logits() if hidden is not raw else halves[1] + cfg * (halves[0] - halves[1])
+                if not bool(sound(mixed).all()):
+                    return _GUIDANCE
             real = raw.plan.positions >= 0
             each = [*sorted(raw.taps.items()), (within[-1], raw.states)]
             for layer, states in each:
                 if not bool(states[real].isfinite().all()):
                     return f"the output of layer {layer} of 0..{model.layers - 1}"
-            if not bool(sound(raw.logits()[raw.plan.want >= 0]).all()):
+            if not logits_sound:
                 return "the output of its head"
-            if cfg is not None:
-                halves = raw.logits().chunk(2)
-                mixed = hidden.logits() if hidden is not raw else halves[1] + cfg * (halves[0] - halves[1])
-                if not bool(sound(mixed).all()):
-                    return _GUIDANCE
     return None

@@ -135,6 +135,12 @@ def locate_adapter(name_or_path: str | os.PathLike[str], *, offline: bool = Fals
     name = os.fspath(name_or_path)
     path = Path(os.path.expanduser(name))
     if not path.is_dir():
+        if name in embedded_drafters():
+            kind = read_json(DRAFTERS / name / "card.json").get("kind")
+            raise UnknownModelError(
+                f"{name} is a draft module, and no adapter to merge into a model",
+                f'leave it out, and decode with sampler="{kind}:name={name}"',
+            )
         if not _HUB_ID.fullmatch(name) or name.startswith(("./", "../")):
             raise UnknownModelError(f"there is no adapter {name!r}", f"name {_ADAPTER}, or a hub id")
         path = _download_adapter(name, offline)

@@ -90,6 +90,8 @@ class Batches:
         self.rows = {index: self.file.rows[key] for index, key in enumerate(self.keys) if key in self.file.rows}
         if self.rows:
             say(f"{output} has {len(self.rows)} of {len(self.items)} rows already", quiet=self.quiet)
+        if others := len(self.file.rows) - len({*self.keys} & {*self.file.rows}):
+            say(f"{output} keeps {others} row{'s' * (others != 1)} of other prompts or seeds", quiet=self.quiet)
 
     def decode(self, batch_size: int, *, show: bool) -> None:
         """Decodes the missing rows; with `show`, prints their text in the order of the prompts."""

@@ -27,4 +27,7 @@ def driver_of(network: Any) -> Driver:
     for driver in DRIVERS.values():
         if driver.drives(network):
             return driver(network)
-    raise ModelError(f"no driver decodes a {type(network).__name__}", f"there are {', '.join(DRIVERS)}")
+    raise ModelError(
+        f"Model cannot decode a {type(network).__name__}",
+        "pardec.load loads a checkpoint; docs/guides/own-network.md wraps a network of your own in a LanguageModel",
+    )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pardec.samplers.cards import Family
     from pardec.samplers.events import Event, Finished
 
+    from ..requests.argument import Takes
     from ..requests.call import Call
     from ..requests.settings import Settings
     from ..serving.rows import QueuedRow
@@ -60,6 +61,11 @@ class Driver(ABC):
         raise ModelError(
             f"{self.network.name} draws {self.drawn} and is not a language model", "model.network is the loaded network"
         )
+
+    @property
+    @abstractmethod
+    def takes(self) -> Takes:
+        """Which arguments of `generate` have a meaning."""
 
     # --- one request ---
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pardec.models.errors import SpecError
 
-from ..requests.argument import Takes
 from ..requests.images import captions, imaging_for, labels, refuse_negative
 from ..requests.settings import CLASS_IMAGES, MAX_NEW_TOKENS, Settings, repeat_each
 from ..serving.running import WholeBatch
@@ -30,7 +29,6 @@ class ImageDriver(Driver):
     compares_tokens = False  # images are sampled, and vectors are hardly ever equal
     network: ImageModel
     of_tokens: str  # the tokens of an image, with a preposition
-    takes: Takes  # which arguments have a meaning
     network_class: ClassVar[type[ImageModel]]
     loop: ClassVar[Callable[..., Iterator[Event]]]
 

@@ -17,7 +17,7 @@ from pardec.samplers.rng import Keyed
 from pardec.samplers.traits import Trait
 
 from ..requests import allowed
-from ..requests.argument import is_whole
+from ..requests.argument import Takes, is_whole
 from ..requests.call import Call
 from ..requests.generation_config import rules_of
 from ..requests.images import ImageInputs, image_inputs, imaging_for, intersect, size_of
@@ -132,6 +132,12 @@ class TextDriver(Driver, Loops):
     @property
     def language_model(self) -> LanguageModel:
         return self.network
+
+    @property
+    def takes(self) -> Takes:
+        if self.network.imaging is not None:
+            return Takes.MASKED_IMAGES if self.is_masked else Takes.AR_IMAGES
+        return Takes.MASKED if self.is_masked else Takes.AR
 
     @property
     def mask_id(self) -> int | None:

@@ -145,6 +145,8 @@ def image_inputs(model: LanguageModel, imaging: CodeImaging, prompt: Any, settin
         prompts = [Condition(label=label) for label in labels(model.name, imaging.classes, prompt, settings)]
     else:
         prompts = captions(model, prompt, settings)
+    if not model.decoding_config.masked:
+        refuse_equal_images(settings)
     prefix = imaging.prefix(prompts)
     each = repeat_each(range(len(prompts)), settings.num_images)
     rows = [Row(torch.full((length,), -1), _open_grid(model, imaging)) for length in prefix.lengths]
@@ -158,6 +160,15 @@ def _open_grid(model: LanguageModel, imaging: CodeImaging) -> Tensor:
         return grid
     forced = imaging.layout.forced()
     return torch.where(forced < 0, grid, forced)
+
+
+def refuse_equal_images(settings: Settings) -> None:
+    """Refuses several images of a prompt at temperature 0, where they would be equal."""
+    if settings.num_images > 1 and not settings.temperature:
+        raise SpecError(
+            f"num_images={settings.num_images} asks for several images, and temperature=0 takes the likeliest",
+            hint="sample them with temperature=1, or leave num_images out",
+        )
 
 
 def refuse_negative(name: str, settings: Settings) -> None:

@@ -9,6 +9,7 @@ import inspect
 import json
 import re
 import reprlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -228,7 +229,15 @@ def _encode_one(
     ids = _read(f"{template} does not take prompt {row}", item, apply, hint)
     if not tokenizer.decode(ids, skip_special_tokens=True).strip():
         raise SpecError(f"{template} shows no text of prompt {row}", hint="give a message of the user with some text")
+    _warn_of_left_out(template, messages, partial(apply, tokenize=False, return_dict=False))
     return ids
+
+
+def _warn_of_left_out(template: str, messages: Sequence[Mapping[str, Any]], render: Callable[[], Any]) -> None:
+    """Warns if a template shows nothing of a system message, as those of models that were trained without do."""
+    given = ["".join(str(message["content"]).split()) for message in messages if message["role"] == "system"]
+    if given and any(text not in "".join(str(render()).split()) for text in given):
+        warnings.warn(f"{template} leaves a system message out: the model does not read it", stacklevel=2)
 
 
 def _with_text(row: int, message: Mapping[str, Any], template: str) -> dict[str, Any]:

@@ -510,7 +510,7 @@ OTHER_NAMES: Mapping[str, str] = {  # argument of another library -> what to wri
 }
 # Numbers that shape the distribution of image models; checkpoints have defaults for them.
 SHAPING = tuple(each.name for each in ARGUMENTS.values() if each.number and each.option and each.option.images)
-FILLING = tuple(each.name for each in ARGUMENTS.values() if each.fills)  # refused with response_format
+FILLING = tuple(each.name for each in ARGUMENTS.values() if each.fills)  # not combined with response_format
 
 
 def own_names(arguments: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 from pardec.models.errors import SpecError
 from pardec.models.files.token_bytes import BYTE_TOKEN, special_ids
@@ -56,6 +56,10 @@ class StopStrings:
         ends = [(start + len(stop), start) for stop in self.texts if (start := text.find(stop)) >= 0]
         return text[: min(ends)[1]] if ends else text
 
+    def cut_row(self, text: str, ids: Sequence[int]) -> str:
+        """The text of a finished row with these ids, cut."""
+        return self.cut(text)
+
     def certain(self, text: str) -> str:
         """`text`, cut, without a suffix that may be the beginning of a stop string."""
         text = self.cut(text)
@@ -88,6 +92,35 @@ class StopStrings:
         if token not in self._bytes:
             self._bytes[token] = is_byte(self.tokenizer, token)
         return self._bytes[token]
+
+
+class StructuredEnding(Protocol):
+    """A grammar that ends a row, as an `Ending` of its request, and says which of its tokens are text."""
+
+    def first(self, ids: Sequence[int], known: int = 0) -> int | None:
+        """How many of the generated `ids`, more than `known`, remain when the row ends; None if it continues."""
+        ...
+
+    def text_end(self, ids: Sequence[int]) -> int:
+        """How many of the generated `ids` a stop string may end."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class StructuredStops(StopStrings):
+    """The stop strings of a row that a grammar ends as well."""
+
+    grammar: StructuredEnding = field(kw_only=True)
+
+    def first(self, ids: Sequence[int], known: int = 0) -> int | None:
+        found = self._stopped(ids, known), self.grammar.first(ids, known)
+        return min((count for count in found if count is not None), default=None)
+
+    def cut_row(self, text: str, ids: Sequence[int]) -> str:
+        return text if self._stopped(ids) is None else self.cut(text)
+
+    def _stopped(self, ids: Sequence[int], known: int = 0) -> int | None:
+        return super().first(ids[: self.grammar.text_end(ids)], known)
 
 
 def read(stop: Any) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ import json
 import math
 import secrets
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,7 @@ class TextAnswer:
         self._begun: set[int] = set()
         self._offsets: dict[int, Offsets] = {}  # per streamed row
         self._sent: dict[int, tuple[str, int]] = {}  # per streamed row, the text and the number of tokens sent
+        self._counted: dict[int, int] = {}  # per streamed row, the tokens that its chunks have shown
         self._denoised: dict[int, int] = {}  # per streamed row, the forwards of the last canvas sent
         self._held: dict[int, list[Advanced]] = {}  # per streamed row, updates that may belong to a call
         self.tools: Tools | None = getattr(self.request.rows[0].call, "tools", None) if self.request.rows else None
@@ -107,11 +109,15 @@ class TextAnswer:
         """The text before the calls of an answer, and the calls."""
         if self.tools is None:
             return text_of(result), []
-        content, calls = self.tools.form.read(str(self.tokenizer.decode(result.tokens[0], skip_special_tokens=False)))
+        content, calls = self.tools.form.read(self._raw(result.tokens[0]))
         if not calls:
             return text_of(result), []
         each = [{"name": name, "arguments": arguments} for name, arguments in calls]
         return content, [{"id": self._call_id(), "type": "function", "function": one} for one in each]
+
+    def _raw(self, tokens: Sequence[int]) -> str:
+        """Tokens as text, with special tokens, which may begin a call."""
+        return str(self.tokenizer.decode(tokens, skip_special_tokens=False))
 
     def _call_id(self) -> str:
         return f"call_{secrets.token_hex(12)}"
@@ -176,6 +182,7 @@ class TextAnswer:
     def chunk(self, update: Advanced) -> dict[str, Any]:
         """A chunk with new text of a row."""
         logprobs = self._logprobs(update.tokens, update.logprobs, offsets=self._offsets_of(update.index))
+        self._counted[update.index] = self._counted.get(update.index, 0) + len(update.tokens)
         return self._chunk(update.index, update.text, logprobs)
 
     def last(self, index: int, result: Result, sent: str, tokens: int) -> dict[str, Any]:
@@ -185,6 +192,7 @@ class TextAnswer:
         values = None if own is None else own[tokens:]
         logprobs = self._logprobs(rest, values, len(text_of(result)), offsets=self._offsets_of(index))
         content, calls = self._calls(result)
+        self._counted[index] = len(result.tokens[0])
         return self._chunk(index, content[len(sent) :], logprobs, result, calls)
 
     def closing(self, results: Sequence[Result]) -> dict[str, Any]:
@@ -223,8 +231,18 @@ class TextAnswer:
                 choice["delta"]["tool_calls"] = [{"index": at, **call} for at, call in enumerate(calls)]
         if end is not None and self.body.return_token_ids:
             choice |= {"token_ids": end.tokens[0], "step_map": end.step_map[0].tolist(), "seed": end.seeds[0]}
-        usage = {"usage": None} if self.body.stream_options and self.body.stream_options.include_usage else {}
-        return {**self._chunk_head(), "choices": [choice], **usage}
+        return {**self._chunk_head(), "choices": [choice], **self._usage_so_far()}
+
+    def _usage_so_far(self) -> dict[str, Any]:
+        """The usage of a chunk that is not the last: as OpenAI, null; as vLLM on request, what was sent so far."""
+        options = self.body.stream_options
+        if options is None or not options.include_usage:
+            return {}
+        if not options.continuous_usage_stats:
+            return {"usage": None}
+        prompt, completion = self.prompt_tokens, sum(self._counted.values())
+        counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return {"usage": counts}
 
     def _chunk_head(self) -> dict[str, Any]:
         return self._head("chat.completion.chunk" if self.chat else "text_completion")
@@ -306,14 +324,15 @@ class DeltaAnswer(TextAnswer):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.sent: str | None = None  # the text so far; None while its part is not open
+        self.logprobs: list[dict[str, Any]] = []  # of the tokens of the text so far, if they are requested
         self.calls: list[dict[str, Any]] = []
 
     def begin_text(self) -> list[bytes]:
         """The events that open the part with the text."""
         raise NotImplementedError
 
-    def delta(self, text: str) -> bytes:
-        """The event of a piece of text."""
+    def delta(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
+        """The event of a piece of text, with the log-probabilities of its tokens, if they are requested."""
         raise NotImplementedError
 
     def end_text(self, text: str) -> list[bytes]:
@@ -325,28 +344,41 @@ class DeltaAnswer(TextAnswer):
         raise NotImplementedError
 
     def read(self, result: Result) -> tuple[str | None, list[dict[str, Any]]]:
-        """The text and the calls of an answer; no text where it has calls alone."""
+        """The text and the calls of an answer; no text where it has calls alone. The log-probabilities are complete."""
         content, self.calls = self._calls(result)
+        values, tokens = token_logprobs(result), result.tokens[0]
+        if self.calls and values is not None:  # the tokens before the first call
+            ends = range(1, len(tokens) + 1)
+            tokens = tokens[: bisect_right(ends, len(content), key=lambda end: len(self._raw(tokens[:end])))]
+        if values is not None:
+            self.logprobs = self._contents(tokens, values[: len(tokens)])
         return (content or None) if self.calls else content, self.calls
 
+    def _contents(self, tokens: Sequence[int], values: TokenLogprobs | None) -> list[dict[str, Any]]:
+        logprobs = self._logprobs(tokens, values)
+        return [] if logprobs is None else logprobs["content"]
+
     def advanced(self, update: Advanced) -> list[bytes]:
-        return self._next("".join(each.text for each in self._released(update)))
+        released = self._released(update)
+        logprobs = [entry for each in released for entry in self._contents(each.tokens, each.logprobs)]
+        return self._next("".join(each.text for each in released), logprobs)
 
     def ended(self, index: int, result: Result) -> list[bytes]:
         text, calls = self.read(result)
-        events = [] if text is None else self._next(text[len(self.sent or "") :])
+        rest = self.logprobs[self._sent.get(index, ("", 0))[1] :]
+        events = [] if text is None else self._next(text[len(self.sent or "") :], rest)
         if self.sent is None and not calls:
             events += self._next("", always=True)
         events += [] if self.sent is None else self.end_text(self.sent)
         first = self.sent is not None
         return events + [each for at, call in enumerate(calls) for each in self.write_call(first + at, call)]
 
-    def _next(self, text: str, *, always: bool = False) -> list[bytes]:
-        if not text and not always:
+    def _next(self, text: str, logprobs: list[dict[str, Any]] | None = None, *, always: bool = False) -> list[bytes]:
+        if not text and not logprobs and not always:
             return []
         opening = self.begin_text() if self.sent is None else []
         self.sent = (self.sent or "") + text
-        return [*opening, self.delta(text)] if text else opening
+        return [*opening, self.delta(text, logprobs or [])] if text or logprobs else opening
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,9 +72,11 @@ def create_app(
         origins: those whose pages may use the server (CORS), as "https://my.app"; "*" is any.
         defaults: arguments of `generate` for requests that leave them out, such as sampler and max_new_tokens.
 
-    Raises SpecError for a default that `generate` does not take, or that is out of range, for an empty key, and for an
-    origin that no browser sends.
+    Raises SpecError for a default that `generate` or the model does not take, or that is out of range, for an empty key
+    or name, and for an origin that no browser sends.
     """
+    if name is not None and not name.strip():
+        raise SpecError("name is empty, and no client could request it", hint="give a name, or leave it out")
     if api_key is not None and not api_key.strip():
         raise SpecError("api_key is empty, and every request would pass", hint="give a key, or leave it out")
     origins = as_browsers_write(origins)

@@ -14,6 +14,7 @@ from pardec.models.errors import ModelError, PardecError, SpecError
 from ..memory import OutOfMemory
 
 NO_SUCH_MODEL = HTTPStatus(404)
+UNSUPPORTED_THREAD = "thread_unsupported_request"  # the code by which Anthropic's clients go on without a thread
 _KINDS = {  # Anthropic's
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -59,7 +60,10 @@ class RequestError(Exception):
     def messages_body(self) -> dict[str, Any]:
         """The JSON body in the form of Anthropic's API."""
         other = "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
-        return {"type": "error", "error": {"type": _KINDS.get(HTTPStatus(self.status), other), "message": self.message}}
+        error: dict[str, Any] = {"type": _KINDS.get(HTTPStatus(self.status), other), "message": self.message}
+        if self.code == UNSUPPORTED_THREAD:
+            error["details"] = {"error_code": self.code, "unsupported": [self.param]}
+        return {"type": "error", "error": error}
 
     def response(self, path: str) -> Response:
         """The answer to a client of this endpoint."""

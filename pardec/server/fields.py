@@ -70,6 +70,8 @@ def refusal(error: SpecError, body: Body) -> RequestError:
         method = re.match(r"'?([\w-]+)", message)
         if param is None and method and re.search(rf"\b{re.escape(method[1])}\b", getattr(body, "sampler", None) or ""):
             param = "sampler"  # whose methods open their errors
+        about = (("prompt", r"caption \d"), ("tools", r"writes calls in"))
+        param = param or next((field for field, words in about if field in own and re.search(words, message)), None)
     code = CONTEXT if isinstance(error, ContextError) else None
     text = f"{message}: {hint}" if hint else message
     return RequestError(HTTPStatus.BAD_REQUEST, text, param=param, code=code)
@@ -93,12 +95,23 @@ def invalid(error: ValidationError, document: Any, schema: type[Body]) -> Reques
             text = "is null: give text"
     else:
         pairs = zip(faults, paths, strict=True)
-        each = dict.fromkeys(fault["msg"].removeprefix("Value error, ") for fault, other in pairs if other == path)
+        each = dict.fromkeys(_said(fault) for fault, other in pairs if other == path)
         text = ": " + "; or: ".join(each)
     opening = name + ("" if text.startswith(":") else " ") if name else ""
     more = faults[0].get("ctx", {})
     text = (opening + text).removeprefix(": ")
     return RequestError(HTTPStatus.BAD_REQUEST, text, param=name or more.get("field"), code=more.get("code"))
+
+
+def _said(fault: Mapping[str, Any]) -> str:
+    """What is wrong, in pydantic's words; for a part of a message of another kind, which kinds are read."""
+    kinds = {"literal_error": "expected", "union_tag_invalid": "expected_tags"}.get(fault["type"])
+    if kinds is None:
+        return str(fault["msg"]).removeprefix("Value error, ")
+    tagged = kinds == "expected_tags"
+    media = "content" in fault["loc"] and (tagged or fault["loc"][-1] == "type")
+    must = f"{'its type ' if tagged else ''}must be {fault['ctx'][kinds]}"
+    return must + (" (images, audio and files are not read)" if media else "")
 
 
 def _path(location: tuple[int | str, ...], document: Any, *, missing: bool) -> list[int | str]:

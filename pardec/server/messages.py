@@ -56,16 +56,15 @@ Content = Annotated[Part | ToolUse | ToolResult, Field(discriminator="type")]
 class Turn(BaseModel, extra="forbid"):
     """A message of a conversation."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: StrictStr | list[Content]
 
     @model_validator(mode="after")
     def _calls_of_the_assistant(self) -> Turn:
-        wrong = {"user": ToolUse, "assistant": ToolResult}[self.role]
-        if not isinstance(self.content, str) and any(isinstance(block, wrong) for block in self.content):
-            other = "user" if self.role == "assistant" else "assistant"
-            kind = "tool_result" if self.role == "assistant" else "tool_use"
-            raise ValueError(f"a block {kind} belongs to a message of the {other}")
+        owners = {ToolUse: "assistant", ToolResult: "user"}
+        for block in () if isinstance(self.content, str) else self.content:
+            if self.role != (owner := owners.get(type(block), self.role)):
+                raise ValueError(f"a block {block.type} belongs to a message of the {owner}")
         return self
 
     @property
@@ -231,8 +230,7 @@ class MessagesAnswer(DeltaAnswer):
         """The event of an error."""
         return [typed(error.messages_body)]
 
-    def delta(self, text: str) -> bytes:
-        """The event of a piece of text."""
+    def delta(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
         return typed({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}})
 
     def _message(self, content: list[Any], usage: dict[str, Any]) -> dict[str, Any]:

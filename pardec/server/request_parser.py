@@ -74,7 +74,7 @@ class RequestParser:
     def __init__(self, model: Model, names: tuple[str, ...], defaults: Mapping[str, Any], limits: Limits) -> None:
         """`names` are the model names that clients may use, `defaults` arguments of `generate`."""
         self.model, self.names, self.defaults, self.limits = model, names, dict(defaults), limits
-        Settings.of(self.defaults)
+        Settings.of(self.defaults).check_taken(model.name, model.driver.takes)
 
     # --- text ---
 

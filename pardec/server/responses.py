@@ -16,6 +16,18 @@ from .errors import RequestError
 from .schemas import ChatBody, Sampled, joined, numbers
 
 RENAMED = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
+_LOGPROBS = "message.output_text.logprobs"
+# What an answer may include; it has nothing of the others.
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+]
 
 
 class InputPart(BaseModel, extra="ignore"):
@@ -95,6 +107,9 @@ class ResponseBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
     text: TextOptions | None = None
     n: Literal[1] | None = None
     store: StrictBool | None = None
+    include: Annotated[list[Included], Field(max_length=64)] | None = None
+    top_logprobs: Annotated[StrictInt, Field(ge=0)] | None = None
+    ignore_eos: StrictBool | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: StrictStr | FunctionChoice | None = None
     parallel_tool_calls: StrictBool | None = None
@@ -106,7 +121,17 @@ class ResponseBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
             messages.append({"role": "system", "content": self.instructions})
         for item in [InputMessage(role="user", content=self.input)] if isinstance(self.input, str) else self.input:
             _add(messages, item)
-        own = {"input", "instructions", "max_output_tokens", "text", "store", "tools", "tool_choice", "metadata"}
+        own = {
+            "input",
+            "instructions",
+            "max_output_tokens",
+            "text",
+            "store",
+            "tools",
+            "tool_choice",
+            "metadata",
+            "include",
+        }
         shared = {name: value for name, value in self.model_dump(exclude_none=True).items() if name not in own}
         form = None if self.text is None else self.text.format
         text = {"format": form or {"type": "text"}}
@@ -114,6 +139,8 @@ class ResponseBody(Sampled, numbers(Takes.TEXT)):  # type: ignore[misc]
             inner = {name: value for name, value in form.items() if name != "type"}
             form = {"type": "json_schema", "json_schema": inner}
         document = {**shared, "messages": messages, "response_format": form, "n": 1}
+        if _LOGPROBS in (self.include or ()) or self.top_logprobs:
+            document["logprobs"] = True
         if self.tools:
             document["tools"] = [tool.document for tool in self.tools]
         if isinstance(self.tool_choice, FunctionChoice):
@@ -166,7 +193,7 @@ class ResponseAnswer(DeltaAnswer):
         item = {**self._message("", "in_progress"), "content": []}
         return [
             self._event("response.output_item.added", output_index=0, item=item),
-            self._event("response.content_part.added", **self._at, part=_part("")),
+            self._event("response.content_part.added", **self._at, part={**self._part(""), "logprobs": []}),
         ]
 
     def ended(self, index: int, result: Result) -> list[bytes]:
@@ -175,8 +202,8 @@ class ResponseAnswer(DeltaAnswer):
 
     def end_text(self, text: str) -> list[bytes]:
         return [
-            self._event("response.output_text.done", **self._at, text=text, logprobs=[]),
-            self._event("response.content_part.done", **self._at, part=_part(text)),
+            self._event("response.output_text.done", **self._at, text=text, logprobs=self.logprobs),
+            self._event("response.content_part.done", **self._at, part=self._part(text)),
             self._event("response.output_item.done", output_index=0, item=self._message(text, self._ended)),
         ]
 
@@ -202,9 +229,8 @@ class ResponseAnswer(DeltaAnswer):
         named = {name: inner[name] for name in ("message", "param", "code")}
         return [self._event("error", **named)]
 
-    def delta(self, text: str) -> bytes:
-        """The event of a piece of text."""
-        return self._event("response.output_text.delta", **self._at, delta=text, logprobs=[])
+    def delta(self, text: str, logprobs: list[dict[str, Any]]) -> bytes:
+        return self._event("response.output_text.delta", **self._at, delta=text, logprobs=logprobs)
 
     @property
     def _at(self) -> dict[str, Any]:
@@ -216,7 +242,11 @@ class ResponseAnswer(DeltaAnswer):
         return typed({"type": kind, **fields, "sequence_number": self._count - 1})
 
     def _message(self, text: str, status: str) -> dict[str, Any]:
-        return {"type": "message", "id": self._item, "status": status, "role": "assistant", "content": [_part(text)]}
+        content = [self._part(text)]
+        return {"type": "message", "id": self._item, "status": status, "role": "assistant", "content": content}
+
+    def _part(self, text: str) -> dict[str, Any]:
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs}
 
     def _response(self, status: str, output: list[Any], results: Sequence[Result] | None) -> dict[str, Any]:
         usage = None
@@ -267,7 +297,3 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 def _flat(tool: Any) -> Any:
     """A tool, or a choice of one, without the object around the function's fields."""
     return tool if isinstance(tool, str) else {"type": "function", **tool["function"]}
-
-
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

@@ -27,6 +27,7 @@ from pardec.models.errors import did_you_mean
 
 from ..requests.argument import Takes
 from ..requests.settings import ARGUMENTS
+from .errors import UNSUPPORTED_THREAD
 
 Number = StrictFloat | StrictInt
 Seed = Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)]
@@ -39,7 +40,7 @@ Stop = Annotated[StrictStr, Field(max_length=1024)]
 IGNORED = frozenset(
     (
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prediction", "request_id", "priority"),
-        *("prompt_cache_key", "prompt_cache_retention", "cache_prompt", "cache_salt"),
+        *("prompt_cache_key", "prompt_cache_retention", "cache_prompt", "cache_salt", "cache_control"),
     )
 )
 # Values that request nothing, of fields that are refused otherwise.
@@ -64,6 +65,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
     "previous_response_id": (),
     "conversation": (),
+    "thread": (),
     "thinking": ({"type": "disabled"},),
     "add_generation_prompt": (True,),
     "continue_final_message": (False,),
@@ -80,7 +82,9 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "return_tokens_as_token_ids": (False,),
 }
 UNKNOWN = "unknown_parameter"  # the code of errors about fields that an endpoint does not have
-_INSTEAD = dict.fromkeys(("previous_response_id", "conversation"), "nothing is stored, send the whole conversation")
+_INSTEAD = dict.fromkeys(
+    ("previous_response_id", "conversation", "thread"), "nothing is stored, send the whole conversation"
+)
 _SCHEMA = "response_format takes a JSON schema"
 # Fields of other servers, and what serves in their place.
 _ELSEWHERE = {
@@ -109,7 +113,8 @@ class Body(BaseModel, extra="forbid"):
         }
         for name in own:
             if name in NEUTRAL and name not in cls.model_fields:
-                raise _unsupported(name, f"{name} is not supported: {_INSTEAD.get(name, 'leave it out')}")
+                code = UNSUPPORTED_THREAD if name == "thread" else None
+                raise _unsupported(name, f"{name} is not supported: {_INSTEAD.get(name, 'leave it out')}", code=code)
             if name not in cls.model_fields:
                 near = f": {hint}" if (hint := _ELSEWHERE.get(name)) else did_you_mean(name, cls.model_fields)
                 known = f"there is no field {name!r}{near}"
@@ -152,6 +157,7 @@ class StreamOptions(BaseModel, extra="forbid"):
     """The contents of a stream in addition to text."""
 
     include_usage: StrictBool | None = None
+    continuous_usage_stats: StrictBool | None = None  # vLLM's: every chunk has the usage so far, if any has
     include_denoise: StrictBool | None = None  # events "denoise" with the canvas, also where it may still change
     include_obfuscation: StrictBool | None = None  # has no effect here
 

@@ -146,7 +146,7 @@ class Texts:
 def answer(tokenizer: Any, call: Call, row: int, tokens: list[int]) -> str:
     """The text of a finished row, cut before its stop string."""
     text, stops = decoded(tokenizer, tokens), call.stops(row)
-    return text if stops is None else stops.cut(text)
+    return text if stops is None else stops.cut_row(text, tokens)
 
 
 def decoded(tokenizer: Any, tokens: list[int]) -> str:

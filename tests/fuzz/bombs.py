@@ -81,7 +81,7 @@ class Bombs:
         yield "many new tokens", partial(self.ar.generate, "a", max_new_tokens=HUGE)
         yield "many rows of ids", partial(self.masked.generate, input_ids=range(HUGE))
         yield "many prompts", partial(self.masked.generate, range(HUGE))
-        yield "many pictures", partial(self.picture.generate, label=1, num_images=HUGE)
+        yield "many pictures", partial(self.picture.generate, label=1, num_images=HUGE, temperature=1)
         for spec in ("localleap:radius", "confident:steps", "klass:history", "origin:steps"):
             yield spec, partial(self.masked.generate, input_ids=IDS, sampler=f"{spec}={HUGE}")
         for spec in ("lookahead:window", "recycling:k", "jacobi:window", "beam:nodes", "lookup:max_ngram"):

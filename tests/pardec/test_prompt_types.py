@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -147,3 +150,18 @@ def test_classes_may_be_numbers_and_arrays_of_numpy() -> None:
     assert mar.generate(label=np.int64(1), sampler=few).images == mar.generate(label=1, sampler=few).images
     one, two = (mar.generate(label=labels, sampler=few).images for labels in (np.array([1, 2]), [1, 2]))
     assert one == two
+
+
+def test_a_system_message_that_the_template_leaves_out_is_told(llama: pardec.Model) -> None:
+    asked = [{"role": "user", "content": "Reverse the list: 4 7 2."}]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain = llama.generate(asked, max_new_tokens=4)
+    system = {"role": "system", "content": "Answer in capitals."}
+    with pytest.warns(UserWarning, match="the chat template of tiny-llama leaves a system message out"):
+        assert llama.generate([system, *asked], max_new_tokens=4).tokens == plain.tokens
+    showing = copy.deepcopy(llama.tokenizer)
+    showing.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}\n{% endfor %}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pardec.Model(replace(llama.language_model, tokenizer=showing)).prepare([system, *asked], max_new_tokens=4)

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from pardec.models import finite
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import ModelError, PardecError, SpecError
 from pardec.models.images.llamagen import LlamaGenImaging
 from pardec.models.kernels.cpu import panels
 from pardec.models.model import LanguageModel
+from pardec.models.plan import Hidden, Plan
+from pardec.models.stack import Stack
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.masked import loop as masked
@@ -113,6 +116,22 @@ def test_guidance_that_outgrows_float32_is_named() -> None:
     model = altered(toy(), lambda logits: logits * 1e35)
     with pytest.raises(SpecError, match="cfg=1000000.0 mixes huge or infinite logits"):
         fill(model, "threshold", GIVEN, 6, cfg=1e6)
+
+
+def test_tokens_that_both_halves_of_guidance_exclude_are_told() -> None:
+    """Minus infinity less itself is not a number: the cause is the mixture, also where states are logits."""
+
+    class Logits(Stack):
+        def __call__(self, plan: Plan, cache: KVCache | None = None) -> Hidden:
+            logits = torch.zeros(*plan.tokens.shape, VOCAB)
+            logits[..., 3] = -INF
+            return Hidden(plan, logits, lambda states: states)
+
+    model = replace(toy(), decoder=Logits())
+    fill(model, "threshold", GIVEN, 6)
+    with pytest.raises(SpecError, match="cfg=2.0 mixes huge or infinite logits") as error:
+        fill(model, "threshold", GIVEN, 6, cfg=2.0)
+    assert "a low logit, not -inf" in str(error.value.hint)
 
 
 def test_what_is_allowed_and_ruled_out_by_the_model_is_told() -> None:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardec.models.errors import ModelError, SpecError
+from pardec.models.errors import ModelError, SpecError, UnknownNameError, did_you_mean
 from pardec.samplers.cards import Family
-from pardec.samplers.registry import resolve
+from pardec.samplers.registry import cards, resolve
+from pardec.samplers.spec import parse
 
 from ...drivers import DRIVERS
 from ...requests.settings import Settings
@@ -64,6 +65,7 @@ class Fit:
             self._sampler({**self.arguments, "block_length": block})
         for cache in caches or ():
             if cache != "none":
+                _check_cache(cache, self.family)
                 self._sampler({**self.arguments, "sampler": f"{baseline}@{cache}"})
         blocks = tuple(block_lengths) or (None,)
         return Space(self.spec, self.family, str(default.spec), baseline, caches, mix, blocks)
@@ -95,6 +97,16 @@ class Fit:
         sampler = self.model.prepare("a", **arguments).sampler
         self.model.driver.check_drafts(sampler)
         return sampler
+
+
+def _check_cache(spec: str, family: Family) -> None:
+    """Refuses the spec of a cache whose name no cache of the family has."""
+    known = [card.name for card in cards() if card.stage == "cache" and card.family == family]
+    name = parse(f"sequential@{spec}").cache
+    if name is not None and name.name not in known:
+        raise UnknownNameError(
+            f"there is no cache {name.name!r}{did_you_mean(name.name, known)}", f"one of {', '.join(known)}"
+        )
 
 
 def _refuse_class_images(name: str, family: Family) -> None:

@@ -101,6 +101,13 @@ class CallGrammar:
         found = self._calls(count, lead).first([*lead, *ids[count:]], max(known, count) + skipped)
         return None if found is None else found - skipped
 
+    def text_end(self, ids: Sequence[int]) -> int:
+        """How many of the generated `ids` a stop string may end: those up to where a call begins."""
+        if self.forced:
+            return 0
+        begun = self._begun(ids)
+        return len(ids) if begun is None else begun[0]
+
     def _begun(self, ids: Sequence[int]) -> tuple[int, list[int]] | None:
         """The number of `ids` up to the trigger's end, and the ids of bytes that the last writes after it; or None."""
         if self.forced:

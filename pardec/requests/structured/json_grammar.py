@@ -122,6 +122,10 @@ class JsonGrammar:
                 return count
         return None
 
+    def text_end(self, ids: Sequence[int]) -> int:
+        """How many of the generated `ids` a stop string may end: all."""
+        return len(ids)
+
     def _fitting(self, state: int, allowed: np.ndarray, left: int) -> np.ndarray:
         """The tokens of `allowed` after which an answer can end within `left` more; if none, all such tokens."""
         for each in (allowed.nonzero()[0], np.arange(len(allowed))):

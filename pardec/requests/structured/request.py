@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
-from pardec.samplers.request import Request
+from pardec.samplers.request import Ending, Request
 
 from ..prompts import Row
 from ..settings import FILLING, Settings
+from ..stop_strings import StructuredStops
 from ..tools import Tools
 from .call_grammar import CallGrammar
 from .forms import form_of
@@ -43,7 +44,9 @@ class Structure:
     def hold(self, request: Request) -> Request:
         """The request, constrained to the schema."""
         if self.template is None:
-            return replace(request, grammars=self.grammars, stops=self.grammars)
+            strings = request.stops or (None,) * len(self.grammars)
+            stops = tuple(map(_ending, self.grammars, strings))
+            return replace(request, grammars=self.grammars, stops=stops)
         constrained_spans = tuple(self.template.constrained_spans_of(start) for start in request.prompts)
         return replace(
             request,
@@ -51,6 +54,11 @@ class Structure:
             constrained_spans=constrained_spans if any(constrained_spans) else (),
             stops=(TemplateEnd(len(self.template.rest)),) * len(request.prompts),
         )
+
+
+def _ending(grammar: JsonGrammar | CallGrammar, stops: Any) -> Ending:
+    """What ends a row: its grammar and, if there are any, its stop strings."""
+    return grammar if stops is None else StructuredStops(stops.tokenizer, stops.texts, grammar=grammar)
 
 
 def structure(
@@ -70,10 +78,11 @@ def _calls(
     model: LanguageModel, settings: Settings, rows: int, stop_ids: Sequence[int], tools: Tools
 ) -> Structure | None:
     """The structure of rows that may call tools; None for a masked model, which fills a template."""
+    masked = model.decoding_config.masked
     for name in ("response_format", *FILLING):
-        if getattr(settings, name) and not (name == "template" and model.decoding_config.masked):
+        if getattr(settings, name) and name != ("template" if masked else "stop"):
             raise SpecError(f"{name} cannot be combined with tools", hint=f"leave {name} out")
-    if model.decoding_config.masked:
+    if masked:
         return None
     vocabulary = Vocabulary.of(model.tokenizer, model.vocab_size)
     first = CallGrammar(tools, vocabulary, settings.max_new_tokens, stop_ids)
@@ -94,8 +103,9 @@ def _structure(model: LanguageModel, settings: Settings, rows: int, stop_ids: Se
             hint="put tokenizer.json next to the weights",
         )
     for name in FILLING:
-        if getattr(settings, name):
-            raise SpecError(f"{name} cannot be combined with response_format", hint=f"leave {name} out")
+        if getattr(settings, name) and (name != "stop" or model.decoding_config.masked):
+            why = f" on {model.name}, whose template has a fixed length" if name == "stop" else ""
+            raise SpecError(f"{name} cannot be combined with response_format{why}", hint=f"leave {name} out")
     vocabulary, budget = Vocabulary.of(model.tokenizer, model.vocab_size), settings.max_new_tokens
     text = _text(form)
     if not model.decoding_config.masked:

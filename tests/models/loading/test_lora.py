@@ -341,6 +341,9 @@ def test_folders_without_an_adapter_are_refused_by_name(tmp_path: Path) -> None:
         load(base, adapter=base)
     with pytest.raises(ModelError, match="there is no adapter 'tuned'"):
         load(base, adapter="tuned")
+    with pytest.raises(ModelError, match="tiny-llama-idlm is a draft module, and no adapter") as drafter:
+        load(base, adapter="tiny-llama-idlm")
+    assert 'sampler="idlm:name=tiny-llama-idlm"' in str(drafter.value.hint)
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "adapter_config.json").write_text(json.dumps(CONFIG))
     with pytest.raises(ModelError, match="the adapter empty has no weights"):

@@ -171,6 +171,12 @@ def test_rows_are_appended_and_a_second_run_makes_only_what_is_missing(
     assert "has 2 of 3 rows already" in err
     assert sorted(output.read_text().splitlines()) == sorted(whole.splitlines())
 
+    _, _, err = cli(*command[:-1], tmp_path / "other.jsonl", "--seed", 5)
+    assert "rows of other" not in err
+    _, _, err = cli(*command[:-1], tmp_path / "other.jsonl", "--seed", 6)
+    assert "other.jsonl keeps 3 rows of other prompts or seeds" in err
+    assert len(rows_of(tmp_path / "other.jsonl")) == 6
+
     monkeypatch.setattr(pardec.Model, "run", lambda *_, **__: pytest.fail("nothing was left to do"))
     code, out, err = cli(*command, "--json")
     assert (code, len(json.loads(out)["rows"])) == (0, 3)

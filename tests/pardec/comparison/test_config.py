@@ -185,7 +185,10 @@ def test_tune_tells_its_candidates_and_reads_a_file_too(cli: Cli, tmp_path: Path
     ("arguments", "message"),
     [
         (("tune", "tiny-dream", "--task", "lists", "-s", "sjd"), "is for autoregressive models"),
-        (("tune", "tiny-dream", "--task", "lists", "--cache", "duall"), "unknown sampler 'duall'"),
+        (
+            ("tune", "tiny-dream", "--task", "lists", "--cache", "duall"),
+            "there is no cache 'duall' (did you mean 'dual'?)",
+        ),
         (("tune", "tiny-dream", "--task", "lists", "-n", "0"), "--max-new-tokens must be a whole number of at least 1"),
         (("tune", "tiny-dream", "--task", "lits"), "did you mean 'lists'"),
         (("tune", "tiny-mar", "--task", "classes"), "draws vectors"),

@@ -160,6 +160,17 @@ def test_what_decides_about_the_same_positions_is_refused(
         dream.generate("Ann", response_format=PERSON, **argument)
 
 
+@pytest.mark.parametrize("sampler", ["sequential", "lookup"])
+def test_a_stop_string_ends_an_autoregressive_answer(llama: pardec.Model, sampler: str) -> None:
+    arguments: dict[str, Any] = {"response_format": SMALL, "max_new_tokens": 40, "sampler": sampler}
+    whole = valid(llama.generate("Ann", stop="@", **arguments), SMALL)
+    assert whole.text == llama.generate("Ann", **arguments).text
+    cut = llama.generate("Ann", stop=["job"], **arguments)
+    assert (cut.text, cut.finish) == ([whole.text[0].partition("job")[0]], ["stop"])  # type: ignore[index]
+    with pytest.raises(ValueError, match="Unterminated|Expecting"):
+        cut.parsed  # noqa: B018
+
+
 def test_too_few_tokens_are_refused_with_the_fewest(llama: pardec.Model, dream: pardec.Model, no_forward: None) -> None:
     for model, words in ((llama, "shortest answer takes"), (dream, "template takes")):
         with pytest.raises(SpecError, match=f"max_new_tokens=5 is too few .* {words} 1"):

@@ -153,6 +153,23 @@ def test_error_of_a_part_with_an_unknown_field(client: TestClient) -> None:
         assert message == "messages.0.content.0.audio is not supported: leave it out"
 
 
+@pytest.mark.parametrize(
+    ("path", "part", "wanted"),
+    [
+        ("chat/completions", {"type": "image_url", "image_url": {"url": "data:,"}}, "must be 'text'"),
+        ("responses", {"type": "input_image", "image_url": "data:,"}, "must be 'input_text' or 'output_text'"),
+        ("messages", {"type": "image", "source": {}}, "its type must be 'text', 'tool_use', 'tool_result'"),
+    ],
+)
+def test_error_of_an_image_says_what_is_read(client: TestClient, path: str, part: dict[str, Any], wanted: str) -> None:
+    turns = [{"role": "user", "content": [part]}]
+    body = {"input": turns} if path == "responses" else {"messages": turns, "max_tokens": 3}
+    message = client.post(f"/v1/{path}", json=body).json()["error"]["message"]
+    assert f"{wanted} (images, audio and files are not read)" in message
+    tool = {"input": "a", "tools": [{"type": "web_search"}]}
+    assert "are not read" not in client.post("/v1/responses", json=tool).json()["error"]["message"]
+
+
 def test_messages_end_with_the_user(client: TestClient) -> None:
     """The form's answers continue a last message of the assistant, which templates would close."""
     turns = [*MESSAGES, {"role": "assistant", "content": "8 -"}]

@@ -20,6 +20,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({**CAPTION, "cfg_interval": 10**30, "cfg": 2}, "cfg_interval"),
         ({**CAPTION, "size": "96x48"}, "size"),
         ({**CAPTION, "sampler": "threshold"}, "sampler"),
+        ({**CAPTION, "n": 2, "temperature": 0}, "n"),
+        ({"prompt": ""}, "prompt"),
     ],
     "tiny-var": [
         ({"label": 4, "prompt": "7"}, "prompt"),
@@ -28,6 +30,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"label": 4, "negative_prompt": "blurred"}, "negative_prompt"),
         ({}, "label"),
         ({"label": 10**6}, "label"),
+        ({"label": 4, "n": 2, "temperature": 0}, "n"),
     ],
     "tiny-mar": [({"label": 2, "prompt": "3"}, "prompt"), ({"label": 2, "top_k": 5}, "top_k")],
 }

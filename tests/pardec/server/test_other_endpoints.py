@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pardec
+from pardec.requests.tools import HERMES, Tools
+from pardec.samplers.logprobs import TokenLogprobs
+from pardec.server.app import create_app
 from pardec.server.body_parser import ParsedBody
 from pardec.server.limits import Limits
-from pardec.server.request_parser import RequestParser
-from pardec.server.schemas import CompletionBody
+from pardec.server.request_parser import RequestParser, TextRequest
+from pardec.server.responses import ResponseAnswer
+from pardec.server.schemas import ChatBody, CompletionBody
+from pardec.server.token_names import TokenNames
 from tests.pardec.server.http_server import Running, serving
 
 pytest.importorskip("openai")
@@ -42,6 +49,20 @@ def test_defaults_are_turned_off_by_a_request() -> None:
         assert (row.call.settings["top_k"], row.call.settings.get("stop")) == (top_k, stops)
         alone = parser.model.generate(QUESTION, seed=seed, max_new_tokens=2)
         assert list(row.call.seeds) == alone.seeds
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"cfg": 2}, "cfg is for masked models and tiny-llama is not one"),
+        ({"block_length": 4}, "block_length is for masked models"),
+        ({"name": ""}, "name is empty"),
+        ({"name": " "}, "name is empty"),
+    ],
+)
+def test_what_every_request_would_be_refused_for_ends_the_start(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(pardec.SpecError, match=words):
+        create_app(pardec.load("tiny-llama", device="cpu"), **arguments)
 
 
 def test_messages_and_responses_are_one_answer() -> None:
@@ -129,6 +150,69 @@ def test_a_stream_of_a_response_has_the_whole_text(llama: Running) -> None:
     assert last.response.output_text == whole[0]
 
 
+def test_responses_include_log_probabilities(llama: Running) -> None:
+    """Clients ask for reasoning that a model without reasoning does not have; the others' values are a chat's."""
+    include: Any = ["reasoning.encrypted_content", "message.output_text.logprobs"]
+    sent: dict[str, Any] = {"model": "tiny-llama", "input": QUESTION, "max_output_tokens": 20}
+    client = llama.openai("secret")
+    chat = client.chat.completions.create(
+        model="tiny-llama", messages=MESSAGES, max_tokens=20, logprobs=True, top_logprobs=2
+    )
+    expected = [entry.to_dict() for entry in chat.choices[0].logprobs.content]  # type: ignore[union-attr]
+    sent["top_logprobs"] = 2
+
+    def part(response: Any) -> list[dict[str, Any]]:
+        return response.to_dict()["output"][0]["content"][0]["logprobs"]  # type: ignore[no-any-return]
+
+    assert part(client.responses.create(**sent, include=include)) == expected
+    assert part(client.responses.create(**sent)) == expected
+    plain = client.responses.create(**{**sent, "top_logprobs": 0}, include=include[:1])
+    assert part(plain) == []
+    events = [event.to_dict() for event in client.responses.create(**sent, include=include, stream=True)]
+    deltas = [each for event in events if event["type"].endswith("text.delta") for each in event["logprobs"]]
+    done = next(event for event in events if event["type"] == "response.output_text.done")
+    assert deltas == done["logprobs"] == expected
+    assert events[-1]["response"]["output"][0]["content"][0]["logprobs"] == expected
+
+
+def test_log_probabilities_of_a_response_end_before_its_calls() -> None:
+    model = pardec.load("tiny-llama", device="cpu").language_model
+    encode: Any = model.tokenizer
+    said, call = "Let me add.", HERMES.opening + HERMES.write("add", '{"a": 3}') + HERMES.closing
+    before, ids = (encode(text, add_special_tokens=False)["input_ids"] for text in (said, said + call))
+    assert ids[: len(before)] == before
+    names, count = TokenNames(encode, model.vocab_size), len(ids)
+    request = TextRequest([], 1, [[1]], 0, names)
+    answer = ResponseAnswer(ChatBody(messages=MESSAGES), request, "m", names, encode)
+    answer.tools = Tools([], ("add",), required=False, parallel=True, form=HERMES)
+    values = TokenLogprobs(np.zeros(count), *(np.zeros((count, 0)) for _ in range(3)))
+    result: Any = SimpleNamespace(tokens=[ids], text=[said + call], logprobs=[values])
+    text, calls = answer.read(result)
+    assert (text, len(calls)) == (said, 1)
+    assert [entry["token"] for entry in answer.logprobs] == [names.name(token) for token in before]
+
+
+def test_a_response_may_ignore_end_tokens(llama: Running) -> None:
+    body = {"input": QUESTION, "max_output_tokens": 40, "ignore_eos": True}
+    answer = llama.post("/v1/responses", body, headers={"Authorization": "Bearer secret"}).json()
+    assert answer["usage"]["output_tokens"] == 40
+
+
+def test_chunks_have_the_usage_so_far_on_request(llama: Running) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(
+        llama.openai("secret").completions.create(
+            model="tiny-llama", prompt=[QUESTION, "Reverse the list: 4 7 2."], max_tokens=6, stream=True,
+            stream_options=options,
+        )
+    )  # fmt: skip
+    counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage is not None]
+    assert len(counts) == len(chunks)
+    assert counts == sorted(counts)
+    assert 0 < counts[0] < counts[-2] == counts[-1]
+    assert len({chunk.usage.prompt_tokens for chunk in chunks if chunk.usage is not None}) == 1
+
+
 def test_a_response_keeps_to_its_format(llama: Running) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"]}
     form: Any = {"format": {"type": "json_schema", "name": "x", "schema": schema, "strict": True}}
@@ -204,6 +288,29 @@ def test_a_message_keeps_to_its_format(llama: Running) -> None:
     assert "output_config.format" in llama.post("/v1/messages", {**body, "max_tokens": 30}, headers=key).text
     refused = llama.post("/v1/messages", {**body, "max_tokens": 30, "output_config": {"effort": "low"}}, headers=key)
     assert "output_config.effort" in refused.json()["error"]["message"]
+
+
+def test_messages_take_what_changes_nothing_and_messages_of_the_system(llama: Running) -> None:
+    key: dict[str, str] = {"x-api-key": "secret"}
+    body: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 4}
+    plain = llama.post("/v1/messages", body, headers=key).json()["content"]
+    cached = {**body, "cache_control": {"type": "ephemeral"}}
+    assert llama.post("/v1/messages", cached, headers=key).json()["content"] == plain
+    turns = [{"role": "system", "content": "Be short."}, *MESSAGES]
+    assert llama.post("/v1/messages", {**body, "messages": turns}, headers=key).status_code == 200
+    called = {"role": "system", "content": [{"type": "tool_use", "id": "a", "name": "b", "input": {}}]}
+    refused = llama.post("/v1/messages", {**body, "messages": [called, *MESSAGES]}, headers=key)
+    assert "a block tool_use belongs to a message of the assistant" in refused.json()["error"]["message"]
+
+
+def test_a_thread_is_refused_so_that_clients_send_the_whole_conversation(llama: Running) -> None:
+    """Anthropic's tool runner goes on without a thread where it finds these details."""
+    body = {"messages": MESSAGES, "max_tokens": 4, "thread": {"type": "create"}}
+    answer = llama.post("/v1/messages", body, headers={"x-api-key": "secret"})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert "nothing is stored" in error["message"]
 
 
 def test_errors_of_messages_have_their_form(llama: Running) -> None:

@@ -14,6 +14,7 @@ import pytest
 import pardec
 from pardec.requests import tools as reading
 from pardec.requests.settings import Settings
+from pardec.requests.stop_strings import StructuredStops
 from pardec.requests.structured.call_grammar import CallGrammar
 from pardec.requests.structured.vocabulary import Vocabulary
 from pardec.requests.tools import HERMES, CallForm, conversation, form_of, tools_of
@@ -169,6 +170,38 @@ def test_results_of_calls_reach_the_model(llama: Running) -> None:
     assert "not a JSON object" in refused.json()["error"]["message"]
 
 
+def test_stop_strings_end_the_text_before_a_call(llama: Running) -> None:
+    """Agents send them beside tools: they end text, and never cut a call."""
+    arguments: dict[str, Any] = {
+        "model": "tiny-llama", "messages": MESSAGES, "tools": TOOLS, "max_tokens": 76, "temperature": 1.5, "seed": 4,
+        "extra_body": {"ignore_eos": True},
+    }  # fmt: skip
+    create = llama.openai().chat.completions.create
+    plain = create(**arguments).choices[0].message.content or ""
+    assert len(plain) > 4
+    stop = plain[2:4]
+    more = {**arguments, "stop": [stop]}
+    stopped = create(**more).choices[0]
+    assert (stopped.message.content, stopped.finish_reason) == (plain[: plain.index(stop)], "stop")
+    assert "".join(c.choices[0].delta.content or "" for c in create(stream=True, **more)) == stopped.message.content
+    whole = create(tool_choice="required", **arguments).choices[0].message
+    held = create(tool_choice="required", stop=['"', "a", "{"], **arguments).choices[0].message
+    assert check(held.tool_calls) == check(whole.tool_calls) != []
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=["hermes", "llama", "mistral"])
+def test_a_stop_string_counts_up_to_where_a_call_begins(form: CallForm, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = grammar(form, monkeypatch)
+    before = made.vocabulary.encode("" if form.starts_answer else "Yes. ")
+    begun = before + made.vocabulary.encode(form.trigger)
+    ids = begun + made.vocabulary.encode(form.lead + "add")
+    stops = StructuredStops(made.vocabulary.tokenizer, ("add", "es"), grammar=made)
+    assert stops.first(begun) == stops.first(ids) == (None if form.starts_answer else stops.first(before))
+    assert (stops.first(ids) is None) == form.starts_answer
+    assert stops.cut_row("Yes. add", ids) == ("Yes. add" if form.starts_answer else "Y")
+    assert stops.first(made.vocabulary.encode("then add")) is not None
+
+
 def grammar(form: CallForm, monkeypatch: pytest.MonkeyPatch, choice: str = "auto", budget: int = 100) -> CallGrammar:
     model = pardec.load("tiny-llama", device="cpu").language_model
     monkeypatch.setattr(reading, "form_of", lambda _: form)
@@ -237,7 +270,6 @@ def test_a_call_that_does_not_fit_does_not_begin(monkeypatch: pytest.MonkeyPatch
         ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "no"}}}, "not among the tools"),
         ({"tool_choice": "required"}, "there are no tools"),
-        ({"tools": TOOLS, "stop": "x"}, "stop cannot be combined with tools"),
         ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format cannot be combined with tools"),
         ({"tools": TOOLS, "tool_choice": "required", "max_tokens": 5}, "too few for a call"),
     ],
