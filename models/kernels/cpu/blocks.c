@@ -242,7 +242,7 @@ typedef void (*Unpack)(const uint8_t *panel, int first, int count, uint8_t *code
 static const Unpack UNPACKS[] = {unpack_Q4_0, unpack_Q4_1, unpack_Q5_0, unpack_Q5_1, unpack_Q8_0,
                                  unpack_IQ4_NL, unpack_MXFP4, unpack_Q4_K, unpack_Q5_K, unpack_Q6_K};
 
-/* What is subtracted from codes, and added to minima in its place: sums of numbers with both signs lose fewer digits. */
+/* What is subtracted from codes, and added to minima: sums of numbers of both signs lose fewer digits. */
 INLINE int center_of(const int kind)
 {
     switch (kind) {
@@ -280,24 +280,24 @@ INLINE vec number(const int kind, words x, const int i)
 }
 
 #if LANES == 16
-#define MOST_FLOAT 6            /* rows of a tile that is multiplied with the packed codes */
-#define FEW_FLOAT 8             /* rows from which on codes are unpacked first, less one */
-#define BESIDE(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1) /* panels of a tile, so that its sums need not wait */
+#define FEW_FLOAT 8             /* most rows that are multiplied with the packed codes; for more these are unpacked */
+#define MOST_FLOAT 6            /* rows of x in a tile of these */
+#define BESIDE(rows) ((rows) == 1 ? 4 : (rows) == 2 ? 2 : 1) /* panels of a tile: sums that need not wait for others */
 #else
-#define MOST_FLOAT 3
 #define FEW_FLOAT 3
+#define MOST_FLOAT 3
 #define BESIDE(rows) 1
 #endif
 
-/* Groups whose sum is one long sum. */
-INLINE int long_sum(int groups) { return least(MOST, (groups + PARTS - 1) / PARTS); }
+/* Groups that are summed before their sum is added to the total of a row. */
+INLINE int groups_at_once(int groups) { return least(MOST, (groups + PARTS - 1) / PARTS); }
 
-/* part + the sum of a group, or of the half of one that has scales of its own, times the scales s; and minima times
- * the sum of x, `all`. */
-INLINE vec with_scales(const int least_too, vec sum, const float *s, const float *m, float all, vec part)
+/* part + s * sum, of the products of a group, or of half a group with scales of its own; if it has `minima`, + m times
+ * the sum of its x. */
+INLINE vec with_scales(const int minima, vec sum, const float *s, const float *m, float sum_of_x, vec part)
 {
     part = fused_add(*(const vec *)s, sum, part);
-    return least_too ? fused_add(*(const vec *)m, spread(all), part) : part;
+    return minima ? fused_add(*(const vec *)m, spread(sum_of_x), part) : part;
 }
 
 /* Scales of group g, and minima to which the center of the codes is added. */
@@ -309,17 +309,19 @@ INLINE void centered_scales(const int kind, const uint8_t *panel, int g, float *
         *(vec *)(m + n) = fused_add(spread(center_of(kind)), *(const vec *)(s + n), *(const vec *)(m + n));
 }
 
+/* Each vector of sums in `few_floats`. */
+#define EACH                                                                                                       \
+    UNROLL for (int p = 0; p < panels; p++)                                                                        \
+        UNROLL for (int r = 0; r < rows; r++)                                                                      \
+            UNROLL for (int j = 0; j < VECTORS; j++)
+
 /* `rows` rows of x [rows, step] times all groups of the panels w, BESIDE(rows) of them -> total [panels][rows][WIDTH].
  * `sums` [rows, groups] are those of x over each group. */
 INLINE void few_floats(const int kind, const int rows, const uint8_t *const *w, int groups, const float *x,
                        ptrdiff_t step, const float *sums, float *total)
 {
-    const int halves = kind == Q6_K ? 2 : 1, panels = BESIDE(rows), each = long_sum(groups);
+    const int halves = kind == Q6_K ? 2 : 1, panels = BESIDE(rows), each = groups_at_once(groups);
     vec all[BESIDE(1)][MOST_FLOAT][VECTORS], part[BESIDE(1)][MOST_FLOAT][VECTORS], sum[BESIDE(1)][MOST_FLOAT][VECTORS];
-#define EACH                                                                                                       \
-    UNROLL for (int p = 0; p < panels; p++)                                                                        \
-        UNROLL for (int r = 0; r < rows; r++)                                                                      \
-            UNROLL for (int j = 0; j < VECTORS; j++)
     EACH all[p][r][j] = (vec){0};
     for (int first = 0; first < groups; first += each) {
         EACH part[p][r][j] = (vec){0};
@@ -386,7 +388,7 @@ static void (*const FLOATS_BY[][MOST_FLOAT])(FLOAT_ARGUMENTS) = {
 
 /* `rows` rows of x [rows, step] times `groups` groups of centered codes w [groups * GROUP][WIDTH]: added to total
  * [rows][WIDTH], at the end. `sums` [rows, apart] are those of x over each group. */
-INLINE void dense_tile(const int rows, const int halves, const int least_too, const float *w, const float *s,
+INLINE void dense_tile(const int rows, const int halves, const int minima, const float *w, const float *s,
                        const float *m, int groups, const float *x, ptrdiff_t step, const float *sums, ptrdiff_t apart,
                        float *total)
 {
@@ -411,8 +413,8 @@ INLINE void dense_tile(const int rows, const int halves, const int least_too, co
                     }
                 UNROLL for (int r = 0; r < rows; r++)
                     UNROLL for (int j = 0; j < columns; j++)
-                        part[r][j] = with_scales(least_too, sum[r][j], s + scale + j * LANES, m + scale + j * LANES,
-                                                 least_too ? sums[r * apart + g] : 0, part[r][j]);
+                        part[r][j] = with_scales(minima, sum[r][j], s + scale + j * LANES, m + scale + j * LANES,
+                                                 minima ? sums[r * apart + g] : 0, part[r][j]);
             }
         UNROLL for (int r = 0; r < rows; r++)
             UNROLL for (int j = 0; j < columns; j++)
@@ -896,33 +898,33 @@ static void rounded_part(int kind, const uint8_t *w, ptrdiff_t panel, int panels
 }
 
 #define DENSE                                                                                                      \
-    const float *w, const float *s, const float *m, int groups, const float *x, ptrdiff_t step, const float *sums,  \
+    const float *w, const float *s, const float *m, int groups, const float *x, ptrdiff_t step, const float *sums, \
         ptrdiff_t apart, float *total
-#define DENSE_TILES(name, halves, least_too)                                                                       \
+#define DENSE_TILES(name, halves, minima)                                                                          \
     static void name(int rows, DENSE)                                                                              \
     {                                                                                                              \
         switch (rows) {                                                                                            \
-            TILES_OF_ROWS(halves, least_too)                                                                       \
+            TILES_OF_ROWS(halves, minima)                                                                          \
         }                                                                                                          \
     }
-#define TILE_OF_ROWS(n, halves, least_too)                                                                         \
-    case n: dense_tile(n, halves, least_too, w, s, m, groups, x, step, sums, apart, total); break;
+#define TILE_OF_ROWS(n, halves, minima)                                                                            \
+    case n: dense_tile(n, halves, minima, w, s, m, groups, x, step, sums, apart, total); break;
 #if FLOAT_ROWS == 8
-#define TILES_OF_ROWS(halves, least_too)                                                                           \
-    TILE_OF_ROWS(1, halves, least_too) TILE_OF_ROWS(2, halves, least_too) TILE_OF_ROWS(3, halves, least_too)       \
-    TILE_OF_ROWS(4, halves, least_too) TILE_OF_ROWS(5, halves, least_too) TILE_OF_ROWS(6, halves, least_too)       \
-    TILE_OF_ROWS(7, halves, least_too) TILE_OF_ROWS(8, halves, least_too)
+#define TILES_OF_ROWS(halves, minima)                                                                              \
+    TILE_OF_ROWS(1, halves, minima) TILE_OF_ROWS(2, halves, minima) TILE_OF_ROWS(3, halves, minima)                \
+    TILE_OF_ROWS(4, halves, minima) TILE_OF_ROWS(5, halves, minima) TILE_OF_ROWS(6, halves, minima)                \
+    TILE_OF_ROWS(7, halves, minima) TILE_OF_ROWS(8, halves, minima)
 #elif FLOAT_ROWS == 6
-#define TILES_OF_ROWS(halves, least_too)                                                                           \
-    TILE_OF_ROWS(1, halves, least_too) TILE_OF_ROWS(2, halves, least_too) TILE_OF_ROWS(3, halves, least_too)       \
-    TILE_OF_ROWS(4, halves, least_too) TILE_OF_ROWS(5, halves, least_too) TILE_OF_ROWS(6, halves, least_too)
+#define TILES_OF_ROWS(halves, minima)                                                                              \
+    TILE_OF_ROWS(1, halves, minima) TILE_OF_ROWS(2, halves, minima) TILE_OF_ROWS(3, halves, minima)                \
+    TILE_OF_ROWS(4, halves, minima) TILE_OF_ROWS(5, halves, minima) TILE_OF_ROWS(6, halves, minima)
 #else
-#define TILES_OF_ROWS(halves, least_too)                                                                           \
-    TILE_OF_ROWS(1, halves, least_too) TILE_OF_ROWS(2, halves, least_too) TILE_OF_ROWS(3, halves, least_too)
+#define TILES_OF_ROWS(halves, minima)                                                                              \
+    TILE_OF_ROWS(1, halves, minima) TILE_OF_ROWS(2, halves, minima) TILE_OF_ROWS(3, halves, minima)
 #endif
 DENSE_TILES(dense_plain, 1, 0) DENSE_TILES(dense_with_minima, 1, 1) DENSE_TILES(dense_halves, 2, 0)
 
-/* Rows x [count, step] times `some` panels of `groups` groups -> total [some][count][WIDTH]; of many rows, one panel. */
+/* Rows x [count, step] times `some` panels of `groups` groups -> total [some][count][WIDTH]; many rows take one. */
 static void float_part(int kind, const uint8_t *panel, ptrdiff_t size, int some, int groups, const float *x,
                        ptrdiff_t step, const float *sums, int count, float *total)
 {
@@ -939,7 +941,7 @@ static void float_part(int kind, const uint8_t *panel, ptrdiff_t size, int some,
     float w[MOST * GROUP * WIDTH] __attribute__((aligned(64)));
     void (*tiles)(int, DENSE) = kind == Q6_K ? dense_halves : has_minimum(kind) ? dense_with_minima : dense_plain;
     memset(total, 0, sizeof(float) * count * WIDTH);
-    for (int g = 0, each = long_sum(groups); g < groups; g += each) {
+    for (int g = 0, each = groups_at_once(groups); g < groups; g += each) {
         int together = least(each, groups - g);
         NUMBERS_BY[kind](panel, g, together, w, s, m);
         for (int i = 0; i < count; i += FLOAT_ROWS)
