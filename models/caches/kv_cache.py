@@ -78,8 +78,8 @@ class KVCache:
             sizes: dict[str, Any] = {"kv_heads": heads, "head_dim": dims, "dtype": dtype, "device": devices}
             self.shared = KVCache(layers=layers, batch=1, capacity=shared, **sizes)
         with torch.inference_mode(False):  # so that a cache made in inference mode can be written outside it
-            rooms = _rooms_for(shapes, dtype, [torch.device(name) for name in devices])
-            self.k, self.v = rooms[0::2], rooms[1::2]
+            parts = _rooms_for(shapes, dtype, [torch.device(name) for name in devices])
+            self.k, self.v = parts[0::2], parts[1::2]
 
         self.copies = 1  # copies of each sequence: rows 0 .. R-1 are the first copies, rows R .. 2R-1 the second, ...
         self.ids = torch.arange(batch)  # [R] on the host: original index of each row's sequence
@@ -414,11 +414,11 @@ def room_for(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, m
 
 def _rooms_for(shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, devices: Sequence[torch.device]) -> list[Tensor]:
     """The keys and the values of each layer in turn; on a CPU they lie together, in huge pages."""
-    each = [one for one in zip(shapes, devices, strict=True) for _ in range(2)]
+    each = [(shape, dtype, device) for shape, device in zip(shapes, devices, strict=True) for _ in range(2)]
     if any(device.type != "cpu" for device in devices):
-        return [room_for(shape, dtype, device) for shape, device in each]
-    memory = rooms([math.prod(shape) * dtype.itemsize for shape, _ in each])
-    return [room_for(*one, part) for one, part in zip(((s, dtype, d) for s, d in each), memory, strict=True)]
+        return [room_for(*one) for one in each]
+    parts = rooms([math.prod(shape) * dtype.itemsize for shape, *_ in each])
+    return [room_for(*one, part) for one, part in zip(each, parts, strict=True)]
 
 
 class Reader(ABC):

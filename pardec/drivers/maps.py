@@ -17,7 +17,7 @@ from pardec.samplers.spec import Part, Spec
 from ..requests import draft_models
 from ..requests.argument import Takes
 from ..requests.call import Call
-from ..requests.images import refuse_equal_images, size_of
+from ..requests.images import size_of
 from ..requests.settings import Settings
 from .base import seeds_of
 from .images import ImageDriver
@@ -66,7 +66,7 @@ class MapDriver(ImageDriver):
     def prepare(self, prompt: Any, arguments: Mapping[str, Any]) -> MapCall:
         settings = Settings.of(arguments, self.defaults)
         imaging = self.imaging(settings)
-        refuse_equal_images(settings)
+        settings.check_sampled("num_images", "images", 1)
         spec = imaging.defaults.get("sampler") if settings.sampler is None else settings.sampler
         sampler = registry.resolve(spec, "scales")
         model = self.network.of_size(size := size_of(settings))

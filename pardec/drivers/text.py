@@ -135,9 +135,7 @@ class TextDriver(Driver, Loops):
 
     @property
     def takes(self) -> Takes:
-        if self.network.imaging is not None:
-            return Takes.MASKED_IMAGES if self.is_masked else Takes.AR_IMAGES
-        return Takes.MASKED if self.is_masked else Takes.AR
+        return Takes.of_tokens(masked=self.is_masked, images=self.network.imaging is not None)
 
     @property
     def mask_id(self) -> int | None:

@@ -30,6 +30,11 @@ class Takes(Flag):
     IMAGES = CODES | VECTORS | MAPS
     ALL = TEXT | IMAGES
 
+    @classmethod
+    def of_tokens(cls, *, masked: bool, images: bool) -> Takes:
+        """The kind of a model of tokens, of text or of the codes of `images`."""
+        return (cls.MASKED_IMAGES if masked else cls.AR_IMAGES) if images else (cls.MASKED if masked else cls.AR)
+
 
 @dataclass(frozen=True, slots=True)
 class Option:

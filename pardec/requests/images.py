@@ -133,7 +133,7 @@ def with_defaults(imaging: Imaging, arguments: Mapping[str, Any]) -> dict[str, A
 
 def image_inputs(model: LanguageModel, imaging: CodeImaging, prompt: Any, settings: Settings) -> ImageInputs:
     """Reads the classes, captions or features of a request. Raises SpecError for conditions the model cannot draw."""
-    settings.check_taken(model.name, Takes.MASKED_IMAGES if model.decoding_config.masked else Takes.AR_IMAGES)
+    settings.check_taken(model.name, Takes.of_tokens(masked=model.decoding_config.masked, images=True))
     count = imaging.layout.tokens
     if settings.max_new_tokens not in (MAX_NEW_TOKENS, count):
         raise SpecError(
@@ -146,7 +146,7 @@ def image_inputs(model: LanguageModel, imaging: CodeImaging, prompt: Any, settin
     else:
         prompts = captions(model, prompt, settings)
     if not model.decoding_config.masked:
-        refuse_equal_images(settings)
+        settings.check_sampled("num_images", "images", 1)
     prefix = imaging.prefix(prompts)
     each = repeat_each(range(len(prompts)), settings.num_images)
     rows = [Row(torch.full((length,), -1), _open_grid(model, imaging)) for length in prefix.lengths]
@@ -160,15 +160,6 @@ def _open_grid(model: LanguageModel, imaging: CodeImaging) -> Tensor:
         return grid
     forced = imaging.layout.forced()
     return torch.where(forced < 0, grid, forced)
-
-
-def refuse_equal_images(settings: Settings) -> None:
-    """Refuses several images of a prompt at temperature 0, where they would be equal."""
-    if settings.num_images > 1 and not settings.temperature:
-        raise SpecError(
-            f"num_images={settings.num_images} asks for several images, and temperature=0 takes the likeliest",
-            hint="sample them with temperature=1, or leave num_images out",
-        )
 
 
 def refuse_negative(name: str, settings: Settings) -> None:

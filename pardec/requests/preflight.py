@@ -205,13 +205,9 @@ def check_captions(kind: Kind, texts: Iterable[str]) -> None:
 
 def check_family(name: str, masked: bool, settings: Settings) -> None:
     """Refuses arguments without a meaning for a text model of this family."""
-    settings.check_taken(name, Takes.MASKED if masked else Takes.AR)
-    if settings.num_return_sequences > 1 and not settings.temperature and not _writes_texts(settings.sampler):
-        raise SpecError(
-            f"num_return_sequences={settings.num_return_sequences} asks for several answers, and "
-            "temperature=0 takes the likeliest",
-            hint="sample them with temperature=0.7, or leave num_return_sequences out",
-        )
+    settings.check_taken(name, Takes.of_tokens(masked=masked, images=False))
+    if settings.num_return_sequences > 1 and not _writes_texts(settings.sampler):
+        settings.check_sampled("num_return_sequences", "answers", 0.7)
 
 
 def _writes_texts(sampler: Any) -> bool:

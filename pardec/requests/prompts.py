@@ -227,16 +227,23 @@ def _encode_one(
     hint = "it may want no system message, or messages of user and assistant in alternation"
     apply = partial(tokenizer.apply_chat_template, messages, **variables, **options)
     ids = _read(f"{template} does not take prompt {row}", item, apply, hint)
-    if not tokenizer.decode(ids, skip_special_tokens=True).strip():
+    text = str(tokenizer.decode(ids, skip_special_tokens=True))
+    if not text.strip():
         raise SpecError(f"{template} shows no text of prompt {row}", hint="give a message of the user with some text")
-    _warn_of_left_out(template, messages, partial(apply, tokenize=False, return_dict=False))
+    _warn_of_left_out(template, messages, text, partial(apply, tokenize=False, return_dict=False))
     return ids
 
 
-def _warn_of_left_out(template: str, messages: Sequence[Mapping[str, Any]], render: Callable[[], Any]) -> None:
-    """Warns if a template shows nothing of a system message, as those of models that were trained without do."""
-    given = ["".join(str(message["content"]).split()) for message in messages if message["role"] == "system"]
-    if given and any(text not in "".join(str(render()).split()) for text in given):
+def _warn_of_left_out(
+    template: str, messages: Sequence[Mapping[str, Any]], text: str, render: Callable[[], Any]
+) -> None:
+    """Warns if a template leaves a system message out, as templates of models trained without system messages do.
+
+    Some tokenizers change text, so that what `text`, the ids decoded, lacks is looked for in the rendered template.
+    """
+    given = {"".join(str(message["content"]).split()) for message in messages if message["role"] == "system"}
+    missing = [one for one in given if one not in "".join(text.split())]
+    if missing and any(one not in "".join(str(render()).split()) for one in missing):
         warnings.warn(f"{template} leaves a system message out: the model does not read it", stacklevel=2)
 
 

@@ -482,6 +482,14 @@ class Settings:
         for each in ARGUMENTS.values():
             each.check_taken(model, kind, getattr(self, each.name))
 
+    def check_sampled(self, name: str, things: str, temperature: float) -> None:
+        """Raises SpecError if the argument `name` asks for several `things` at temperature 0: they would be equal."""
+        if (count := getattr(self, name)) > 1 and not self.temperature:
+            raise SpecError(
+                f"{name}={count} asks for several {things}, and temperature=0 takes the likeliest",
+                hint=f"sample them with temperature={temperature}, or leave {name} out",
+            )
+
     def check_shortest(self, length: int) -> None:
         """Raises SpecError if end tokens are excluded at more positions than the shortest row has."""
         if (self.min_new_tokens or 0) > length:

@@ -104,7 +104,7 @@ def invalid(error: ValidationError, document: Any, schema: type[Body]) -> Reques
 
 
 def _said(fault: Mapping[str, Any]) -> str:
-    """What is wrong, in pydantic's words; for a part of a message of another kind, which kinds are read."""
+    """What pydantic says is wrong; if a part of a message has an unknown kind, the kinds that are read."""
     kinds = {"literal_error": "expected", "union_tag_invalid": "expected_tags"}.get(fault["type"])
     if kinds is None:
         return str(fault["msg"]).removeprefix("Value error, ")

@@ -154,21 +154,19 @@ typedef struct {
     int after;                  /* slots of the next block */
 } Block;
 
-/* Prefetches part `n` of `parts` of the next keys or values; all at once would delay other reads. */
-INLINE void fetch(const Head *one, const Block *block, const void *next, ptrdiff_t step, int n, int parts)
-{
-    int bytes = one->dim * bytes_of(one->type);
-    for (int s = block->after * n / parts; s < block->after * (n + 1) / parts; s++)
-        for (int b = 0; b < bytes; b += LINE)
-            __builtin_prefetch((const char *)past(one->type, next, s * step) + b, 0, 2);
-}
-
 /* Prefetches the next block's keys or values of slot s, if there is one. */
 INLINE void fetch_slot(const Head *one, const Block *block, const void *next, ptrdiff_t step, int s)
 {
     const char *row = past(one->type, next, s * step);
     for (int b = 0, bytes = one->dim * bytes_of(one->type); s < block->after && b < bytes; b += LINE)
         __builtin_prefetch(row + b, 0, 2);
+}
+
+/* Part `n` of `parts` of the next keys or values: all at once would delay other reads. */
+INLINE void fetch(const Head *one, const Block *block, const void *next, ptrdiff_t step, int n, int parts)
+{
+    for (int s = block->after * n / parts; s < block->after * (n + 1) / parts; s++)
+        fetch_slot(one, block, next, step, s);
 }
 
 /* Keys or values of a block as float32, with row stride `step`: in place, or converted into `room`. */

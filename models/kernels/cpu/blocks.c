@@ -900,28 +900,27 @@ static void rounded_part(int kind, const uint8_t *w, ptrdiff_t panel, int panels
 #define DENSE                                                                                                      \
     const float *w, const float *s, const float *m, int groups, const float *x, ptrdiff_t step, const float *sums, \
         ptrdiff_t apart, float *total
+#define TILE(n)                                                                                                    \
+    case n: dense_tile(n, halves, minima, w, s, m, groups, x, step, sums, apart, total); break;
+
+INLINE void dense_tiles(const int halves, const int minima, int rows, DENSE)
+{
+    switch (rows) {
+        TILE(1) TILE(2) TILE(3)
+#if FLOAT_ROWS >= 6
+        TILE(4) TILE(5) TILE(6)
+#endif
+#if FLOAT_ROWS == 8
+        TILE(7) TILE(8)
+#endif
+    }
+}
+
 #define DENSE_TILES(name, halves, minima)                                                                          \
     static void name(int rows, DENSE)                                                                              \
     {                                                                                                              \
-        switch (rows) {                                                                                            \
-            TILES_OF_ROWS(halves, minima)                                                                          \
-        }                                                                                                          \
+        dense_tiles(halves, minima, rows, w, s, m, groups, x, step, sums, apart, total);                           \
     }
-#define TILE_OF_ROWS(n, halves, minima)                                                                            \
-    case n: dense_tile(n, halves, minima, w, s, m, groups, x, step, sums, apart, total); break;
-#if FLOAT_ROWS == 8
-#define TILES_OF_ROWS(halves, minima)                                                                              \
-    TILE_OF_ROWS(1, halves, minima) TILE_OF_ROWS(2, halves, minima) TILE_OF_ROWS(3, halves, minima)                \
-    TILE_OF_ROWS(4, halves, minima) TILE_OF_ROWS(5, halves, minima) TILE_OF_ROWS(6, halves, minima)                \
-    TILE_OF_ROWS(7, halves, minima) TILE_OF_ROWS(8, halves, minima)
-#elif FLOAT_ROWS == 6
-#define TILES_OF_ROWS(halves, minima)                                                                              \
-    TILE_OF_ROWS(1, halves, minima) TILE_OF_ROWS(2, halves, minima) TILE_OF_ROWS(3, halves, minima)                \
-    TILE_OF_ROWS(4, halves, minima) TILE_OF_ROWS(5, halves, minima) TILE_OF_ROWS(6, halves, minima)
-#else
-#define TILES_OF_ROWS(halves, minima)                                                                              \
-    TILE_OF_ROWS(1, halves, minima) TILE_OF_ROWS(2, halves, minima) TILE_OF_ROWS(3, halves, minima)
-#endif
 DENSE_TILES(dense_plain, 1, 0) DENSE_TILES(dense_with_minima, 1, 1) DENSE_TILES(dense_halves, 2, 0)
 
 /* Rows x [count, step] times `some` panels of `groups` groups -> total [some][count][WIDTH]; many rows take one. */
