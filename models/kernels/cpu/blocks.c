@@ -17,6 +17,7 @@
  * any batch: every sum is made in one order, whatever the number of rows is.
  */
 
+#include <limits.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -59,10 +60,12 @@
 #define MATRIX_LEAST 16         /* rows from which on matrices of bytes are multiplied, where the processor does it */
 #define MATRIX_ROWS 16
 /* Bytes from the codes that are read to those that are prefetched, and bytes of a group that are. AMD's processors with
- * AVX-512, which older compilers take for Zen 3, fetch codes of 4 bits in time for a single row of x. */
+ * AVX-512, which older compilers take for Zen 3, fetch codes of 4 bits in time for 1 or 2 rows of x, and codes of 8 bits
+ * for 2 to 4. */
 #if defined(__AVX512F__) && (defined(__znver3__) || defined(__znver4__) || defined(__znver5__))
-#define AHEAD(rows) ((rows) == 1 ? 4096 : 16384)
-#define FETCHED(kind, rows) ((rows) == 1 && bytes_of_codes(kind) == WIDTH * 16 ? 0 : bytes_of_group(kind))
+#define AHEAD(rows) ((rows) == 1 ? 4096 : (rows) <= INT_ROWS ? 8192 : 16384)
+#define IN_TIME(rows, bits) ((bits) == 4 ? (rows) <= 2 : (bits) == 8 && (rows) > 1 && (rows) < 5)
+#define FETCHED(kind, rows) (IN_TIME(rows, bytes_of_codes(kind) * 8 / CODES) ? 0 : bytes_of_group(kind))
 #else
 #define AHEAD(rows) 4096
 #define FETCHED(kind, rows) bytes_of_group(kind)
@@ -625,7 +628,7 @@ INLINE void int_tile(const int rows, const int kind, const uint8_t *codes, const
 
 #if LANES == 8
 #define FEW INT_ROWS
-#define MOST_FEW 8
+#define MOST_FEW(kind) 8        /* most rows that are: with more, it is faster to unpack the codes first */
 #define SOME 48                 /* groups of all panels that rows go over together: they stay in a cache */
 
 /* `rows` rows, of which the i-th is the first of INT_ROWS, times groups of `panels` panels from the first on, from the
@@ -653,8 +656,13 @@ INLINE void few_rows(const int kind, const int rows, const uint8_t *w, ptrdiff_t
     }
 }
 #else
-#define FEW (LANES == 16 ? INT_ROWS : 1) /* rows that are multiplied with the packed codes at once */
-#define MOST_FEW (LANES == 16 ? 8 : 1)   /* with more, it is faster to unpack the codes first */
+#if LANES == 16                 /* codes of some types are as fast to unpack again for each tile of rows */
+#define FEW INT_ROWS
+#define MOST_FEW(kind) ((kind) == MXFP4 || is_super(kind) ? 18 : INT_MAX)
+#else
+#define FEW 1
+#define MOST_FEW(kind) 1
+#endif
 #define SOME x->groups
 
 /* `rows` rows, of which the i-th is the first of INT_ROWS, and all groups, from the packed codes: added to total
@@ -859,6 +867,13 @@ static void (*const MATRIX_TILES_OF[2][MATRIX_ROWS / 4])(MATRIX_ARGUMENTS) = {
 
 #endif
 
+/* Fetches WIDTH numbers of the rows `first` to `last` at `out`, which lie `step` bytes apart, to be written. */
+INLINE void fetch_out(char *out, ptrdiff_t step, int first, int last)
+{
+    for (int r = first; r < last; r++)
+        for (int line = 0; line < 4 * WIDTH; line += 64) __builtin_prefetch(out + r * step + line, 1, 3);
+}
+
 /* Rows of x, `count` from the i-th on, times `panels` panels of w -> total [panels][count][WIDTH], and numbers of no
  * meaning up to the next multiple of 4 rows. The memory at `out`, whose rows lie `step` bytes apart, is fetched to be
  * written. */
@@ -868,21 +883,22 @@ static void rounded_part(int kind, const uint8_t *w, ptrdiff_t panel, int panels
     uint8_t codes[MOST * CODES] __attribute__((aligned(64)));
     float s[MOST * 2 * WIDTH] __attribute__((aligned(64))), m[MOST * 2 * WIDTH] __attribute__((aligned(64)));
     void (*const *tiles)(ARGUMENTS) = int_tiles(kind);
-    const int few = count <= MOST_FEW && x->together == INT_ROWS;
+    const int few = count <= MOST_FEW(kind) && x->together == INT_ROWS;
     memset(total, 0, sizeof(float) * (panels * count + 3) * WIDTH);
     for (int first = 0; few && first < x->groups; first += SOME) {
         int groups = least(SOME, x->groups - first);
         ptrdiff_t here = start_of(kind, first), next = start_of(kind, first + groups) - here;
         if (first + groups == x->groups) next = panels * panel + start_of(kind, 0) - here;
-        for (int from = 0; from < count; from += FEW)
+        for (int from = 0; from < count; from += FEW) {
+            if (count > 8) fetch_out(out, step, from, least(from + FEW, count));
             FEW_OF[kind][least(FEW, count - from) - 1](w, panel, panels, x, i + from, first, groups, next, from / FEW,
                                                        count, total + from * WIDTH);
+        }
     }
     for (int first = 0; !few && first < x->groups; first += MOST) {
         int groups = least(MOST, x->groups - first);
         UNPACKS[kind](w, first, groups, codes, s, m);
-        for (int r = first * count / x->groups; count > 8 && r < (first + groups) * count / x->groups; r++)
-            for (int line = 0; line < 4 * WIDTH; line += 64) __builtin_prefetch(out + r * step + line, 1, 3);
+        if (count > 8) fetch_out(out, step, first * count / x->groups, (first + groups) * count / x->groups);
         for (int from = 0; from < count; from += x->together) {
             int rows = least(x->together, count - from);
 #if MATRICES
@@ -1093,7 +1109,7 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
                 sums[i * groups + g] = sum_of(sum);
             }
     }
-    int beside = rounded ? (count <= MOST_FEW ? STREAMS : 1) : count <= FEW_FLOAT ? BESIDE(count) : 1;
+    int beside = rounded ? (count <= MOST_FEW(kind) ? STREAMS : 1) : count <= FEW_FLOAT ? BESIDE(count) : 1;
     int most = least(beside, (panels + threads - 1) / threads);
     int turns = (panels + most - 1) / most;
     struct call call = {kind,     rounded, type,    out_type, count, columns, most,  numbers, sums,
