@@ -41,7 +41,7 @@ class DraftFiles:
     folder: Path
     config: Mapping[str, Any]
     published: Mapping[str, Published]  # the tensors by name
-    quantize: str | None = None  # "int8": matrices are multiplied in 8 bits
+    quantize: str | None = None  # "int8", "int4": bits of matrices, which are multiplied in 8
     source: str = "config.json"  # the file that its config is from
 
     def read(self, names: Mapping[str, str], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:

@@ -17,9 +17,11 @@ from ..files.quantized import SCALES, whole_weights
 from ..files.sources import DRAFT_FILES, local_drafter, locate, read_json
 from ..files.weights import inspect, weight_files
 from ..kernels.cpu import int8
+from ..kernels.cpu.blocks import BlockWeight
 from ..model import LanguageModel
 from .contracts import KINDS, DraftFiles, DraftKind, DraftModule
 
+_ROUNDED = int8.Int8Weight, BlockWeight
 _QUANTIZED = re.compile(rf"{SCALES.pattern}|.*\.qweight")  # GPTQ and AWQ have qweight
 
 
@@ -35,7 +37,8 @@ def load_draft_module(
 ) -> DraftModule:
     """The draft module of an embedded name, a folder or a hub id, on the target's device and in its dtype.
 
-    With `quantize="int8"` its matmuls are made in 8 bits, with weights and states rounded, on a CPU alone.
+    With `quantize` "int8" or "int4" its matmuls are made in 8 bits, with states rounded to 8 bits and weights to 8 or 4,
+    on a CPU alone.
     Raises ModelError if the files are of another `kind`, or of none that is known, or do not fit the target, and where
     such matmuls cannot be made.
     """
@@ -51,15 +54,15 @@ def load_draft_module(
         _check_quantize(files, target)
     with reading(files.name):
         module = match.load(files, target, **options)
-    if quantize is not None and not any(isinstance(weight, int8.Int8Weight) for weight in module.parameters()):
+    if quantize is not None and not any(isinstance(weight, _ROUNDED) for weight in module.parameters()):
         raise ModelError(f"{files.name} has no matrix that can be multiplied in 8 bits", "leave quantize out")
     return module.to(target.device).eval()
 
 
 def _check_quantize(files: DraftFiles, target: LanguageModel) -> None:
-    if files.quantize != "int8":
+    if files.quantize not in ("int8", "int4"):
         raise ModelError(
-            f"{files.name}: quantize={files.quantize!r} is unknown for draft modules", "write quantize=int8"
+            f"{files.name}: quantize={files.quantize!r} is unknown for draft modules", "write quantize=int8 or int4"
         )
     if target.device.type != "cpu" or not int8.runs():
         why = (

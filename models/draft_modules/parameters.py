@@ -13,7 +13,8 @@ from ..errors import ModelError, listed
 from ..files.weights import mismatches, read, tensors_of
 from ..finite import damaged
 from ..kernels import layout
-from ..kernels.cpu import int8
+from ..kernels.cpu import block_rounding, int8
+from ..kernels.cpu.blocks import GROUP
 from ..kernels.cpu.packed import PackedWeight
 from ..loading.unread import other_frequencies
 from ..model import LanguageModel
@@ -167,8 +168,13 @@ def parameter(*shape: int) -> nn.Parameter:
 
 
 def multiplied(files: DraftFiles, weight: Tensor) -> Tensor:
-    """`weight`, quantized to 8 bits if it is a matrix and `files.quantize` is "int8"."""
-    return int8.quantized(weight.detach()) if files.quantize == "int8" and weight.dim() == 2 else weight
+    """`weight`, rounded to the bits of `files.quantize` if it is a matrix; to 8 where blocks of 4 bits do not fit it."""
+    if files.quantize is None or weight.dim() != 2:
+        return weight
+    plain, kind = weight.detach(), "Q4_1"
+    if files.quantize == "int4" and plain.shape[1] % GROUP == 0 and not block_rounding.overflows(kind, plain):
+        return block_rounding.rounded(kind, plain, weight.dtype, "int8")
+    return int8.quantized(plain)
 
 
 def target_rows(files: DraftFiles, target: LanguageModel, ids: Tensor) -> nn.Parameter:

@@ -31,7 +31,10 @@ class ModuleDrafter(StateDrafter):
     name: Annotated[DraftModuleName | None, "the draft module: embedded name, folder or hub id"] = None
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
 
-    quantize: Annotated[Literal["int8"] | None, "int8: its matmuls in 8 bits, on a CPU; the default is none"] = None
+    quantize: Annotated[
+        Literal["int8", "int4"] | None,
+        "its matmuls in 8 bits, on a CPU, with weights of 8 or 4 bits; the default is none",
+    ] = None
 
     def __post_init__(self) -> None:
         self.require("k", least=1)

@@ -14,6 +14,7 @@ from pardec.models.draft_modules import eagle, few_pairs, load
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.kernels import matmul
 from pardec.models.kernels.cpu import int8, library, panels
+from pardec.models.kernels.cpu.blocks import BlockWeight
 from pardec.models.kernels.ops import choose_ops
 from pardec.samplers.spec import parse
 from pardec.samplers.spec_values import check
@@ -110,14 +111,17 @@ def test_other_operations_see_a_matrix():
 def test_a_drafter_drafts_about_as_well_and_the_text_stays_the_same(kind, dtype):
     model = pardec.load("tiny-llama", device="cpu", dtype=dtype)
     spec = f"{kind}:name=tiny-llama-{kind}"
-    plain, whole, less = (
-        model.generate(PROMPTS, sampler=each) for each in ("sequential", spec, f"{spec},quantize=int8")
+    plain, whole, eight, four = (
+        model.generate(PROMPTS, sampler=each)
+        for each in ("sequential", spec, f"{spec},quantize=int8", f"{spec},quantize=int4")
     )
     modules = list(model.language_model.draft_modules.values())
-    kinds = [{type(weight) is int8.Int8Weight for weight in module.parameters()} for module in modules]
-    assert [True in each for each in kinds] == [False, True]
-    assert less.tokens == whole.tokens == plain.tokens if dtype == "float32" else less.tokens
-    assert sum(less.nfe) <= sum(whole.nfe) + 3
+    kinds = [{type(weight) for weight in module.parameters()} for module in modules]
+    assert [int8.Int8Weight in each for each in kinds] == [True, False], "the last two modules are kept"
+    assert [BlockWeight in each for each in kinds] == [False, True]
+    assert eight.tokens == four.tokens == whole.tokens == plain.tokens if dtype == "float32" else four.tokens
+    assert sum(eight.nfe) <= sum(whole.nfe) + 3
+    assert sum(four.nfe) <= 1.1 * sum(whole.nfe)
 
 
 @pytest.mark.usefixtures("able")
@@ -177,11 +181,11 @@ def test_a_module_without_matrices_is_refused():
 
 
 def test_other_numbers_of_bits_and_other_devices_are_refused(monkeypatch):
-    with pytest.raises(SpecError, match="quantize must be one of int8, got 'int3'"):
+    with pytest.raises(SpecError, match="quantize must be one of int8, int4, got 'int3'"):
         check(parse("eagle:name=tiny-llama-eagle,quantize=int3"))
     model = pardec.load("tiny-llama", device="cpu").language_model
-    with pytest.raises(ModelError, match="quantize='int4' is unknown"):
-        load.load_draft_module("tiny-llama-eagle", model, quantize="int4")
+    with pytest.raises(ModelError, match="quantize='fp8' is unknown"):
+        load.load_draft_module("tiny-llama-eagle", model, quantize="fp8")
     monkeypatch.setenv("PARDEC_KERNELS", "reference")
     assert not library.allowed()
     with pytest.raises(ModelError, match="AVX512-VNNI or AVX2"):
