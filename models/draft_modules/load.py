@@ -37,8 +37,8 @@ def load_draft_module(
 ) -> DraftModule:
     """The draft module of an embedded name, a folder or a hub id, on the target's device and in its dtype.
 
-    With `quantize` "int8" or "int4" its matmuls are made in 8 bits, with states rounded to 8 bits and weights to 8 or 4,
-    on a CPU alone.
+    With `quantize` "int8" or "int4" its matmuls are made in 8 bits, with states rounded to 8 bits and weights to 8 or
+    4, on a CPU alone.
     Raises ModelError if the files are of another `kind`, or of none that is known, or do not fit the target, and where
     such matmuls cannot be made.
     """

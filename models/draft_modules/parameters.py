@@ -168,7 +168,7 @@ def parameter(*shape: int) -> nn.Parameter:
 
 
 def multiplied(files: DraftFiles, weight: Tensor) -> Tensor:
-    """`weight`, rounded to the bits of `files.quantize` if it is a matrix; to 8 where blocks of 4 bits do not fit it."""
+    """`weight`, rounded to the bits of `files.quantize` if it is a matrix; to 8 where blocks of 4 do not fit it."""
     if files.quantize is None or weight.dim() != 2:
         return weight
     plain, kind = weight.detach(), "Q4_1"
