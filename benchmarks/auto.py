@@ -26,17 +26,22 @@ from pardec.requests.images import with_defaults
 PAGE = Path(__file__).with_suffix(".md")
 CAPTION = "a small red circle left of a large blue square on grey"
 SMOLLM2 = Path("~/.cache/pardec/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf").expanduser()
-MODELS = {  # what is loaded, the drafter alone, and `auto` with this drafter
-    "tiny-llama": ("tiny-llama", "lookup", "auto"),
-    "SmolLM2-135M": (str(SMOLLM2), "lookup", "auto"),
-    "tiny-llamagen": ("tiny-llamagen", "lookup", "auto"),
-    "tiny-mar": ("tiny-mar", "cspd:draft=tiny-mar-draft,mode=exact", "auto:draft=tiny-mar-draft"),
-}
+EAGLE = "eagle:name=smollm2-eagle,k=3,quantize=int4"
+MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {  # what is loaded, its drafter, `auto` with it, and options
+    "tiny-llama": ("tiny-llama", "lookup", "auto", {}),
+    "SmolLM2-135M": (str(SMOLLM2), "lookup", "auto", {}),
+    "SmolLM2-135M-int8": (
+        str(SMOLLM2), EAGLE, f'auto:model="{EAGLE}",copy="lookup:k=3",token=0.1', {"activations": "int8"},
+    ),
+    "tiny-llamagen": ("tiny-llamagen", "lookup", "auto", {}),
+    "tiny-mar": ("tiny-mar", "cspd:draft=tiny-mar-draft,mode=exact", "auto:draft=tiny-mar-draft", {}),
+}  # fmt: skip
 COLUMNS = ("model", "batch", "temperature", "drafter", "drafter / `sequential`", "`auto` / `sequential`")
 COLUMNS += ("`auto` / best fixed", "drafted", "decodes")
 BAR = 0.97
 BATCHES, TEMPERATURES = (1, 8), (0.0, 1.0)
 SLOWER = 0.95  # the drafter alone is not measured on once its interval lies below this share of plain decoding
+TEXTS = 8  # decodes of different prompts, after which they begin again
 WARM, FEW, LEAST = 2, 4, 8  # decodes that are not timed; fewest that are, of a slow drafter alone and of all
 
 
@@ -53,10 +58,11 @@ def interval(values: list[float]) -> str:
     return "{:.3f} ({:.3f}..{:.3f})".format(*bounds(values))
 
 
-def settings(model: pardec.Model, batch: int, temperature: float) -> dict[str, Any]:
-    """The arguments of one setting."""
+def settings(model: pardec.Model, batch: int, temperature: float, number: int) -> dict[str, Any]:
+    """The arguments of decode `number` of one setting."""
     if model.imaging is None:
-        texts: list[Any] = [str(problem.prompt) for problem in pardec.task("arithmetic").problems(n=batch)]
+        problems = pardec.task("arithmetic").problems(n=batch * TEXTS)[number % TEXTS * batch :][:batch]
+        texts: list[Any] = [str(problem.prompt) for problem in problems]
         if chat_template.applies(model, None):
             texts = [chat_template.as_message(text) for text in texts]
         return {"prompt": texts, "max_new_tokens": 64, "temperature": temperature}
@@ -72,11 +78,11 @@ def measured(
     model: pardec.Model, specs: tuple[str, str, str], batch: int, temperature: float, most: int, width: float
 ) -> list[str]:
     """The figures of one row. `specs`: plain decoding, the drafter alone, and `auto`."""
-    arguments = settings(model, batch, temperature)
     speeds: dict[str, list[float]] = {spec: [] for spec in specs}
     rounds = drafted = 0
     alone = not specs[1].startswith("cspd") or temperature > 0  # whether the drafter alone is still measured
     for number in range(most + WARM):
+        arguments = settings(model, batch, temperature, number)
         turns = [spec for spec in specs if alone or spec != specs[1]]
         for at in range(len(turns)):
             spec = turns[(number + at) % len(turns)]
@@ -117,8 +123,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in options.only:
-        source, drafter, auto = MODELS[name]
-        model = pardec.load(source, device="cpu")
+        source, drafter, auto, loading = MODELS[name]
+        model = pardec.load(source, device="cpu", **loading)
         for batch in options.batch:
             for temperature in options.temperature:
                 key = (f"| {name}", str(batch), f"{temperature:g}")
@@ -137,8 +143,8 @@ PAGE_TEXT = """# Seconds of `auto`
 Tokens per second of {processor}, one thread, the process's own seconds. The three samplers decode in rotating order in
 one process; each figure is the median of the decodes' ratios, with its 95% interval. The best fixed choice is the
 faster of `sequential` and the drafter. *Drafted* is the share of the rounds of `auto` that drafted. Text: at most 64
-tokens of word problems. Images: one caption or class. The decodes of each row began after two that were not timed, in
-which `auto` measured both ways.
+tokens of word problems, others in each decode. Images: one caption or class. The decodes of each row began after two
+that were not timed, in which `auto` measured both ways.
 
 The bar: `auto` is at most 3% slower than the best fixed choice. {verdict}
 Not measured yet: {missing}.

@@ -5,11 +5,11 @@ few of them tell little: drafting ends where even an optimistic estimate of its 
 
     (mean of the tokens + 2 deviations of the mean) / seconds < tokens per second of rounds without,
 
-or where it is slower and has lost, since it last gained, two percent of all the time so far (at least 1.5 plain rounds,
-at most 6). It is tried again once the time that it lost is half a percent of the time since. Earlier rounds lose
-weight, since acceptance and costs change along a text. Texts differ: where drafts have saved time in the last thousand
-rounds with them, the next request begins with drafts, whatever the last one lost. Plain rounds differ little: once
-their rate is known, only some of them are timed.
+or where it is slower and has lost, since it last gained, two percent of all the time so far (at least 6 plain rounds,
+at most 10). It is tried again once the time that it lost is half a percent of the time since. Earlier rounds lose
+weight, since acceptance and costs change along a text. Texts differ: a request begins with drafts, whatever they lost
+on the last one, unless they have lost 24 plain rounds in the last thousand rounds with them. Plain rounds differ
+little: once their rate is known, only some of them are timed.
 
 `RoundCosts` adds up the seconds of a request's rounds, and tells what plain decoding would have taken for its tokens.
 """
@@ -39,11 +39,12 @@ _CHECK, _CHECKED = 64, 2  # after this many rounds with drafts, this many plain 
 _SPREAD = 40.0  # added to the sum of squared deviations of a row's tokens: a gain that was not met yet
 _OPTIMISM = 2.0  # standard deviations of the mean that an optimistic estimate adds
 _RISK = 0.02  # share of all seconds that a trial may lose before it has to pay
-_LEAST, _MOST = 1.5, 6.0  # bounds of that loss, in plain rounds
+_LEAST, _MOST = 6.0, 10.0  # bounds of that loss, in plain rounds
 _MEMORY = 64.0  # when a trial begins, earlier rounds with drafts count as this many at most
 _KNOWN, _UNTIMED = 16, 7  # timed plain rounds after which their rate is known, and rounds between two timed ones then
 _FADE = 0.985  # factor of the sums at each round
 _SAVED = 0.999  # factor of the seconds that drafting has saved, at each round with drafts
+_TRIED = 24.0  # plain rounds that drafts may have lost where a request begins with them
 _FEW = 4  # rounds after which the mean bounds the seconds of a round: see `_SLOW`
 _MEASURED = 8  # rounds after which `RoundCosts` knows a cost
 _LENGTHS = 512  # tokens of text after which a round may cost something else
@@ -135,7 +136,8 @@ class Pace:
 
     def begin(self) -> None:
         """Begins a request, or goes on with these rows after others."""
-        if not self.best and self.saved > 0:
+        known = self.plain.rounds >= ROUNDS
+        if known and not self.best and self.saved > -_TRIED * self.plain.seconds / self.plain.weight:
             self.wait, self.rested = 0.0, _REST
 
     def drafts(self) -> bool:

@@ -77,6 +77,7 @@ class BanditState:
     one_forward: bool = False  # whether a forward drafts all tokens of a round
     copies: Tensor | None = None  # [B, K] `guess` where it was drafted
     timer: RoundTimer | None = None  # decides whether a round drafts
+    idle: bool = False  # whether this round has no drafts
 
     @staticmethod
     def start(model: Any, copy: Any, rows: int, token: float) -> BanditState:
@@ -102,9 +103,10 @@ class BanditState:
         rate = self._mean() / (1 + self.token * self.count)
         self.used = (self.count > 0) & (rate > self.gained / self.cost)
 
-    def idle(self) -> None:
-        """Notes a round without drafts."""
+    def rest(self) -> None:
+        """Begins rounds without drafts, of which there is nothing to learn."""
         self.copies, self.count, self.used = None, np.zeros_like(self.count), np.zeros_like(self.used)
+        self.idle = True
 
     def learn(self, outcome: RoundResult, text: Sequences, price: np.ndarray) -> None:
         """Updates the statistics after a round; `price` [B]: the cost of the model's draft."""
@@ -269,9 +271,11 @@ class Auto(Nesting):
         if isinstance(state, CopyState):
             return self._copy.propose(context, remaining, uniforms, state.copy) if drafts else Draft.none(context.text)
         if not drafts:
-            state.idle()
-            self._model.propose(context, np.zeros_like(remaining), uniforms, state.model)
+            if not state.idle:  # the model is told in the first of such rounds
+                state.rest()
+                self._model.propose(context, np.zeros_like(remaining), uniforms, state.model)
             return Draft.none(context.text)
+        state.idle = False
         copied = self._copy.propose(context, remaining, uniforms, state.copy)
         state.choose(copied, context.text)
         # The model is asked even if it has nothing to draft: it then knows that this round is not its own.
@@ -284,7 +288,8 @@ class Auto(Nesting):
             self._model.observe(outcome, context, state.model)
             if state.copies is not None:  # a round with drafts
                 state.guess = outcome.read("guess", lambda: self.to_observe(outcome, state))["guess"]
-            state.learn(outcome, context.text, self._price(outcome.draft.sizes, state))
+            if not state.idle:
+                state.learn(outcome, context.text, self._price(outcome.draft.sizes, state))
         if state.timer is not None:
             state.timer.end(outcome.gained)
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pardec.models.caches.kv_cache import KVCache
 from pardec.models.errors import PardecError
 from pardec.models.plan import Hidden, Plan
 
 from ...batching import scatter_rows
 from ...host_transfer import upload
-from ..contracts import Draft, RoundResult
+from ..contracts import DecodeContext, Draft, RoundResult
 from ..draft_model import DraftModelState
 from .module_drafter import module_failure
 
@@ -24,14 +25,21 @@ class PairState(DraftModelState):
     """A drafter of pairs (token, state before it); a pair is stored in the slot of its state.
 
     `pending` are the target's states that have not been fed yet: entry j of row b is the one of slot cached[b] + j.
+    Those of rounds without drafts wait in `later` until they are fed, or the rows change.
     """
 
     per_row = ("pending",)
     lag = 1
     model: Any  # the module
     pending: Tensor | None = None  # [B, W, E]
+    later: list[Tensor]  # [B, 1, F] each, from slot `later_base` [B] on
+    later_base: np.ndarray
     states: Tensor  # [B, R, E] the drafter's outputs of this round, by slot after `start`
     chains: Any = None  # what drafts greedy chains in one call, made for `model`
+
+    def __init__(self, context: DecodeContext, model: Any, cache: KVCache, **more: Any) -> None:
+        super().__init__(context, model, cache, **more)
+        self.later = []
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:
         """Keeps the target's states at every position of these rows' prompts."""
@@ -52,11 +60,36 @@ class PairState(DraftModelState):
         states = outcome.states[:, : path.shape[1]]  # on a chain the path is its nodes
         if draft.parents is not None:
             states = outcome.states.gather(1, path[..., None].expand(-1, -1, states.shape[-1]))
-        features = self.model.fuse(states)  # [B, D, E] of slots base ..
+        if not self.drafting and draft.width == 1 and states.device.type == "cpu":  # elsewhere a graph overwrites them
+            if not self.later:
+                self.later_base = draft.base
+            self.later.append(states)
+            return
+        self._take_later()
         waiting = draft.base - self.cached
         if self.drafting:
             waiting = np.where(self.fed, 0, waiting)
         self.cached = draft.base - waiting
+        self._wait(states, waiting)
+
+    def keep(self, rows: np.ndarray) -> None:
+        self._take_later()
+        super().keep(rows)
+
+    def before_join(self, where: np.ndarray, other: Self) -> None:
+        self._take_later()
+        other._take_later()
+        super().before_join(where, other)
+
+    def _take_later(self) -> None:
+        """Moves the states of rounds without drafts, in each of which every row gained a token, to `pending`."""
+        if self.later:
+            self._wait(torch.cat(self.later, 1), self.later_base - self.cached)
+            self.later = []
+
+    def _wait(self, states: Tensor, waiting: np.ndarray) -> None:
+        """Appends the target's states [B, D, F] to the first `waiting` [B] pending ones of each row."""
+        features = self.model.fuse(states)  # [B, D, E]
         if not waiting.any():
             self.pending = features
             return
@@ -93,6 +126,7 @@ class PairState(DraftModelState):
 
     def _begin(self) -> None:
         super()._begin()
+        self._take_later()
         module = self.model
         self.states = torch.zeros(len(self.start), 0, module.width, dtype=module.dtype, device=module.device)
 
