@@ -66,10 +66,12 @@ def test_a_block_joins_at_the_share_and_not_one_token_later(add: float, size: in
 
 @pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
 @pytest.mark.parametrize("cache", ["none", "dual", "prefix", "block", "vicinity:before=2,after=1,warmup=0"])
-def test_one_block_at_once_is_the_grid(family: str, cache: str) -> None:
+@pytest.mark.parametrize("revise", ["", "+edit:tau=0.2,post=3"])
+def test_one_block_at_once_is_the_grid(family: str, cache: str, revise: str) -> None:
+    """A complete block that is still edited holds its row: caches refresh once the next one is entered."""
     if cache == "block" and family != "sdar":
         pytest.skip("for block-causal families")
-    rest = f"threshold:tau=0.3@{cache}"
+    rest = f"threshold:tau=0.3{revise}@{cache}"
     both = [fill(toy(family, sharp=1.2), spec, prompts((5, 2)), 12) for spec in (rest, f"multiblock:blocks=1+{rest}")]
     for row in range(2):
         assert same(both[0], row, both[1], row)
