@@ -382,7 +382,10 @@ class Block(Stateful):
         return self.provides | _reads_attention(self) | {Trait.GOES_BY_POSITION}
 
     def span(self, canvas: Canvas, state: Any) -> Span:
-        """Called before each forward: the span in which each row's open positions compete."""
+        """Called before each forward: the span in which each row's open positions compete.
+
+        A row that a revise stage holds in its complete block stays there, and keeps its part of the state's arrays.
+        """
         raise self.undefined("span")
 
     def narrow(self, evidence: Evidence, canvas: Canvas, state: Any) -> Span | None:

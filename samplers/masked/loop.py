@@ -394,8 +394,15 @@ class MaskedLoop:
     # The clock and the block.
 
     def _move_block(self) -> None:
-        block = self._block()
-        self._move(block.span(self.canvas, self.state(block)))
+        block, held = self._block(), self.canvas.hold_block
+        state = self.state(block)
+        before = dict(getattr(state, "__dict__", {})) if held.any() else {}
+        self._move(block.span(self.canvas, state))
+        # A held row stays in its block, so that the stage has to begin the next one at a later step.
+        for name, old in before.items():
+            if isinstance(old, np.ndarray):
+                rows = held.reshape(-1, *[1] * (old.ndim - 1))
+                setattr(state, name, np.where(rows, old, getattr(state, name)))
 
     def _narrow_block(self, evidence: Evidence) -> Evidence:
         """Applies `Block.narrow` after the forward; the evidence is then of the smaller span."""

@@ -371,7 +371,7 @@ class QueryPlanner:
     Attributes:
         reuse: prefixes of rows whose K/V are in the cache before their first forward.
         visible: the visible positions, if a query stage leaves some out.
-        every: True: committed positions of the block are predicted too.
+        every: True: committed positions of the block are predicted too, without given ones.
         stored: True: predictions of earlier forwards are stored, so that no position is computed only for them.
     """
 
@@ -387,12 +387,14 @@ class QueryPlanner:
         only = None if query.only is None else download(query.only)
         if not self.every:
             return canvas.eligible_host if only is None else canvas.eligible_host & only
+        # A revise stage reads committed positions too, but for those that the request gave.
+        generated: np.ndarray = canvas.active_host & ~np.take_along_axis(canvas.given_host, canvas.window_host, 1)
         if only is None:
-            return canvas.active_host
-        # A revise stage reads committed positions too. A `shifted` forward computes the tokens before the block alone:
-        # it predicts the block's first token, and nothing in the block is committed yet.
+            return generated
+        # A `shifted` forward computes the tokens before the block alone: it predicts the block's first token, and
+        # nothing in the block is committed yet.
         committed = ~canvas.eligible_host if query.shifted is None else ~(canvas.eligible_host | query.shifted[:, None])
-        wanted: np.ndarray = canvas.active_host & (only | committed)
+        wanted: np.ndarray = generated & (only | committed)
         return wanted
 
     def queries(self, query: QuerySpec) -> Queries:

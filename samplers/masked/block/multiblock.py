@@ -67,7 +67,8 @@ class MultiBlock(Block):
             end = np.minimum(begin + size, canvas.total)
             masks = open_before[rows, end] - open_before[rows, begin]
             inside = end - np.maximum(begin, canvas.prompt)
-            joins = (masks <= (1 - self.add) * inside) & (end < canvas.total) & (active < self.blocks)
+            enough = inside - masks >= self.add * inside - 1e-9  # 0.55 of 20 is a hair more than 11
+            joins = enough & (end < canvas.total) & (active < self.blocks)
             if not joins.any():
                 break
             active = active + joins

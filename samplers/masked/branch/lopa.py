@@ -4,7 +4,7 @@ LoPA: Scaling dLLM Inference via Lookahead Parallel Decoding, https://arxiv.org/
 
     branch 0: the row; branch j: the row and the j-th surest position that was not committed, by the last forward
     score = (p + m) / 2: p the probability of the extra token, 1 for branch 0; m the mean of the lowest half of the
-    probabilities of the masks that are left, by the branch's own forward
+    probabilities of the likeliest tokens at the masks that are left, by the branch's own forward
     the branch of the highest score survives; the sampler commits to it by that forward
 
 A row with b branches costs as much as b rows.

@@ -8,8 +8,9 @@ dKV-Cache: The Cache for Diffusion Language Models, https://arxiv.org/abs/2505.1
               rows(open) + rows(changed) + changed       settle=next: so that the row which predicted it is settled too
               rows(open) + rows(changed) + changed + open                                      settle=both
 
-In families without a shift the three are the same. Open positions are queried in later blocks too. The K/V of a mask
-are replaced at the first forward after a commit, however many idle steps the schedule leaves out between the two.
+In families without a shift the three are the same. Open positions are queried in later blocks too, and with a stage
+that revises also rows(tokens that forwards committed in the block). The K/V of a mask are replaced at the first forward
+after a commit, however many idle steps the schedule leaves out between the two.
 `prompt=keep` never queries the prompt again ("PD"), but for its last token in shifted families, which full steps query
 as well, since it predicts the first token after it; the published "Prefill" is `prefix` on one block. The published
 sets for shifted families ("right", "un", "un_right" of Dream) are those of `reference=true`: "un" keeps the K/V of a

@@ -8,7 +8,8 @@ Diffusion Language Models Know the Answer Before Decoding (Prophet), https://arx
 Checked after every forward and before its commit, on the logits before any other stage changes them; a row that fills
 commits the argmax at each of its open positions and is done. The region is the answer, `length` positions from `start`
 on, or every open position of the block or of the row. Rows whose forward did not predict everything open wait for one
-that does: with a cache of windows that is the next refresh. In a block-causal family a fill ends at the active block.
+that does: with a cache of windows that is the next refresh. In a block-causal family a fill ends at the active block,
+and nothing of the region counts after it.
 Progress by steps counts every step of the schedule, also those that commit nothing; these are checked too, with the
 forward that follows them, whose canvas is the same.
 

@@ -11,7 +11,7 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.samplers.cache_checks import queried
-from tests.samplers.toys import fill, prompts, toy
+from tests.samplers.toys import MASK, fill, prompts, request, run, toy
 
 
 def test_what_is_queried_by_hand() -> None:
@@ -28,6 +28,20 @@ def test_the_first_token_of_a_block_is_taken_however_unsure() -> None:
     assert got.trace.commit_step[0, [5, 9]].tolist() == [0, 4]
     got = fill(toy("nemotron"), "threshold:tau=0@causal", prompts((5,)), 8)
     assert got.trace.commit_step[0, 5:].tolist() == [0, 1, 1, 1, 2, 3, 3, 3]
+
+
+def test_a_block_whose_first_token_is_given_is_begun_by_the_forward_that_stores_the_text_before_it() -> None:
+    """No causal forward has to predict it; the K/V of 5..8 are those of its final tokens all the same."""
+    row = [1, 2, 3, 4, 5, *[MASK] * 4, 6, *[MASK] * 3]
+    got = run(toy("nemotron"), "sequential@causal", request([row], [5]))
+    spans = [(0, 9), *[(5, 9)] * 3, (5, 13), *[(9, 13)] * 2]
+    assert queried(got) == [tuple(range(*span)) for span in spans]
+
+
+def test_a_row_without_a_prompt_begins_with_its_first_block() -> None:
+    got = fill(toy("nemotron"), "threshold:tau=0@causal", prompts((0,)), 8)
+    assert queried(got) == [tuple(range(*span)) for span in [(0, 4), (0, 4), (4, 8)]]
+    assert got.trace.commit_step[0].tolist() == [0, 0, 0, 0, 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize("family", ["llada", "sdar", "wedlm"])

@@ -29,7 +29,7 @@ from tests.samplers.cache_checks import (
 )
 from tests.samplers.masked import test_dkv_greedy
 from tests.samplers.spec_checks import defaults_are, refused_specs
-from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, same, toy
+from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, run, same, toy
 
 
 def left(*gone: int) -> tuple[int, ...]:
@@ -118,6 +118,24 @@ def test_refreshing_at_every_step_is_no_cache(family: str, settle: str, distribu
         assert agree(*both(family, f"{select}@dkv:settle={settle},refresh=1", f"{select}@none", **distribution))
     exact = [registry.resolve(f"sequential@dkv{more}").exact for more in (":refresh=1", "", ":refresh=1,prompt=keep")]
     assert exact == ["greedy", "relaxed", "relaxed"]
+
+
+@pytest.mark.parametrize("revise", ["edit:tau=0.2", "remdm:at=0.5", "saber"])
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_revise_stages_query_no_given_token_of_the_block_again(family: str, revise: str) -> None:
+    """Blocks of 8 from position 0: the prompt ends in the first, and position 11 is given in the second."""
+    model, rows = toy(family, sharp=2.0), [[1, 2, 3, 4, 5, *[MASK] * 6, 7, *[MASK] * 4]]
+    got = run(
+        model,
+        f"threshold:tau=0.9+{revise}@dkv:prompt=keep,refresh=0,full=1",
+        request(rows, [5], block_length=8, absolute=True),
+    )
+    shift = model.decoding_config.shift
+    fed = [set(each) for each in got.trace.fed[0]]
+    assert all(not each & set(range(5 - shift)) for each in fed[1:]), "the prompt is queried once"
+    assert len(fed) > 4
+    if not shift:  # else it predicts position 12
+        assert sum(11 in each for each in fed) == 2, "a given token only as a block is entered"
 
 
 def test_what_is_settled_is_one_in_a_family_without_shift() -> None:

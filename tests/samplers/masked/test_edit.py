@@ -35,6 +35,25 @@ def test_a_block_that_took_as_many_steps_gets_no_more_forwards() -> None:
         assert run(table(distributions), f"contiguous+edit:tau=0,steps={steps}", asked).nfe == (forwards,)
 
 
+def test_filtered_edits_go_by_the_probability_after_filters() -> None:
+    """Of 0.5, 0.3 and 0.2 the best two are kept: 0.625 and 0.375. So the second is edited, and the first never is."""
+    distributions = torch.zeros(12, 7)
+    distributions[:, :3] = torch.tensor([0.5, 0.3, 0.2])
+    asked = request([[6] * 12], [0], block_length=12, temperature=1.0, top_k=2)
+    plain, above, below, raw = (
+        run(table(distributions), f"threshold:tau=0{rest}", asked)
+        for rest in (
+            "",
+            *(f"+edit:of={of},tau={tau}" for of, tau in (("filtered", 0.63), ("filtered", 0.6), ("raw", 0.6))),
+        )
+    )
+    assert set(plain.tokens[0, :12].tolist()) == {0, 1}
+    assert (above.tokens == plain.tokens).all()
+    assert (raw.tokens == plain.tokens).all()
+    assert (below.tokens[0, :12] < plain.tokens[0, :12]).any()
+    assert (below.tokens[0, :12] <= plain.tokens[0, :12]).all()
+
+
 def test_a_drawn_token_is_edited_later_than_its_step_and_for_one_surer_than_tau() -> None:
     """Of two equally likely tokens the lower id is the likeliest, at exactly 0.5."""
     distributions = torch.zeros(1, 7)

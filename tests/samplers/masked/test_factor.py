@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from pardec.samplers.masked.select.factor import Factor
 from tests.reference import naive_masked as naive
 from tests.samplers.eight_tokens import steps_of
 from tests.samplers.loop_parity import LENGTHS, NEW, compare
@@ -27,6 +30,13 @@ test_eight_tokens_by_hand = commits_at(STEPS)
 
 def test_two_blocks_by_hand() -> None:
     assert steps_of("factor", block_length=4) == [0, 1, 0, 2, 3, 3, 3, 4]
+
+
+def test_a_score_that_is_just_what_its_rank_needs_is_committed() -> None:
+    """1 - f / (r + 1) is 0.5 at rank 2 and 0.625 at rank 3."""
+    scores: Any = SimpleNamespace(score=torch.tensor([[0.5, 0.5, 0.75]]), eligible=torch.ones(1, 3, dtype=torch.bool))
+    canvas: Any = None
+    assert Factor(f=1.5).select(scores, canvas, None).tolist() == [[True, False, True]]
 
 
 RULES: dict[str, Any] = {

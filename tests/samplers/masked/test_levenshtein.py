@@ -164,6 +164,16 @@ def test_an_inserted_mask_raises_what_a_step_writes() -> None:
     assert done.trace.serial[0].tolist()[1:3] == [5 + 1 * 4 + 0, 1]
 
 
+def test_what_a_select_chose_is_kept_where_it_is_as_much_as_a_step_writes() -> None:
+    """One position is enough in the first step: the leftmost, which `contiguous` chose, not the surest one."""
+    model, stack = scripted(
+        {"a____": "adefd", "ad___": "adefd", "ade__": "adefd", "adef_": "adefd", "adefd": "adefd"},
+        {"a____": [0.9, 0.3, 0.4, 0.9, 0.3], "ad___": [0.9, 0.9, 0.3, 0.4, 0.4]},
+    )
+    decoded(model, "a", f"{EDITS}+contiguous:tau=0.5")
+    assert stack.met[:3] == ["a____", "ad___", "ade__"]
+
+
 def test_a_block_that_comes_back_takes_another_token_where_it_is_least_sure() -> None:
     """d and e would swap forever: when the block `d` returns, where e was tried, the next best token a is taken."""
     model, stack = scripted({"a____": "adddd", "adddd": "aeddd", "aeddd": "adddd", "aaddd": "aaddd"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 import pardec
 from pardec import Model
 from pardec.samplers.masked import query_plan
+from pardec.samplers.masked.branch.lopa import LookaheadParallel
 from tests.samplers.parity import recorded
 from tests.samplers.spec_checks import defaults_are, refused_specs
 from tests.samplers.toys import MASK, fill, prompts, toy
@@ -82,6 +84,26 @@ def test_it_is_its_naive_version(name: str, branches: int) -> None:
             tokens, count = naive(name, prompt, 21, 6, tau, branches)
             assert result.sequences[row, : len(tokens)].tolist() == tokens
             assert result.nfe[row] == count
+
+
+def test_a_branch_is_judged_by_its_likeliest_tokens_not_by_those_that_were_drawn() -> None:
+    """(1 + 0.9) / 2 against (0.8 + 0.95) / 2; the tokens drawn in the row itself have 0.1 each."""
+    canvas = SimpleNamespace(
+        nfe=np.array([3, 3]),
+        commit_step=torch.tensor([[-1, -2, -2], [-1, 3, -2]]),
+        open=torch.tensor([[False, True, True], [False, False, True]]),
+        commit_score=torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.8, 0.0]]),
+    )
+    likeliest = (torch.zeros(2, 2), torch.tensor([[0.9, 0.9], [0.0, 0.95]]))
+    proposal = SimpleNamespace(
+        eligible=torch.tensor([[True, True], [False, True]]),
+        score=torch.tensor([[0.1, 0.1], [0.0, 0.95]]),
+        evidence=SimpleNamespace(distribution=SimpleNamespace(greedy=likeliest)),
+    )
+    asked: Any = SimpleNamespace(
+        canvas=canvas, proposal=proposal, number=np.array([0, 1]), table=torch.tensor([[0, 1]])
+    )
+    assert LookaheadParallel().survivors(asked).tolist() == [0]
 
 
 @pytest.mark.parametrize(

@@ -50,12 +50,28 @@ def test_a_block_that_the_prompt_began_counts_its_own_tokens_alone() -> None:
     assert ends == [4, 8, 8, 12]
 
 
+@pytest.mark.parametrize(
+    ("add", "size", "first"), [(0.8, 5, 4), (0.55, 20, 11), (0.55, 60, 33), (0.1, 10, 1), (0.81, 5, 5)]
+)
+def test_a_block_joins_at_the_share_and_not_one_token_later(add: float, size: int, first: int) -> None:
+    canvas = Canvas((torch.full((3 * size,), MASK),), (0,), mask_id=MASK, pad_id=4, block_length=size, moving=True)
+    stage, ends = MultiBlock(add=add, blocks=2), []
+    state = stage.start(canvas)
+    for count in range(size):
+        which = canvas.eligible & (canvas.window < count)
+        canvas.commit(Update(which, torch.zeros_like(canvas.window), which.float()))
+        ends.append(int(stage.span(canvas, state).block_end[0]))
+    assert ends == [size] * first + [2 * size] * (size - first)
+
+
 @pytest.mark.parametrize("family", ["llada", "dream", "sdar"])
 @pytest.mark.parametrize("cache", ["none", "dual", "prefix", "block", "vicinity:before=2,after=1,warmup=0"])
-def test_one_block_at_once_is_the_grid(family: str, cache: str) -> None:
+@pytest.mark.parametrize("revise", ["", "+edit:tau=0.2,post=3"])
+def test_one_block_at_once_is_the_grid(family: str, cache: str, revise: str) -> None:
+    """A complete block that is still edited holds its row: caches refresh once the next one is entered."""
     if cache == "block" and family != "sdar":
         pytest.skip("for block-causal families")
-    rest = f"threshold:tau=0.3@{cache}"
+    rest = f"threshold:tau=0.3{revise}@{cache}"
     both = [fill(toy(family, sharp=1.2), spec, prompts((5, 2)), 12) for spec in (rest, f"multiblock:blocks=1+{rest}")]
     for row in range(2):
         assert same(both[0], row, both[1], row)

@@ -146,6 +146,23 @@ def test_no_gap_fills_as_soon_as_everything_open_is_predicted() -> None:
         assert got.nfe == tuple(-(-(p + n) // BLOCK) - p // BLOCK for p, n in zip(LENGTHS, NEW, strict=True))
 
 
+def a_gap_that_is_just_enough_fills() -> None:
+    for region, place in (("all", 3), ("answer,start=3,length=1", 3), ("answer,start=1,length=1", 1)):
+        top = LAWS.log()[place].topk(2).values
+        gap = float(top[0] - top[1])
+        for early, at_once in ((gap, True), (gap * 1.0001, False)):
+            spec = f"sequential+prophet:region={region},early={early!r},mid=inf,late=inf,progress=committed"
+            got = run(table(LAWS), spec, request([[6] * 8], [0], block_length=8))
+            assert (got.nfe[0] == 1) == at_once
+
+
+def of_an_answer_the_active_block_of_a_block_causal_row_counts_alone() -> None:
+    """Blocks of 4 after a prompt of 4. The answer begins in the second block, or reaches into it."""
+    for start, forwards in ((4, 5), (2, 2)):
+        spec = f"sequential+prophet:start={start},length=4,early=0,mid=0,late=0"
+        assert fill(toy("sdar"), spec, prompts((4,)), 8).nfe[0] == forwards
+
+
 def test_with_a_cache_of_windows_it_waits_for_a_refresh() -> None:
     model, given = toy("llada", sharp=1.2), prompts((3,))
     gaps = "early=99,mid=0,late=0,progress=steps"
@@ -221,6 +238,8 @@ def test_an_endless_gap_is_the_base_and_early_answers_are_the_late_ones_in_fewer
     a_hand_worked_gap()
     eight_gaps_by_hand()
     progress_by_tokens_where_the_select_has_no_steps()
+    a_gap_that_is_just_enough_fills()
+    of_an_answer_the_active_block_of_a_block_causal_row_counts_alone()
     test_with_a_cache_of_windows_it_waits_for_a_refresh()
     model, given = toy("llada", sharp=1.2), prompts(LENGTHS)
     one, other = (fill(model, spec, given, NEW) for spec in (f"fixed+prophet:{NEVER}", "fixed"))

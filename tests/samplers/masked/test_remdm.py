@@ -19,6 +19,13 @@ def test_it_is_the_naive_rule(family: str) -> None:
         assert all(more > less for more, less in zip(got.nfe, plain.nfe, strict=True))
 
 
+@pytest.mark.parametrize(("at", "size", "first"), [(0.6, 25, 15), (0.3, 50, 15), (0.875, 8, 7), (0.61, 25, 16)])
+def test_it_begins_at_the_share_and_not_one_token_later(at: float, size: int, first: int) -> None:
+    """All that is committed at once is opened again, so that the forwards tell how many tokens that were."""
+    got = fill(toy(), f"remdm:at={at},rounds=1,tokens={size}+sequential", prompts((3,)), size, block_length=size)
+    assert got.nfe[0] == size + first
+
+
 test_no_round_is_the_select_alone = as_the_select_alone(("threshold:tau=0.4+remdm:rounds=0", "threshold:tau=0.4"))
 
 

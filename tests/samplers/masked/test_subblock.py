@@ -46,15 +46,20 @@ def test_where_predictions_are_shifted_a_blocks_first_token_comes_from_the_forwa
     assert queried(got)[4:6] == [tuple(range(4, 8)), tuple(range(8, 12))]
     got = fill(toy("shifted-sdar"), "leftmost+sequential@subblock:size=4,first_before=false", prompts((4,)), 8)
     assert queried(got)[4] == tuple(range(4, 12))
+    # That forward computed nothing of the new block, so that the next one computes all of it.
+    got = fill(toy("shifted-sdar"), "leftmost+sequential@subblock:size=2", prompts((4,)), 8)
+    spans = [(0, 8), (4, 8), (4, 8), (6, 8), (4, 8), (8, 12), (8, 12), (10, 12)]
+    assert queried(got) == [tuple(range(*span)) for span in spans]
     # Nothing is finished before the first block of a row without a prompt: its first forward decides about all of it.
     got = fill(toy("shifted-sdar"), "threshold:tau=0@subblock:size=4", prompts((0,)), 8)
     assert got.trace.commit_step[0].tolist() == [0, 0, 0, 0, 1, 2, 2, 2]
 
 
+@pytest.mark.parametrize("size", [4, 8])
 @pytest.mark.parametrize("select", ["threshold:tau=0.4", "sequential"])
-def test_a_part_as_long_as_the_block_is_the_block_cache(select: str) -> None:
+def test_a_part_as_long_as_the_block_is_the_block_cache(select: str, size: int) -> None:
     model, given, new = toy("sdar", sharp=1.2), prompts((5, 2, 9)), (10, 7, 4)
-    one, other = (fill(model, f"{select}@{cache}", given, new) for cache in ("subblock:size=4", "block"))
+    one, other = (fill(model, f"{select}@{cache}", given, new) for cache in (f"subblock:size={size}", "block"))
     assert all(same(one, row, other, row) for row in range(3))
 
 
