@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pardec.samplers.pace import LOST, ROUNDS, Pace
+from pardec.samplers.pace import LOST, ROUNDS, Pace, RoundTimer
 
 
 def played(
@@ -169,3 +169,34 @@ def test_every_choice_is_that_of_a_plain_version(seed: int) -> None:
         for each in (pace, plain):
             each.add(ways[-1], tokens, seconds, rounds)
     assert 0 < np.mean(ways) < 1
+
+
+class Network:
+    """Something that rates are kept for."""
+
+
+def test_rates_are_kept_for_a_network_a_key_and_a_class_of_batch_sizes() -> None:
+    network = Network()
+
+    def paced(rows: int, *key: object, of: object = network) -> Pace:
+        timer = RoundTimer(of, lambda: 0.0, *key)
+        timer.begin(rows)
+        return timer.pace
+
+    one, two = paced(1, "auto"), paced(2, "auto")
+    assert one is not two
+    assert paced(1, "auto") is one
+    assert paced(3, "auto") is two
+    assert paced(1, "auto:copy=suffix") is not one
+    assert paced(1, "auto", of=Network()) is not one
+
+
+def test_a_round_is_timed_when_a_row_has_left() -> None:
+    timer = RoundTimer(Network(), lambda: 0.0, "auto")
+    timer.begin(2)
+    timer.end(np.ones(2))
+    timer.untimed, timer.passed = 5, 2
+    timer.begin(2)
+    assert (timer.started, timer.untimed, timer.passed) == (None, 4, 3)
+    timer.begin(1)
+    assert (timer.started, timer.untimed, timer.passed) == (0.0, 0, 0)
