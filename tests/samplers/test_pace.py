@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pardec.samplers.pace import LOST, ROUNDS, Pace
+from pardec.samplers.pace import LOST, ROUNDS, Pace, RoundTimer
 
 
 def played(
@@ -101,3 +101,131 @@ def test_texts_of_unequal_gains_cost_less_than_three_percent(mean: float, spread
                 taken, missing = taken + seconds, missing - gained
             always += 64 * cost / sum(chance**power for power in range(4))
     assert taken <= 1.03 * min(always, 4 * 200 * 64.0)
+
+
+class PlainCosts:
+    """Rounds of one kind: weight, tokens and seconds of each."""
+
+    def __init__(self) -> None:
+        self.rounds = np.zeros((0, 3))
+
+    @property
+    def weight(self) -> float:
+        return float(self.rounds[:, 0].sum())
+
+    def mean(self, values: np.ndarray) -> float:
+        return float((self.rounds[:, 0] * values).sum()) / self.weight
+
+    @property
+    def seconds(self) -> float:
+        return self.mean(self.rounds[:, 2])
+
+    def add(self, tokens: int, seconds: float) -> None:
+        longest = 2 * self.seconds if len(self.rounds) >= 4 else seconds
+        self.rounds[:, 0] *= 0.985
+        self.rounds = np.concatenate((self.rounds, [[1, tokens, min(seconds, longest)]]))
+
+    def rate(self, spread: float | None = None) -> float:
+        """Tokens per second; with `spread`, two deviations of the mean above it."""
+        mean = self.mean(self.rounds[:, 1])
+        around = self.weight * self.mean((self.rounds[:, 1] - mean) ** 2)
+        more = 0.0 if spread is None else 2 * (around + spread) ** 0.5
+        return (self.weight * mean + more) / (self.weight * self.seconds)
+
+
+class PlainPace:
+    """The choice for a batch in plain Python: a trial, what it may lose, and the rest after it."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows, self.kinds, self.drafting = rows, {False: PlainCosts(), True: PlainCosts()}, False
+        self.wait = self.lost = self.checked = self.total = self.saved = 0.0
+        self.since = self.check = 0
+        self.last: bool | None = None
+
+    def begin(self) -> None:
+        plain = self.kinds[False]
+        if len(plain.rounds) >= 4 and not self.drafting and self.saved > -24 * plain.seconds:
+            self.wait, self.since = 0.0, 32
+
+    def drafts(self) -> bool:
+        plain, drafted = self.kinds[False], self.kinds[True]
+        if self.wait <= 0 and self.check == 0:
+            if self.drafting and self.since >= 64:
+                self.check, self.checked = 3, 0.0
+            elif not self.drafting and len(plain.rounds) >= 4 and (self.since >= 32 or not len(drafted.rounds)):
+                self.drafting, self.lost, self.since = True, 0.0, 0
+                drafted.rounds[:, 0] *= min(1.0, 64 / max(drafted.weight, 1))
+        return self.drafting and self.check == 0
+
+    def add(self, drafted: bool, tokens: int, seconds: float, rounds: int) -> None:
+        if self.last in (None, drafted):
+            self.kinds[drafted].add(tokens, seconds)
+        self.last, self.total, self.since = drafted, self.total + seconds * rounds, self.since + rounds
+        self.wait -= seconds * rounds
+        if self.check:
+            self.check -= 1
+            self.checked += seconds - tokens / self.kinds[True].rate()
+            if self.check == 0:
+                self.wait, self.since = max(0.0, self.checked) / 0.005, 0
+        elif self.drafting:
+            loss = seconds - tokens / self.kinds[False].rate()
+            self.lost, self.saved = max(0.0, self.lost + loss), 0.999 * self.saved - loss
+            one = self.kinds[False].seconds
+            risk = min(max(0.02 * self.total, 6 * one), 10 * one)
+            slower = len(self.kinds[True].rounds) >= 2 and self.kinds[True].rate() < self.kinds[False].rate()
+            hopeless = len(self.kinds[True].rounds) >= 2 and (
+                self.kinds[True].rate(40.0 * self.rows) <= self.kinds[False].rate()
+            )
+            if (slower and self.lost > risk) or hopeless:
+                self.drafting, self.wait, self.since = False, self.lost / 0.005, 0
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_choice_is_that_of_a_plain_version(seed: int) -> None:
+    generator, rows = np.random.RandomState(seed), 1 + seed % 3
+    pace, plain, ways = Pace(rows), PlainPace(rows), list[bool]()
+    cost, gained = 1.0, 2.0
+    for number in range(1500):
+        if number % 300 == 0:  # acceptance and costs change along a text
+            cost, gained = generator.uniform(1.0, 2.5), generator.uniform(1.0, 3.0)
+            for each in (pace, plain):
+                each.begin()
+        ways.append(pace.drafts())
+        assert ways[-1] == plain.drafts(), number
+        seconds = generator.lognormal(0, 0.2) * (cost if ways[-1] else 1) * (20 if generator.rand() < 0.01 else 1)
+        tokens = int(rows + generator.poisson(rows * (gained - 1)) if ways[-1] else rows)
+        rounds = 1 + (pace.untimed if seed % 2 else 0)
+        for each in (pace, plain):
+            each.add(ways[-1], tokens, seconds, rounds)
+    assert 0 < np.mean(ways) < 1
+
+
+class Network:
+    """Something that rates are kept for."""
+
+
+def test_rates_are_kept_for_a_network_a_key_and_a_class_of_batch_sizes() -> None:
+    network = Network()
+
+    def paced(rows: int, *key: object, of: object = network) -> Pace:
+        timer = RoundTimer(of, lambda: 0.0, *key)
+        timer.begin(rows)
+        return timer.pace
+
+    one, two = paced(1, "auto"), paced(2, "auto")
+    assert one is not two
+    assert paced(1, "auto") is one
+    assert paced(3, "auto") is two
+    assert paced(1, "auto:copy=suffix") is not one
+    assert paced(1, "auto", of=Network()) is not one
+
+
+def test_a_round_is_timed_when_a_row_has_left() -> None:
+    timer = RoundTimer(Network(), lambda: 0.0, "auto")
+    timer.begin(2)
+    timer.end(np.ones(2))
+    timer.untimed, timer.passed = 5, 2
+    timer.begin(2)
+    assert (timer.started, timer.untimed, timer.passed) == (None, 4, 3)
+    timer.begin(1)
+    assert (timer.started, timer.untimed, timer.passed) == (0.0, 0, 0)

@@ -79,6 +79,7 @@ class DiffusionState(RowState):
             self.cached = np.where(budget > 0, base // self.block * self.block, self.cached)
         order = torch.arange(int(budget.max()), device=text.device)
         drafted = tokens.gather(1, (upload(base, text.device)[:, None] + order).clamp(max=width - 1))
+        drafted = drafted.clamp(max=self.context.model.vocab_size - 1)  # masks are left after a row's draft
         return replace(Draft.chain(text, drafted, goal - base), forwards=self.calls, highest=self.highest)
 
     def _fill(self, tokens: Tensor, start: np.ndarray, goal: np.ndarray) -> tuple[Tensor, np.ndarray]:
@@ -124,7 +125,7 @@ class DiffusionState(RowState):
         wanted = model.rows(positions) - first
         same = bool((end == end[0]).all() and (start == start[0]).all())
         plan = Plan(
-            tokens=torch.where(slots < tokens.shape[1], fed, self.mask),
+            tokens=torch.where(slots < tokens.shape[1], fed, self.mask).clamp(max=model.vocab_size - 1),
             positions=slots,
             slots=slots,
             visible=model.visible(),
@@ -138,7 +139,8 @@ class DiffusionState(RowState):
         self.calls += 1
         self.highest = self.highest + torch.where(positions >= 0, logits.amax(-1), 0).sum()
         logits[..., self.mask] = -torch.inf
-        confidence, best = logits.softmax(-1).max(-1)
+        # A table may be longer or shorter than the target's due to padding; ids of one model alone are not drafted.
+        confidence, best = logits[..., : self.context.model.vocab_size].softmax(-1).max(-1)
         return confidence, best
 
     def failure(self) -> PardecError:

@@ -146,6 +146,76 @@ def test_what_a_copy_would_have_given_is_counted() -> None:
     assert arms.cost.tolist() == [1.5, 1.5, 1.5, 0]
 
 
+class NaiveBandit:
+    """The choice of one row, in plain Python: what the model and copies after each match length have given."""
+
+    def __init__(self, k: int, token: float, forward: float, *, at_once: bool) -> None:
+        self.token, self.forward, self.at_once = token, forward, at_once
+        self.gained, self.cost = 2 * (1 + 0.4 * min(k, 4)), 2 * self.price(k)
+        self.copied = {0: (2.0, 1.0), 1: (2.0, 1.0), 2: (2.5, 1.0), 3: (3.5, 1.0)}
+
+    def price(self, drafted: int) -> float:
+        return 1 + self.token * drafted + self.forward * (1 if self.at_once else drafted)
+
+    def copies(self, text: list[int], count: int) -> bool:
+        ends = (n for n in (3, 2, 1) if any(text[s : s + n] == text[len(text) - n :] for s in range(len(text) - n)))
+        self.size = next(ends, 0)
+        total, weight = self.copied[self.size]
+        return count > 0 and total / weight / (1 + self.token * count) > self.gained / self.cost
+
+    def learn(self, used: bool, drafted: int, guess: list[int], committed: list[int]) -> None:
+        total, weight = self.copied[self.size]
+        if not used and drafted:
+            self.gained, self.cost = 0.9 * self.gained + len(committed), 0.9 * self.cost + self.price(drafted)
+        if guess:
+            pairs = zip(guess, committed, strict=False)
+            right = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(guess), len(committed)))
+            onward = max(1.0, total / weight) if right == len(committed) and right < len(guess) else 1
+            gave = len(committed) if used else min(right + onward, len(guess) + 1)
+            self.copied[self.size] = 0.85 * total + gave, 0.85 * weight + 1
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_auto_chooses_as_a_plain_bandit_does_in_every_row_and_round(at_once: bool) -> None:
+    model = "model:name=near,k=5" if not at_once else "dflash:name=draft,k=4"
+    k, seen, observe = int(model[-1]), {True: 0, False: 0}, Auto.observe
+    bandits: dict[int, NaiveBandit] = {}
+
+    def compared(self: Auto, outcome: RoundResult, context: Any, state: BanditState) -> None:
+        text, first = context.text, state.copies is None  # nothing is drafted with the prompt
+        guesses = [] if state.copies is None else state.copies.tolist()
+        for at, row in enumerate(text.rows.tolist() if not first else ()):
+            start, whole = int(outcome.before[at]), text.row(at).tolist()
+            guess, drafted = guesses[at][: int(state.count[at])], int(outcome.draft.sizes[at]) - 1
+            bandit = bandits.setdefault(row, NaiveBandit(k, 0.06, 0.15, at_once=at_once))
+            used = bandit.copies(whole[:start], len(guess))
+            assert used == state.used[at]
+            seen[used] += bool(guess)
+            bandit.learn(used, drafted, guess, whole[start:])
+        observe(self, outcome, context, state)
+
+    spec = f'auto:model="{model}",copy="lookup:k=6,max_ngram=2",measured=false,token=0.06'
+    world = WORLDS["5 tokens, length 4"].model
+    with drafting(5), patch.object(Auto, "cost_ratio", lambda *_: 0.15), patch.object(Auto, "observe", compared):
+        for seed in range(4):
+            bandits.clear()
+            run(world, spec, RAGGED, 40, temperature=1.0, seeds=range(4 * seed, 4 * seed + 4))
+    assert min(seen.values()) > 20
+
+
+def test_a_round_without_drafts_counts_for_neither_drafter() -> None:
+    arms = BanditState.start(None, None, 1, 0.03)
+    arms.guess, arms.count, arms.used = np.array([[1, 2, 9]]), np.array([3]), np.array([True])
+    before = arms.copied.tolist(), arms.rounds.tolist(), arms.gained.tolist(), arms.cost.tolist()
+    arms.rest()
+    text: Any = SimpleNamespace(host=np.array([[7, 1, 2, 3]]))
+    outcome: Any = SimpleNamespace(
+        before=np.array([1]), gained=np.array([1]), draft=SimpleNamespace(sizes=np.array([1]))
+    )
+    arms.learn(outcome, text, np.array([1.0]))
+    assert (arms.copied.tolist(), arms.rounds.tolist(), arms.gained.tolist(), arms.cost.tolist()) == before
+
+
 def test_rows_copied_count_for_no_length_controller() -> None:
     """Otherwise `heuristic` would lengthen the model's drafts when copies are accepted."""
     told: list[np.ndarray] = []

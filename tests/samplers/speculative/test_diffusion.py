@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -24,7 +26,7 @@ from pardec.tasks import task
 from tests.reference import naive_diffusion_draft
 from tests.samplers.ar_toys import rows, run, toy_ar
 from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, target
-from tests.samplers.toys import EVERY_FAMILY, toy
+from tests.samplers.toys import EVERY_FAMILY, biased, toy
 
 FAMILIES = [name for name, (_, attention) in EVERY_FAMILY.items() if attention in ("bidirectional", "block-causal")]
 SMALL = "step=3,small=2,k=8,block=4,low=0.4,tau=0.35"  # so that every branch of the rule is taken
@@ -42,6 +44,23 @@ def test_diffusion_keeps_greedy_text_in_a_ragged_batch_and_alone(family: str) ->
         assert rows(run(target(), f"diffusion:name=toy,{SMALL}", RAGGED, NEW)) == greedy()
         alone = run(target(), f"diffusion:name=toy,{SMALL}", RAGGED[1:2], NEW[1])
     assert rows(alone) == greedy()[1:2]
+
+
+@pytest.mark.parametrize("size", [4, 5, 7])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_diffusion_drafts_with_a_head_padded_to_another_length(family: str, size: int) -> None:
+    """As Fast-dLLM's 1.5B, of 151,936 rows, does for Qwen2.5-7B of 152,064; padding is most likely here."""
+    tokenizer = SimpleNamespace(get_vocab=lambda: {str(i): i for i in range(4)})
+    verified = replace(target(), tokenizer=tokenizer)
+    for padding in range(5, size):
+        drafter = biased(toy(family, vocab=size, sharp=1.0), padding, 50.0)
+        with masked(replace(drafter, tokenizer=tokenizer)):
+            done = run(verified, f"diffusion:name=toy,{SMALL}", RAGGED, NEW)
+        assert rows(done) == greedy()
+    with masked(replace(toy(family, vocab=size, sharp=1.0), tokenizer=tokenizer)):
+        done = run(verified, f"diffusion:name=toy,{SMALL}", RAGGED, NEW)
+    assert rows(done) == greedy()
+    assert any(map(sum, done.trace.drafted))
 
 
 def predict(model: LanguageModel, canvas: list[int], at: int) -> Tensor:
