@@ -10,7 +10,8 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from importlib import import_module
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Lets one of the parallel processes import the test files from the last to the first.
+
+    All of them import all files. From both ends, each file of a new clone is compiled by one process alone.
+    """
+    whole = session.config.args == session.config.getini("testpaths")
+    if whole and os.environ.get("PYTEST_XDIST_WORKER", "").endswith("1"):
+        for file in sorted((ROOT / "tests").rglob("test_*.py"), reverse=True):
+            with suppress(Exception, pytest.skip.Exception):  # the collection tells of both
+                import_module(".".join(file.relative_to(ROOT).with_suffix("").parts))
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks the cases that `covers` leaves out as slow, and gives slow tests a longer time limit."""
+    gc.freeze()  # what was collected stays until the end
     gc.enable()
     if method := config.getoption("--method"):
         others = [item for item in items if not _of_method(item, method)]

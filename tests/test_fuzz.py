@@ -6,11 +6,8 @@ longer than it may is a hang; the bombs run where memory is bounded.
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +17,7 @@ from typing import Any
 import pytest
 
 import pardec
+from tests import fresh
 from tests.fuzz.commands import Commands
 from tests.fuzz.surfaces import SURFACES
 
@@ -80,17 +78,10 @@ def test_there_are_at_least_five_hundred_cases() -> None:
 
 def test_bombs_are_refused_within_bounds_of_memory_and_time(tmp_path: Path) -> None:
     """In a separate process, which an accepted bomb would end."""
-    root = Path(__file__).resolve().parents[1]
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys; from tests.test_fuzz import bombs; bombs(sys.argv[1])", str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert done.stdout.count("refused") == done.stdout.count("\n") > 20
+    code = f"from tests.test_fuzz import bombs; bombs({str(tmp_path)!r})"
+    [done] = fresh.results([{"language": "python", "code": code}], tmp_path)
+    assert done["code"] == 0, done["told"][-4000:]
+    assert done["told"].count(" refused\n") > 20
 
 
 def bombs(folder: str) -> None:

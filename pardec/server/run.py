@@ -104,7 +104,9 @@ def run(app: FastAPI, listening: socket.socket, *, log_level: str = "warning") -
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that accepts connections on this address. Raises SpecError if the address cannot be used."""
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sends answers without waiting for the client's acknowledgement only where a socket names its protocol.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))

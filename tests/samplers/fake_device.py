@@ -128,8 +128,12 @@ class FakeDevice(TorchDispatchMode):
         return sum(crossing.kind == kind for crossing in self.crossings)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.is_inference_mode_enabled() or torch.is_grad_enabled():
-            with torch.inference_mode(False), torch.no_grad():  # views of either kind of tensor are views here
+        if torch.is_inference_mode_enabled():  # views of either kind of tensor are views here
+            with torch._C._InferenceMode(False):  # what `torch.inference_mode` does, in a fifth of its time
+                torch._C._set_grad_enabled(False)
+                return self.__torch_dispatch__(func, types, args, kwargs)
+        if torch.is_grad_enabled():
+            with torch.no_grad():
                 return self.__torch_dispatch__(func, types, args, kwargs)
         if func.overloadpacket in (_ATEN.pin_memory, _ATEN._pin_memory):
             return _pinned(args[0])

@@ -118,6 +118,14 @@ def test_time_of_reading_is_bounded() -> None:
         assert running.get("/health").status_code == 200
 
 
+def test_an_answer_does_not_wait_for_the_clients_acknowledgement(running: Running) -> None:
+    with httpx.Client(base_url=running.url, timeout=60) as client:
+        assert client.get("/health").status_code == 200
+        sockets = [held.transport.get_extra_info("socket") for held in running.uvicorn.server_state.connections]
+        assert sockets
+        assert all(held.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for held in sockets)
+
+
 def test_bodies_that_do_not_end(model: Model) -> None:
     with serving(model, limits=Limits(receiving=0.5)) as running:
         host, _, port = running.url.removeprefix("http://").partition(":")

@@ -231,6 +231,11 @@ def test_what_is_read_strictly_is_what_was_written(text: str) -> None:
         assert text.rpartition("[")[2].startswith(formatted(found)[1:])
 
 
+def test_lines_by_hand() -> None:
+    lines_by_hand()
+
+
+@pytest.mark.slow  # seconds for 60 answers; the tests above have the tasks and their scores
 @pytest.mark.seeds("arXiv:2510.04767")
 def test_an_order_that_tokens_agree_on_is_lost_in_parallel_and_one_that_is_given_is_not() -> None:
     """tiny-llada, 10 problems: any other order is right for `shuffle`, so that each place is uncertain alone."""

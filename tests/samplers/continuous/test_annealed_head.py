@@ -95,13 +95,18 @@ def test_what_cannot_be_is_refused(model: ContinuousModel) -> None:
         generate(model, "mar:head_to=500")
 
 
+def test_transitions_fall_and_each_step_has_its_own(model: ContinuousModel) -> None:
+    transitions_by_hand()
+    each_step_has_its_own_chain(model)
+
+
+@pytest.mark.slow  # seconds for 16 images; the tests above have the rule
 @pytest.mark.seeds("arXiv:2505.20297")
 def test_a_head_that_takes_fewer_transitions_as_the_image_fills_beats_one_that_takes_few_throughout(
     model: ContinuousModel,
 ) -> None:
     """Small images need more transitions at the end than the published 5."""
-    transitions_by_hand()
-    each_step_has_its_own_chain(model)
+    test_transitions_fall_and_each_step_has_its_own(model)
     test_seeded_jacobi_and_sequential_anneal_alike(model, "map")  # tokens of several steps in one call
     assert readable(f"{PLAIN},head_to=25", 4, of=4) >= readable(PLAIN, 4) - 1
     assert readable(f"{PLAIN},head_to=10", 4, of=4) > readable("mar:steps=12,head=10", 4, of=4)

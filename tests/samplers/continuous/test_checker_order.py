@@ -50,6 +50,7 @@ def test_a_causal_model_has_its_own_order() -> None:
         generate(causal, "mar:order=checker")
 
 
+@pytest.mark.slow  # seconds for 12 images; the tests above have the rule
 @pytest.mark.seeds("arXiv:2510.17171")
 def test_classes_stay_readable_with_half_of_the_cells_in_the_last_step(model: ContinuousModel) -> None:
     test_the_schedule_by_hand()

@@ -158,6 +158,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return each
 
 
+@pytest.mark.slow  # seconds for seven images; the tests above have the rule
 def test_an_image_takes_half_the_head_calls_and_its_class_stays_readable(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a batch a path is full for all rows where one looks ahead, so that images are sampled one by one."""
     task, counted, right, used = pardec.task("classes"), calls(monkeypatch), 0.0, list[int]()

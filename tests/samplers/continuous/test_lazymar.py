@@ -304,6 +304,11 @@ test_defaults_are_the_published_ones = defaults_are(
 )
 
 
+def test_steps_by_hand() -> None:
+    steps_by_hand()
+
+
+@pytest.mark.slow  # seconds for 12 images; the tests above have each option
 @pytest.mark.seeds("arXiv:2503.12450")
 def test_classes_stay_readable_from_two_thirds_of_the_rows_and_half_of_the_tokens(trained: ContinuousModel) -> None:
     test_defaults_are_the_published_ones()

@@ -130,6 +130,7 @@ def test_rows_of_a_batch_skip_for_themselves() -> None:
         assert same(together, row, alone, 0)
 
 
+@pytest.mark.slow  # seconds for texts of 64 steps; the tests above have the rule
 def test_it_computes_fewer_positions_than_dual_at_no_lower_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
     """On `chains-64`, positions times layers of `es` are at most 0.8 of those of `dual`."""
     task, model = pardec.tasks.task("chains-64"), trained("tiny-dream")

@@ -326,12 +326,17 @@ test_defaults_are_the_published_ones = defaults_are(
 )
 
 
-@pytest.mark.seeds("arXiv:2509.18085")
-def test_a_counted_graph_takes_fewer_forwards_than_nested_drafts_of_as_many_rows() -> None:
-    test_defaults_are_the_published_ones()
+def test_graphs_by_hand() -> None:
     the_graph_that_counts_choose_by_hand()
     a_state_is_reached_over_either_order()
     a_draft_without_one_of_its_positions_is_none()
+
+
+@pytest.mark.slow  # seconds for 24 answers; the tests above have each rule
+@pytest.mark.seeds("arXiv:2509.18085")
+def test_a_counted_graph_takes_fewer_forwards_than_nested_drafts_of_as_many_rows() -> None:
+    test_defaults_are_the_published_ones()
+    test_graphs_by_hand()
     test_observing_changes_no_token_and_counts_what_follows()
     test_every_set_of_drafts_keeps_every_token("sdar", "none")
     test_drafts_are_their_naive_version_step_by_step("dream", "graph=0-1-0.1-0b")

@@ -106,6 +106,7 @@ def test_a_row_with_given_tokens_in_it_does_not_grow() -> None:
     assert grown.tokens.tolist() == plain.tokens.tolist()
 
 
+@pytest.mark.slow  # seconds at rows of 256 tokens; the tests above have the rule
 def test_the_row_follows_the_answer_and_computes_less_than_the_bound() -> None:
     """On `chains`: all right as at full length, rows at most 1.5 times the answer, fewer positions than at 256."""
     model, task = pardec.load("tiny-dream", device="cpu", dtype="float32"), pardec.tasks.task("chains")

@@ -269,15 +269,20 @@ test_defaults_are_the_published_ones = defaults_are(
 )
 
 
+def test_rows_begin_and_are_guessed_by_hand() -> None:
+    a_row_begins_when_the_one_above_is_ahead_by_hand()
+    the_first_guess_of_a_row_is_the_newest_token_above_by_hand()
+    the_newest_token_above_stands_in_for_the_one_before_a_row()
+    a_row_goes_on_to_where_the_row_above_was_accepted_by_hand()
+
+
+@pytest.mark.slow  # seconds for 18 pictures; the tests above have the rules
 @pytest.mark.seeds("arXiv:2606.05703")
 def test_forwards_fall_and_neighbours_are_as_equal_as_before() -> None:
     """Rows of 12 codes begin one after the other, so that 12 rows take 13 forwards at the least; `sjd` takes 33."""
     test_defaults_are_the_published_ones()
     test_tokens_of_later_rows_are_tested_by_hand()
-    a_row_begins_when_the_one_above_is_ahead_by_hand()
-    the_first_guess_of_a_row_is_the_newest_token_above_by_hand()
-    the_newest_token_above_stands_in_for_the_one_before_a_row()
-    a_row_goes_on_to_where_the_row_above_was_accepted_by_hand()
+    test_rows_begin_and_are_guessed_by_hand()
     test_features.test_the_exact_rule_tests_no_preaccepted_token()
     test_features.test_preaccepted_tokens_stay_outside_of_later_filters_unless_constraints_read_the_tokens_before(True)
     model, task = pardec.load("tiny-llamagen", device="cpu"), pardec.task("captions")

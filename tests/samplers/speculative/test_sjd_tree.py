@@ -97,6 +97,11 @@ def check_siblings(draft: Draft, row: int, kept: int) -> None:
     assert (draft.q[row].gather(1, tokens[:, None])[:, 0][tested & ~point] > 0).all()
 
 
+def test_the_next_round_reads_distributions_after_the_accepted_tokens() -> None:
+    the_next_round_reads_distributions_after_the_accepted_tokens()
+
+
+@pytest.mark.slow  # seconds for 12 pictures; the tests above have the rule and the law
 @pytest.mark.seeds("arXiv:2603.18599")
 def test_a_sjd_tree_takes_fewer_forwards_than_coupled_samples_alone_and_keeps_the_law() -> None:
     the_next_round_reads_distributions_after_the_accepted_tokens()
