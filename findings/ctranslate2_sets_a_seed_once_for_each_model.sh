@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# CTranslate2: set_random_seed makes sampling repeatable, and one calls it before each run, as in PyTorch and NumPy. It is
-# read only when a loaded model draws for the first time: the second call, with the same seed or another, changes nothing,
-# and samples go on where they were. A test that sets the seed twice and compares fails, and an evaluation that sets it per
-# question depends on the questions before. A model that is loaded anew after the call starts from the seed.
+# CTranslate2: set_random_seed makes sampling repeatable, and one calls it before each run, as in PyTorch and NumPy. It
+# is read only when a loaded model draws for the first time: the second call, with the same seed or another, changes
+# nothing, and samples go on where they were. A test that sets the seed twice and compares fails, and an evaluation that
+# sets it per question depends on the questions before. A model that is loaded anew after the call starts from the seed.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# CTranslate2: include_prompt_in_result says whether a result begins with its prompt, and is True if one does not set it.
-# It changes the answer too: max_length is then that of prompt and answer together, so that a prompt as long as it has an
-# answer of one token, and a longer one is cut. The score, a mean of log-probabilities, is divided by the prompt's
-# length as well: a long prompt makes every answer likely. Comparing scores of prompts, or turning the flag off to cut
-# the prompt away, changes what is measured. return_alternatives counts the prompt in either case.
+# CTranslate2: include_prompt_in_result says whether a result begins with its prompt, and is True if one does not set
+# it. It changes the answer too: max_length is then that of prompt and answer together, so that a prompt as long as it
+# has an answer of one token, and a longer one is cut. The score, a mean of log-probabilities, is divided by the
+# prompt's length as well: a long prompt makes every answer likely. Comparing scores of prompts, or turning the flag off
+# to cut the prompt away, changes what is measured. return_alternatives counts the prompt in either case.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# CTranslate2: sampling_temperature and sampling_topp ask for samples, as temperature and top_p do in every API. As long as
-# sampling_topk is not set they do nothing: it is 1, so that one token is left before either is looked at, and every
+# CTranslate2: sampling_temperature and sampling_topp ask for samples, as temperature and top_p do in every API. As long
+# as sampling_topk is not set they do nothing: it is 1, so that one token is left before either is looked at, and every
 # answer is the greedy one, at a temperature of 50 too, and the same for all seeds. No error or warning says so;
 # sampling_topk=0 turns the samples on. Only several hypotheses of one call are refused, with words about a beam, which
 # nobody asked for.
