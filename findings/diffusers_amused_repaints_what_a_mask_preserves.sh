@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # diffusers: AmusedScheduler draws the masked tokens of a picture, and leaves those that are given as they are, which is
 # how a part of a picture is repainted. It ranks given tokens by the largest number of the type in place of their
-# probability, and adds noise to its logarithm. In float32 and bfloat16 that keeps them; in float16, the type in which
-# such models are shipped, the number is 65504, and the noise of a temperature of 2, the default, is as large:
-# now and then a given token is masked and drawn anew, and at a temperature of 4 a fifth of them. A row of a batch that
-# has no masked token loses one in any type, since at least one is masked.
+# probability, and adds noise to its logarithm. In float32 and bfloat16 that keeps them; in float16, the type of the
+# examples of its pipelines, the number is 65504, and the noise of a temperature of 2, the default, is as large: now and
+# then a given token is masked and drawn anew, and at a temperature of 4 a fifth of them. A row of a batch that has no
+# masked token loses one in any type, since at least one is masked.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

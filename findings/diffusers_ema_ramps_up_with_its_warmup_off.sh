@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # diffusers: EMAModel averages the weights of a training run by a decay, and use_ema_warmup, False by default, decides
-# whether the decay begins lower. It begins lower in any case: the first step copies the weights, and step n has at
-# most (1 + n) / (10 + n), so that a decay of 0.9999 is in use after 90,000 steps. A fine-tuning of 2,000 steps averages
-# the last few hundred steps, whatever decay was asked for: 0.996 and 0.9999 save the same model, to the last bit.
-# Turning the warmup on makes it longer or shorter, no argument turns it off, and min_decay does not hold at the first
-# step.
+# whether the decay begins lower. It begins lower in any case: the first step copies the weights, and step n has at most
+# (1 + n) / (10 + n), so that a decay of 0.9999 is in use after 90,000 steps. A fine-tuning of 2,000 steps averages the
+# last few hundred steps, whatever decay was asked for: 0.996 and 0.9999 save the same model, to the last bit. Turning
+# the warmup on only makes it another one. min_decay, set to the same number, turns it off, but for the first step.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
