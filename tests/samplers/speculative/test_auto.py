@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,14 @@ import numpy as np
 import pytest
 import torch
 
+import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import pace, registry
 from pardec.samplers.speculative.contracts import Draft, RoundResult
 from pardec.samplers.speculative.draft.auto import Auto, BanditState
+from pardec.samplers.speculative.draft.eagle import Eagle
 from pardec.samplers.speculative.draft.model import Model
+from pardec.samplers.speculative.draft.mtp import Mtp
 from pardec.samplers.speculative.forward import VerifyForward
 from pardec.samplers.speculative.length.heuristic import Heuristic
 from pardec.samplers.traits import Trait
@@ -355,3 +359,32 @@ def test_a_spec_is_written_as_it_is_read() -> None:
     assert again.spec == resolved.spec
     assert resolved.draft.needed_model == "near"
     assert resolved.draft.needed_module is None
+
+
+@pytest.mark.parametrize(("module", "drafter"), [("eagle", Eagle), ("mtp", Mtp)])
+def test_drafts_after_rounds_without_are_those_of_a_module_that_saw_every_round(module: str, drafter: Any) -> None:
+    """States of the rounds between wait, while rows end, and are fed before the next draft."""
+    model = pardec.load("tiny-llama", device="cpu")
+    prompts = ["Tom has 18 cups. He loses 4. How many has he?", "add 3 4", "Hugo has 55 apples. Olga removes 9.", "7 8"]
+    drafts: list[dict[tuple[int, ...], list[int]]] = []
+    propose = drafter.propose
+
+    def noted(self: Any, context: Any, remaining: np.ndarray, uniforms: Any, state: Any) -> Draft:
+        draft: Draft = propose(self, context, remaining, uniforms, state)
+        for at, size in enumerate(draft.sizes.tolist()):
+            if size > 1:
+                drafts[-1][tuple(context.text.row(at).tolist())] = draft.tokens[at, 1:size].tolist()
+        return draft if len(drafts) > 1 else Draft.none(context.text)  # the first time at every token
+
+    spec = f'auto:model="{module}:name=tiny-llama-{module},k=3",copy="lookup:k=2,max_ngram=5"'
+    for rest in (0, 6):
+        numbers = count()
+        drafts.append({})
+        with (
+            patch.object(drafter, "propose", noted),
+            patch.object(pace.RoundTimer, "begin", lambda *_, rest=rest, numbers=numbers: next(numbers) % 9 >= rest),
+        ):
+            model.generate(prompts, sampler=spec, max_new_tokens=40, temperature=0)
+    both = drafts[0].keys() & drafts[1].keys()
+    assert len(both) > 8
+    assert all(drafts[0][text] == drafts[1][text] for text in both)
