@@ -229,3 +229,15 @@ def test_a_round_is_timed_when_a_row_has_left() -> None:
     assert (timer.started, timer.untimed, timer.passed) == (None, 4, 3)
     timer.begin(1)
     assert (timer.started, timer.untimed, timer.passed) == (0.0, 0, 0)
+
+
+@pytest.mark.parametrize(("saved", "drafts"), [(5.0, True), (-20.0, True), (-30.0, False)])
+def test_a_request_begins_with_drafts_unless_they_have_lost_much(saved: float, drafts: bool) -> None:
+    network = Network()
+    first = RoundTimer(network, lambda: 0.0, "auto")
+    first.begin(1)
+    for _ in range(ROUNDS):
+        first.pace.add(False, 1, 1.0)
+    first.pace.saved, first.pace.wait = saved, 500.0
+    assert not first.begin(1)
+    assert RoundTimer(network, lambda: 0.0, "auto").begin(1) is drafts
