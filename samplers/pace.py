@@ -8,8 +8,8 @@ few of them tell little: drafting ends where even an optimistic estimate of its 
 or where it is slower and has lost, since it last gained, two percent of all the time so far (at least 6 plain rounds,
 at most 10). It is tried again once the time that it lost is half a percent of the time since. Earlier rounds lose
 weight, since acceptance and costs change along a text. Texts differ: a request begins with drafts, whatever they lost
-on the last one, unless they have lost 24 plain rounds in the last thousand rounds with them. Plain rounds differ
-little: once their rate is known, only some of them are timed.
+on the last one, unless the optimistic estimate is too low or they have lost 24 plain rounds in the last thousand.
+Plain rounds differ little: once their rate is known, only some of them are timed.
 
 `RoundCosts` adds up the seconds of a request's rounds, and tells what plain decoding would have taken for its tokens.
 """
@@ -136,8 +136,9 @@ class Pace:
 
     def begin(self) -> None:
         """Begins a request, or goes on with these rows after others."""
-        known = self.plain.rounds >= ROUNDS
-        if known and not self.best and self.saved > -_TRIED * self.plain.seconds / self.plain.weight:
+        if self.best or self.plain.rounds < ROUNDS or (self.drafted.rounds >= _FEWEST and self._is_hopeless):
+            return
+        if self.saved > -_TRIED * self.plain.seconds / self.plain.weight:
             self.wait, self.rested = 0.0, _REST
 
     def drafts(self) -> bool:
@@ -183,6 +184,11 @@ class Pace:
         risk = min(max(_RISK * self.seconds, _LEAST * round_), _MOST * round_)
         if self.drafted.rate < self.plain.rate and self.lost > risk:
             return True
+        return self._is_hopeless
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Whether even an optimistic estimate of drafting is below plain decoding."""
         return self.drafted.upper_rate(_OPTIMISM, _SPREAD * self.rows) <= self.plain.rate
 
 

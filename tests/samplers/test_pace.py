@@ -144,8 +144,14 @@ class PlainPace:
 
     def begin(self) -> None:
         plain = self.kinds[False]
-        if len(plain.rounds) >= 4 and not self.drafting and self.saved > -24 * plain.seconds:
+        if len(plain.rounds) >= 4 and not self.drafting and self.saved > -24 * plain.seconds and not self.hopeless:
             self.wait, self.since = 0.0, 32
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether drafts lose by two deviations of their mean."""
+        plain, drafted = self.kinds[False], self.kinds[True]
+        return len(drafted.rounds) >= 2 and drafted.rate(40.0 * self.rows) <= plain.rate()
 
     def drafts(self) -> bool:
         plain, drafted = self.kinds[False], self.kinds[True]
@@ -173,10 +179,7 @@ class PlainPace:
             one = self.kinds[False].seconds
             risk = min(max(0.02 * self.total, 6 * one), 10 * one)
             slower = len(self.kinds[True].rounds) >= 2 and self.kinds[True].rate() < self.kinds[False].rate()
-            hopeless = len(self.kinds[True].rounds) >= 2 and (
-                self.kinds[True].rate(40.0 * self.rows) <= self.kinds[False].rate()
-            )
-            if (slower and self.lost > risk) or hopeless:
+            if (slower and self.lost > risk) or self.hopeless:
                 self.drafting, self.wait, self.since = False, self.lost / 0.005, 0
 
 
