@@ -31,11 +31,11 @@ import torch
 from pardec.models.model import LanguageModel
 from pardec.models.stack import WrapperStack
 
-ROUNDS = 4  # plain rounds before the first draft
+ROUNDS = 8  # plain rounds before the first draft
 LOST = 0.005  # share of the time that trials may lose
 _REST = 32  # plain rounds between trials, at least
 _FEWEST = 2  # rounds with drafts after which drafting may end
-_CHECK, _CHECKED = 64, 2  # after this many rounds with drafts, this many plain ones are timed again
+_CHECK, _CHECKED = 128, 4  # after this many rounds with drafts, this many plain ones are timed again
 _SPREAD = 40.0  # added to the sum of squared deviations of a row's tokens: a gain that was not met yet
 _OPTIMISM = 2.0  # standard deviations of the mean that an optimistic estimate adds
 _RISK = 0.02  # share of all seconds that a trial may lose before it has to pay

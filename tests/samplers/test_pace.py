@@ -144,7 +144,7 @@ class PlainPace:
 
     def begin(self) -> None:
         plain = self.kinds[False]
-        if len(plain.rounds) >= 4 and not self.drafting and self.saved > -24 * plain.seconds and not self.hopeless:
+        if len(plain.rounds) >= 8 and not self.drafting and self.saved > -24 * plain.seconds and not self.hopeless:
             self.wait, self.since = 0.0, 32
 
     @property
@@ -156,9 +156,9 @@ class PlainPace:
     def drafts(self) -> bool:
         plain, drafted = self.kinds[False], self.kinds[True]
         if self.wait <= 0 and self.check == 0:
-            if self.drafting and self.since >= 64:
-                self.check, self.checked = 3, 0.0
-            elif not self.drafting and len(plain.rounds) >= 4 and (self.since >= 32 or not len(drafted.rounds)):
+            if self.drafting and self.since >= 128:
+                self.check, self.checked = 5, 0.0
+            elif not self.drafting and len(plain.rounds) >= 8 and (self.since >= 32 or not len(drafted.rounds)):
                 self.drafting, self.lost, self.since = True, 0.0, 0
                 drafted.rounds[:, 0] *= min(1.0, 64 / max(drafted.weight, 1))
         return self.drafting and self.check == 0
