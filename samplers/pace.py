@@ -95,7 +95,7 @@ class Costs:
     def add(self, tokens: int, seconds: float) -> None:
         """Counts a round."""
         if self.rounds >= _FEW:
-            seconds = min(seconds, _SLOW * self.seconds / self.weight)
+            seconds = min(seconds, _SLOW * self.each)
         self.fade(_FADE)
         self.tokens, self.seconds, self.weight = self.tokens + tokens, self.seconds + seconds, self.weight + 1
         self.squares += tokens * tokens
@@ -105,6 +105,11 @@ class Costs:
         """Multiplies the weight of earlier rounds by `factor`."""
         self.tokens, self.seconds, self.weight = self.tokens * factor, self.seconds * factor, self.weight * factor
         self.squares *= factor
+
+    @property
+    def each(self) -> float:
+        """Seconds of a round."""
+        return self.seconds / self.weight
 
     @property
     def rate(self) -> float:
@@ -135,10 +140,10 @@ class Pace:
     last: bool | None = None  # whether the last round drafted
 
     def begin(self) -> None:
-        """Begins a request, or goes on with these rows after others."""
-        if self.best or self.plain.rounds < ROUNDS or (self.drafted.rounds >= _FEWEST and self._is_hopeless):
+        """Lets a request, or a changed number of rows, begin with drafts if these have not lost too much before."""
+        if self.best or self.plain.rounds < ROUNDS or self._is_hopeless:
             return
-        if self.saved > -_TRIED * self.plain.seconds / self.plain.weight:
+        if self.saved > -_TRIED * self.plain.each:
             self.wait, self.rested = 0.0, _REST
 
     def drafts(self) -> bool:
@@ -175,21 +180,21 @@ class Pace:
         elif self.best:
             lost = seconds - tokens / self.plain.rate
             self.lost, self.saved = max(self.lost + lost, 0.0), self.saved * _SAVED - lost
-            if self.drafted.rounds >= _FEWEST and self._loses:
+            if self._loses:
                 self.best, self.wait, self.rested = False, max(self.lost, 0.0) / LOST, 0
 
     @property
     def _loses(self) -> bool:
-        round_ = self.plain.seconds / self.plain.weight
-        risk = min(max(_RISK * self.seconds, _LEAST * round_), _MOST * round_)
-        if self.drafted.rate < self.plain.rate and self.lost > risk:
-            return True
-        return self._is_hopeless
+        """Whether drafting has lost what it may, or is hopeless; a few rounds tell neither."""
+        risk = min(max(_RISK * self.seconds, _LEAST * self.plain.each), _MOST * self.plain.each)
+        slower = self.drafted.rounds >= _FEWEST and self.drafted.rate < self.plain.rate
+        return (slower and self.lost > risk) or self._is_hopeless
 
     @property
     def _is_hopeless(self) -> bool:
         """Whether even an optimistic estimate of drafting is below plain decoding."""
-        return self.drafted.upper_rate(_OPTIMISM, _SPREAD * self.rows) <= self.plain.rate
+        known = self.drafted.rounds >= _FEWEST
+        return known and self.drafted.upper_rate(_OPTIMISM, _SPREAD * self.rows) <= self.plain.rate
 
 
 _PACES: WeakKeyDictionary[Any, dict[Any, dict[int, Pace]]] = WeakKeyDictionary()  # by network
@@ -263,5 +268,5 @@ class RoundCosts:
         known = (key in self.plain and self.plain[key].rounds >= _MEASURED for key in self.steps)
         if not self.drafted or self.rounds < _MEASURED or not all(known):
             return None
-        each = (count * self.plain[key].seconds / self.plain[key].weight for key, count in self.steps.items())
+        each = (count * self.plain[key].each for key, count in self.steps.items())
         return float(sum(each))

@@ -85,7 +85,7 @@ def test_the_first_round_of_a_way_does_not_count_since_it_catches_up() -> None:
 @pytest.mark.parametrize(("mean", "spread"), [(0.3, 0.15), (0.4, 0.2), (0.5, 0.2), (0.6, 0.2)])
 @pytest.mark.parametrize("cost", [1.3, 1.55, 1.8])
 def test_texts_of_unequal_gains_cost_less_than_three_percent(mean: float, spread: float, cost: float) -> None:
-    """In 4 runs of 200 texts of 64 tokens: three are drafted a round accepted with a chance of each text."""
+    """Of 200 texts of 64 tokens, in 4 runs: a round drafts three tokens, each accepted with the chance of its text."""
     taken, always = 0.0, 0.0
     for seed in range(4):
         generator, pace = np.random.default_rng(seed), Pace()
