@@ -64,10 +64,13 @@ INLINE vec second_of(vec pairs) { return (vec)((ints)pairs & (int)0xffff0000); }
 INLINE void weigh(const int kind, const int vectors, float *scores, int slots, float scale, vec *highest, vec *total,
                   vec *share)
 {
+    vec tops[VECTORS];
+    UNROLL for (int j = 0; j < vectors; j++) tops[j] = highest[j];
+    for (int s = 0; s < slots; s++)
+        UNROLL for (int j = 0; j < vectors; j++) tops[j] = larger(tops[j], *(vec *)(scores + (s * vectors + j) * LANES));
     UNROLL for (int j = 0; j < vectors; j++) {
-        vec top = highest[j], mass[LANES] = {0}; /* of slots s with the same s % LANES, as a vector of slots adds them */
+        vec top = tops[j], mass[LANES] = {0}; /* of slots s with the same s % LANES, as a vector of slots adds them */
         float *own = scores + j * LANES;
-        for (int s = 0; s < slots; s++) top = larger(top, *(vec *)(own + s * vectors * LANES));
         share[j] = power((highest[j] - top) * scale);
         for (int from = 0; from < slots; from += LANES)
             for (int i = 0; i < LANES && from + i < slots; i += kind == PAIRS ? 2 : 1) {
@@ -330,10 +333,19 @@ INLINE void few(const int kind, const int vectors, const Head *heads, const int 
     vec tops[TOGETHER][MOST_ALONE], masses[TOGETHER][MOST_ALONE];
     const float *masks[MOST_ALONE];
     vec highest[VECTORS], total[VECTORS] = {0}, share[VECTORS];
-    for (int n = 0; n < width; n++) { /* the last query fills up the vector; copies are not stored */
-        const float *query = query_of(one, first + least(n, count - 1));
-        if (kind == SINGLE) query = block_of(type, query, &(ptrdiff_t){0}, 1, dim, keys);
-        for (int d = 0; d < length; d++) turned[d * width + n] = ((const loose *)query)[d];
+    for (int n = 0; n < width; n += LANES) { /* the last query fills up the vector; copies are not stored */
+        for (int i = 0; i < LANES; i++) {
+            const void *query = query_of(one, first + least(n + i, count - 1));
+            if (kind == PAIRS) memcpy(keys + i * dim, query, sizeof(float) * length);
+            else widen(type, query, dim, keys + i * dim);
+        }
+        for (int d = 0; d < length; d += LANES) {
+            vec x[LANES];
+            UNROLL for (int i = 0; i < LANES; i++) x[i] = load(FLOAT32, keys + i * dim, d, length - d);
+            transpose(x);
+            UNROLL for (int i = 0; i < LANES; i++)
+                if (d + i < length) *(vec *)(turned + (d + i) * width + n) = x[i];
+        }
     }
     memset(out, 0, sizeof(float) * dim * width);
     memset(others, 0, sizeof(float) * apart * together);
@@ -403,11 +415,18 @@ INLINE void few(const int kind, const int vectors, const Head *heads, const int 
     for (int n = 0; n < count; n++)
         put_sum(one, first + n, ((const float *)highest)[n], ((const float *)total)[n]);
     UNROLL for (int j = 0; j < vectors; j++) total[j] = 1.0f / total[j];
-    for (int n = 0; n < count; n++) {
-        float part = ((const float *)total)[n];
-        for (int d = 0; d < dim; d++) keys[d] = out[d * width + n] * part;
-        put(type, keys, dim, out_of(one, first + n));
-    }
+    for (int n = 0; n < count; n += LANES)
+        for (int d = 0; d < dim; d += LANES) {
+            vec x[LANES] = {0};
+            UNROLL for (int i = 0; i < LANES; i++)
+                if (d + i < dim) x[i] = *(vec *)(out + (d + i) * width + n) * total[n / LANES];
+            transpose(x);
+            for (int i = 0; i < least(LANES, count - n); i++) {
+                void *to = out_of(one, first + n + i);
+                if (type == FLOAT32) store(FLOAT32, to, d, dim - d, x[i]);
+                else store(BFLOAT16, to, d, dim - d, x[i]);
+            }
+        }
     for (int h = 0; h < together; h++)
         for (int e = 0; e < more; e++) {
             float part = 1.0f / masses[h][e][0], *own = others + h * apart + e * dim;

@@ -67,7 +67,7 @@
 #define IN_TIME(rows, bits) ((bits) == 4 ? (rows) <= 2 : (bits) == 8 && (rows) > 1 && (rows) < 5)
 #define FETCHED(kind, rows) (IN_TIME(rows, bytes_of_codes(kind) * 8 / CODES) ? 0 : bytes_of_group(kind))
 #else
-#define AHEAD(rows) 4096
+#define AHEAD(rows) (LANES == 16 ? 8192 : 4096)
 #define FETCHED(kind, rows) bytes_of_group(kind)
 #endif
 
@@ -665,7 +665,7 @@ INLINE void few_rows(const int kind, const int rows, const uint8_t *w, ptrdiff_t
 #endif
 #define SOME x->groups
 
-/* `rows` rows, of which the i-th is the first of INT_ROWS, and all groups, from the packed codes: added to total
+/* `rows` rows, of which the i-th is the first of INT_ROWS, and all groups, from the packed codes -> total
  * [rows][WIDTH]. */
 INLINE void few_rows(const int kind, const int rows, const uint8_t *panel, ptrdiff_t size, int panels,
                      const struct rows *x, int i, int first, int groups, ptrdiff_t ahead, int turn, int count,
@@ -675,7 +675,7 @@ INLINE void few_rows(const int kind, const int rows, const uint8_t *panel, ptrdi
     vec all[FEW][VECTORS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int j = 0; j < VECTORS; j++)
-            all[r][j] = *(const vec *)(total + r * WIDTH + j * LANES);
+            all[r][j] = (vec){0};
     for (int g = first; g < first + groups; g++) {
         const uint8_t *codes = panel + start_of(kind, g) + bytes_of_scales(kind);
         const ptrdiff_t at = place_of(x, INT_ROWS, i, g);
@@ -884,7 +884,7 @@ static void rounded_part(int kind, const uint8_t *w, ptrdiff_t panel, int panels
     float s[MOST * 2 * WIDTH] __attribute__((aligned(64))), m[MOST * 2 * WIDTH] __attribute__((aligned(64)));
     void (*const *tiles)(ARGUMENTS) = int_tiles(kind);
     const int few = count <= MOST_FEW(kind) && x->together == INT_ROWS;
-    memset(total, 0, sizeof(float) * (panels * count + 3) * WIDTH);
+    if (!few || LANES == 8) memset(total, 0, sizeof(float) * (panels * count + 3) * WIDTH);
     for (int first = 0; few && first < x->groups; first += SOME) {
         int groups = least(SOME, x->groups - first);
         ptrdiff_t here = start_of(kind, first), next = start_of(kind, first + groups) - here;
@@ -974,24 +974,19 @@ static void round_row(const float *x, const struct rows *rows, int i)
     float *d = rows->d, *added = rows->added;
     int *start = rows->start;
     for (int g = 0; g < groups; g++, x += GROUP, at += together) {
-        vec most = {0}, none = {0};
+        ints most = {0}, all[2] = {{0}, {0}}; /* of |x|: numbers are ordered as their bits, NaN last */
+        UNROLL for (int k = 0; k < GROUP; k += LANES) most = larger_whole(most, *(const ints *)(x + k) & 0x7fffffff);
+        union { int bits; float number; } top = {largest_whole_of(most)};
+        const int finite = top.bits < 0x7f800000;
+        const float by = finite && top.bits ? 127 / top.number : 0;
         UNROLL for (int k = 0; k < GROUP; k += LANES) {
-            vec values = *(const vec *)(x + k);
-            most = larger(larger(values, -values), most);
-            none += values * 0.0f;
+            ints whole = whole_of(*(const vec *)(x + k) * by);
+            *(bytes *)(a + at * GROUP + k) = as_bytes(whole);
+            all[k / (GROUP / 2)] += whole;
         }
-        float top = largest_of(most), zero = sum_of(none), by = top > 0 && zero == 0 ? 127 / top : 0;
         int sum[2];
-        UNROLL for (int half = 0; half < 2; half++) {
-            ints all = {0};
-            UNROLL for (int k = half * GROUP / 2; k < (half + 1) * GROUP / 2; k += LANES) {
-                ints whole = whole_of(*(const vec *)(x + k) * by);
-                *(bytes *)(a + at * GROUP + k) = as_bytes(whole);
-                all += whole;
-            }
-            sum[half] = whole_sum_of(all);
-        }
-        float scale = top / 127 + zero;
+        whole_sums_of(all[0], all[1], sum);
+        float scale = finite ? top.number / 127 : NAN;
         d[at] = scale;
         added[at * 3] = scale * (sum[0] + sum[1]);
         added[at * 3 + 1] = scale * sum[0];

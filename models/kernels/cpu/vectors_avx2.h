@@ -30,6 +30,23 @@ INLINE int whole_sum_of(ints x)
     return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
 }
 
+INLINE ints larger_whole(ints a, ints b) { return (ints)_mm256_max_epi32((__m256i)a, (__m256i)b); }
+
+INLINE int largest_whole_of(ints x)
+{
+    __m128i four = _mm_max_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+    __m128i two = _mm_max_epi32(four, _mm_unpackhi_epi64(four, four));
+    return _mm_cvtsi128_si32(_mm_max_epi32(two, _mm_shuffle_epi32(two, 1)));
+}
+
+INLINE void whole_sums_of(ints a, ints b, int sums[2])
+{
+    __m256i low = _mm256_unpacklo_epi32((__m256i)a, (__m256i)b), high = _mm256_unpackhi_epi32((__m256i)a, (__m256i)b);
+    __m256i all = _mm256_add_epi32(low, high);
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1));
+    _mm_storel_epi64((__m128i *)sums, _mm_add_epi32(four, _mm_unpackhi_epi64(four, four)));
+}
+
 INLINE unsigned where_equal(vec a, vec b)
 {
     return (unsigned)_mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_EQ_OQ));

@@ -17,6 +17,20 @@ INLINE float sum_of(vec x) { return _mm512_reduce_add_ps((__m512)x); }
 INLINE float largest_of(vec x) { return _mm512_reduce_max_ps((__m512)x); }
 INLINE int whole_sum_of(ints x) { return _mm512_reduce_add_epi32((__m512i)x); }
 
+/* The larger of each whole number, and the largest of all lanes. */
+INLINE ints larger_whole(ints a, ints b) { return (ints)_mm512_max_epi32((__m512i)a, (__m512i)b); }
+INLINE int largest_whole_of(ints x) { return _mm512_reduce_max_epi32((__m512i)x); }
+
+/* The sum of all lanes of a, and of b. */
+INLINE void whole_sums_of(ints a, ints b, int sums[2])
+{
+    __m512i low = _mm512_unpacklo_epi32((__m512i)a, (__m512i)b), high = _mm512_unpackhi_epi32((__m512i)a, (__m512i)b);
+    __m512i all = _mm512_add_epi32(low, high);
+    __m256i eight = _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    _mm_storel_epi64((__m128i *)sums, _mm_add_epi32(four, _mm_unpackhi_epi64(four, four)));
+}
+
 /* Bit n of the result: whether a[n] = b[n], or a[n] > b[n]. */
 INLINE unsigned where_equal(vec a, vec b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_EQ_OQ); }
 INLINE unsigned where_above(vec a, vec b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ); }

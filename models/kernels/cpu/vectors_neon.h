@@ -20,6 +20,11 @@ INLINE float sum_of(vec x)
 INLINE float largest_of(vec x) { return vmaxnmvq_f32((float32x4_t)x); }
 INLINE int whole_sum_of(ints x) { return vaddvq_s32((int32x4_t)x); }
 
+INLINE ints larger_whole(ints a, ints b) { return (ints)vmaxq_s32((int32x4_t)a, (int32x4_t)b); }
+INLINE int largest_whole_of(ints x) { return vmaxvq_s32((int32x4_t)x); }
+
+INLINE void whole_sums_of(ints a, ints b, int sums[2]) { sums[0] = whole_sum_of(a), sums[1] = whole_sum_of(b); }
+
 INLINE unsigned bits_of(uint32x4_t where)
 {
     static const uint32_t BIT[LANES] = {1, 2, 4, 8};
