@@ -97,11 +97,14 @@ class BanditState:
     def choose(self, copied: Draft, text: Sequences) -> None:
         """Sets `used`: the rows that use `copied` in this round."""
         self.copies, self.count = copied.tokens[:, 1:], copied.sizes - 1
+        self.used = self.count > 0
+        if not self.used.any():
+            return
         for at, index in enumerate(self.texts.rows):
             index.extend(text.row(at)[len(index.text) :].tolist())
         self.size = np.array([index.longest() for index in self.texts.rows])
         rate = self._mean() / (1 + self.token * self.count)
-        self.used = (self.count > 0) & (rate > self.gained / self.cost)
+        self.used &= rate > self.gained / self.cost
 
     def rest(self) -> None:
         """Begins rounds without drafts, of which there is nothing to learn."""
@@ -115,6 +118,8 @@ class BanditState:
         self.gained = self.gained * fade + np.where(played, outcome.gained, 0)
         self.cost = self.cost * fade + np.where(played, price, 0)
         row, known = np.arange(len(played)), self.count > 0
+        if not known.any():
+            return
         fade = np.where(known, _FADE_COPY, 1)
         for sums, more in ((self.copied, self.would_give(outcome, text)), (self.rounds, known)):
             sums[row, self.size] = sums[row, self.size] * fade + np.where(known, more, 0)
