@@ -31,7 +31,7 @@ MODELS: dict[str, tuple[str, str, str, dict[str, Any]]] = {  # what is loaded, i
     "tiny-llama": ("tiny-llama", "lookup", "auto", {}),
     "SmolLM2-135M": (str(SMOLLM2), "lookup", "auto", {}),
     "SmolLM2-135M-int8": (
-        str(SMOLLM2), EAGLE, f'auto:model="{EAGLE}",copy="lookup:k=3",token=0.1', {"activations": "int8"},
+        str(SMOLLM2), EAGLE, f'auto:model="{EAGLE}",copy="lookup:k=3"', {"activations": "int8"},
     ),
     "tiny-llamagen": ("tiny-llamagen", "lookup", "auto", {}),
     "tiny-mar": ("tiny-mar", "cspd:draft=tiny-mar-draft,mode=exact", "auto:draft=tiny-mar-draft", {}),

@@ -92,7 +92,7 @@ FEW_DRAFTED = {  # where a row more costs as much as reading a part of the weigh
     "lookup": "lookup:k=3",
     "suffix": "suffix:k=3,least=0.5",
     "eagle": f"{EAGLE},k=3,quantize=int4",
-    "auto(eagle, lookup)": f'auto:model="{EAGLE},k=3,quantize=int4",copy="lookup:k=3",token=0.1',
+    "auto(eagle, lookup)": f'auto:model="{EAGLE},k=3,quantize=int4",copy="lookup:k=3"',
 }
 PACKED = {
     "packed, int8 activations": {"activations": "int8"},

@@ -388,3 +388,17 @@ def test_drafts_after_rounds_without_are_those_of_a_module_that_saw_every_round(
     both = drafts[0].keys() & drafts[1].keys()
     assert len(both) > 8
     assert all(drafts[0][text] == drafts[1][text] for text in both)
+
+
+@pytest.mark.usefixtures("in_c")
+@pytest.mark.parametrize(
+    ("quantize", "spec", "cost"), [(None, "", 0.03), ("int8", "", 0.1), ("int8", ",token=0.2", 0.2)]
+)
+def test_a_position_costs_more_with_packed_weights(quantize: str | None, spec: str, cost: float) -> None:
+    model = pardec.load("tiny-llama", device="cpu", quantize=quantize)
+    sampler = f'auto:model="eagle:name=tiny-llama-eagle",copy=lookup,measured=false{spec}'
+    with Watched() as watched:
+        model.generate("add 3 4", sampler=sampler, max_new_tokens=4)
+    assert {state.token for state in watched.states} == {cost}
+    priced = registry.resolve(sampler, "ar").draft._price(np.array([1, 3]), watched.states[0])
+    assert priced[1] - priced[0] == pytest.approx(2 * (cost + watched.states[0].forward))
