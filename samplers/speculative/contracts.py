@@ -235,13 +235,15 @@ class TargetDistributions:
     def _picks(self) -> tuple[Tensor, Tensor | None]:
         return picks(self.raw)
 
-    def score(self, nodes: Tensor, tokens: Tensor) -> Tensor:
-        """[N] float32: the model's probability of each of `tokens` [N] after `nodes` [N], flat indices into [B * T]."""
+    def score(self, rows: np.ndarray, nodes: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """[N] float32, on a CPU: the model's probability of each of `tokens` [N] after `nodes` [N] of `rows` [N]."""
         if "_picks" in vars(self):
             likeliest, share = self._picks
-            if share is not None and np.array_equal(likeliest.flatten().numpy()[nodes.numpy()], tokens.numpy()):
-                return torch.from_numpy(share.flatten().numpy()[nodes.numpy()])
-        return probability_of(self.raw, nodes, tokens)
+            if share is not None and (likeliest.numpy()[rows, nodes] == tokens).all():
+                known: np.ndarray = share.numpy()[rows, nodes]
+                return known
+        at = torch.from_numpy(rows * self.raw.shape[1] + nodes)
+        return probability_of(self.raw, at, torch.from_numpy(tokens)).numpy()
 
     @cached_property
     def probs(self) -> Tensor:

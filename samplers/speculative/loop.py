@@ -235,19 +235,16 @@ class VerifyLoop:
         """
         row, column = fresh
         known = "score" in self.summary
-        if not known or self.records:
+        if self.records or (self.checks and not known):
             where, token = upload(row, path.device), upload(tokens[fresh], path.device)
             node = torch.zeros_like(where) if path.shape[1] == 1 else path[where, upload(column, path.device)]
-        if not known:
-            raw = distributions.raw
-            at = where if raw.shape[1] == 1 else where * raw.shape[1] + node
-            parts = {"score": distributions.score(at, token)}
-            for number, check in enumerate(self.checks):
-                parts[str(number)] = check(distributions, where, node)
-            on_host = self.to_host(parts)
-        else:
+        if known:
             names = ("score", *map(str, range(len(self.checks))))
             on_host = {name: self.summary[name][fresh] for name in names}
+        else:  # on a CPU
+            on_host = {"score": distributions.score(row, path.numpy()[fresh], tokens[fresh])}
+            for number, check in enumerate(self.checks):
+                on_host[str(number)] = check(distributions, where, node).numpy()
         for values in on_host.values():
             if not np.isfinite(values).all():
                 if isinstance(distributions, NotKept):

@@ -9,6 +9,8 @@ Exact: greedy. The temperature must be 0, since this rule ignores every other pr
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -39,8 +41,8 @@ def follow(draft: Draft, pick: Tensor) -> Verdict:
     Greedy decoding if the pick is the argmax; exact sampling if it is a sample of each node's distribution.
     """
     if draft.width == 1:
-        first = torch.zeros_like(draft.tokens)
-        return Verdict(first, first.squeeze(1), pick.squeeze(1), first.bool(), first.float(), pick=pick)
+        path, count, tested, ratio = _nothing(len(pick), pick.device)
+        return Verdict(path, count, pick.squeeze(1), tested, ratio, pick=pick)
     if draft.preaccepted is None and suits_numpy(pick):
         return _follow_chains(draft, pick) if draft.parents is None else _follow_on_host(draft, pick)
     if draft.parents is None:
@@ -54,6 +56,22 @@ def follow(draft: Draft, pick: Tensor) -> Verdict:
     if draft.preaccepted is not None:
         tested &= ~draft.preaccepted
     return Verdict(path, count, pick.gather(1, end)[:, 0], tested, same.float(), pick=pick)
+
+
+def _nothing(rows: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Path, count, nodes tested and ratios where only node 0 was fed. On a CPU all rounds share them."""
+    return _nothing_on_cpu(rows) if device.type == "cpu" else _new_nothing(rows, device)
+
+
+def _new_nothing(rows: int, device: torch.device) -> tuple[Tensor, ...]:
+    path = torch.zeros(rows, 1, dtype=torch.int64, device=device)
+    return path, path.squeeze(1), path.bool(), path.float()
+
+
+@lru_cache(maxsize=8)
+def _nothing_on_cpu(rows: int) -> tuple[Tensor, ...]:
+    with torch.inference_mode(False):
+        return _new_nothing(rows, torch.device("cpu"))
 
 
 def _follow_chains(draft: Draft, pick: Tensor) -> Verdict:
