@@ -965,8 +965,9 @@ static void float_part(int kind, const uint8_t *panel, ptrdiff_t size, int some,
     }
 }
 
-/* The i-th of `rows` from x [length]; d is no number where one of x is none, or infinite. */
-static void round_row(const float *x, const struct rows *rows, int i)
+/* The i-th of `rows` from x [length], with the sums that this kind of codes reads; d is no number where one of x is none,
+ * or infinite. */
+static void round_row(const int kind, const float *x, const struct rows *rows, int i)
 {
     const int together = rows->together, groups = rows->groups;
     ptrdiff_t at = place_of(rows, together, i, 0);
@@ -989,9 +990,8 @@ static void round_row(const float *x, const struct rows *rows, int i)
         float scale = finite ? top.number / 127 : NAN;
         d[at] = scale;
         added[at * 3] = scale * (sum[0] + sum[1]);
-        added[at * 3 + 1] = scale * sum[0];
-        added[at * 3 + 2] = scale * sum[1];
-        start[at] = -128 * (sum[0] + sum[1]);
+        if (kind == Q6_K) added[at * 3 + 1] = scale * sum[0], added[at * 3 + 2] = scale * sum[1];
+        if (is_wide(kind)) start[at] = -128 * (sum[0] + sum[1]);
     }
 }
 
@@ -1088,9 +1088,9 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
         rows.added = rows.d + all, rows.start = (int *)(rows.added + 3 * all), rows.a = (int8_t *)(rows.start + all);
         if (threads > 1 && count > 7) {
 #pragma omp parallel for num_threads(threads) schedule(static)
-            for (int i = 0; i < count; i++) round_row(numbers + i * step, &rows, i);
+            for (int i = 0; i < count; i++) round_row(kind, numbers + i * step, &rows, i);
         } else
-            for (int i = 0; i < count; i++) round_row(numbers + i * step, &rows, i);
+            for (int i = 0; i < count; i++) round_row(kind, numbers + i * step, &rows, i);
     } else if (has_minimum(kind)) {
         sums = malloc(sizeof(float) * count * groups + 1);
         if (!sums) {
