@@ -877,13 +877,12 @@ INLINE void fetch_out(char *out, ptrdiff_t step, int first, int last)
 /* Rows of x, `count` from the i-th on, times `panels` panels of w -> total [panels][count][WIDTH], and numbers of no
  * meaning up to the next multiple of 4 rows. The memory at `out`, whose rows lie `step` bytes apart, is fetched to be
  * written. */
-static void rounded_part(int kind, const uint8_t *w, ptrdiff_t panel, int panels, const struct rows *x, int i,
+static void rounded_part(int kind, int few, const uint8_t *w, ptrdiff_t panel, int panels, const struct rows *x, int i,
                          int count, float *total, char *out, ptrdiff_t step)
 {
     uint8_t codes[MOST * CODES] __attribute__((aligned(64)));
     float s[MOST * 2 * WIDTH] __attribute__((aligned(64))), m[MOST * 2 * WIDTH] __attribute__((aligned(64)));
     void (*const *tiles)(ARGUMENTS) = int_tiles(kind);
-    const int few = count <= MOST_FEW(kind) && x->together == INT_ROWS;
     if (!few || LANES == 8) memset(total, 0, sizeof(float) * (panels * count + 3) * WIDTH);
     for (int first = 0; few && first < x->groups; first += SOME) {
         int groups = least(SOME, x->groups - first);
@@ -1028,13 +1027,16 @@ static void some_panels(const struct call *by, int first, int last)
     if (by->rows->together == MATRIX_ROWS) open_matrices();
 #endif
     for (; first < last; first += by->most)
-        for (int from = 0; from < by->count; from += ROWS) {
-            int together = least(ROWS, by->count - from), some = least(by->most, last - first);
+        for (int from = 0, together; from < by->count; from += together) {
+            int some = least(by->most, last - first), few;
+            together = least(ROWS, by->count - from);
+            few = by->rounded && by->rows->together == INT_ROWS && together <= MOST_FEW(by->kind);
+            if (few && LANES == 16) together = least(together, 2 * INT_ROWS); /* their sums stay in the nearest cache */
             char *to = past(out_type, by->out, from * by->out_step + (ptrdiff_t)first * WIDTH);
             ptrdiff_t apart = by->out_step * bytes_of(out_type);
             const uint8_t *w = by->w + first * by->panel;
             if (by->rounded)
-                rounded_part(by->kind, w, by->panel, some, by->rows, from, together, total, to, apart);
+                rounded_part(by->kind, few, w, by->panel, some, by->rows, from, together, total, to, apart);
             else
                 float_part(by->kind, w, by->panel, some, by->rows->groups, by->numbers + from * by->step, by->step,
                            by->sums ? by->sums + (ptrdiff_t)from * by->rows->groups : NULL, together, total);
