@@ -130,7 +130,8 @@ static void round_row(int type, const void *x, int length, const struct rows *ro
 {
     for (int g = 0; g < rows->groups; g++) {
         vec values[GROUP / LANES], most = {0}, none = {0};
-        int first = g * GROUP, added = 0;
+        ints added = {0};
+        int first = g * GROUP;
         for (int k = first, j = 0; k < least(first + GROUP, length); k += LANES, j++) {
             values[j] = load(type, x, k, length - k);
             most = larger(larger(values[j], -values[j]), most);
@@ -141,10 +142,10 @@ static void round_row(int type, const void *x, int length, const struct rows *ro
         for (int k = first, j = 0; k < least(first + GROUP, length); k += LANES, j++) {
             ints whole = whole_of(values[j] * by);
             store_bytes(rows->a + m * rows->apart + k, least(length - k, LANES), whole);
-            added += whole_sum_of(whole);
+            added += whole;
         }
         rows->s[m * rows->groups + g] = s + sum_of(none);
-        rows->less[m * rows->groups + g] = -OVER * added;
+        rows->less[m * rows->groups + g] = -OVER * whole_sum_of(added);
     }
 }
 
