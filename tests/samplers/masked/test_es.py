@@ -155,6 +155,14 @@ def test_layers_at_one_depth_have_the_smaller_share() -> None:
     assert skip("es", 32) == EarlySkip(((4, 0.5), (8, 0.25)), 0.5)
     assert skip("es:alpha=0.3", 28) == EarlySkip(((4, 0.5), (7, 0.25)), 0.7)
     assert skip("es", 4) == EarlySkip(((1, 0.25),), 0.5)
+    assert skip("es:depth1=0.14,depth2=0.28", 50) == EarlySkip(((7, 0.5), (14, 0.25)), 0.5), "not rounded up"
+
+
+def test_shares_are_not_rounded_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.29 of a block of 100 are 29, more than the 25 last commits and the two surest."""
+    watched = Watched(monkeypatch)
+    fill(toy(), f"fixed:steps=4@es:share2=0.29,{DEEP}", prompts((2,)), 100, block_length=100)
+    assert [len(step[1]) for step in watched.steps] == [102, 29, 29, 29]
 
 
 def test_memory_counts_the_states() -> None:

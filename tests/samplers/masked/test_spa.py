@@ -121,6 +121,13 @@ def test_the_first_layer_computes_the_answer_and_others_their_share(monkeypatch:
     assert [len(step[1]) for step in watched.steps] == expected
 
 
+def test_shares_are_not_rounded_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer at the peak computes 29 of 100 tokens at a ratio of 0.29."""
+    watched = Watched(monkeypatch)
+    fill(toy(), "fixed:steps=2@spa:ratio=0.29,peak=0.5", prompts((2,)), 100, block_length=100)
+    assert [len(step[1]) for step in watched.steps] == [102, 29]
+
+
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize(
     "rest", ["sequential", "threshold:tau=0.3", "remdm+threshold:tau=0.3", "prophet+threshold:tau=0.3"]
