@@ -109,7 +109,7 @@ class EarlySkipping(Cache):
         open_ = upload(rows_predicting(canvas.open_host[:, :-1] & inside, canvas.shift), device)
         confidence = pad(state.confidence[:, canvas.shift : -1], (0, canvas.shift)) * open_
         surest = confidence.argsort(dim=1, descending=True, stable=True)[:, :2]
-        values = (self.alpha * confidence + always).scatter_add(1, surest, torch.full_like(confidence[:, :2], _SUREST))
+        values = (self.alpha * confidence + always).scatter_add(1, surest, _SUREST * open_.gather(1, surest))
         return Ranking(pad(values, (0, 1)), least)
 
     def _steps(self) -> list[tuple[float, float]]:

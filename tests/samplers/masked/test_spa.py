@@ -111,6 +111,23 @@ def test_it_is_its_naive_version_layer_by_layer(
     test_the_published_shares_of_both_models()
 
 
+@pytest.mark.parametrize("ratio", [0.05, 0.4])
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_rows_of_a_batch_are_their_naive_versions(family: str, ratio: float) -> None:
+    """Layer 1 of 2, the peak, computes at least one token of a row, whose number depends on that row alone."""
+    for seed in range(3):
+        model, given = toy(family, sharp=1.2, seed=seed), prompts(LENGTHS, seed=seed)
+        rule = f"ratio={ratio},refresh=0,response=9,peak=0.5"
+        got = fill(model, f"threshold:tau=0.6@spa:{rule}", given, NEW, block_length=8)
+        for row, (prompt, new) in enumerate(zip(given, NEW, strict=True)):
+            canvas = [*prompt, *[MASK] * new]
+            tokens, when, _ = naive.decode(
+                model, canvas, len(prompt), size=8, tau=0.6, every=(0, 9), part=[1, ratio], rank=128
+            )
+            assert got.tokens[row, : len(canvas)].tolist() == tokens
+            assert got.trace.commit_step[row, : len(canvas)].tolist() == when
+
+
 def test_the_first_layer_computes_the_answer_and_others_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """12 tokens: layer 1 of 2, after the peak of 0.4, computes floor(0.5 * 12) = 6 of them."""
     watched = Watched(monkeypatch)
