@@ -94,7 +94,7 @@ class EarlySkipping(Cache):
         changed, order = state.tokens.changed(canvas)[:, :-1], np.arange(canvas.length)
         full = canvas.block_started | elapsed(canvas, self.refresh)
         start, stop = np.where(full, 0, canvas.block_start), np.where(full, canvas.end, canvas.block_end)
-        mask = torch.from_numpy((order >= start[:, None]) & (order < stop[:, None]))
+        mask = torch.from_numpy((order >= start[:, None]) & (order < stop[:, None]) | changed)
         similar = ~full & ~elapsed(canvas, self.block_refresh)
         ranking = self._ranking(canvas, state, changed) if similar.any() else None
         return QuerySpec(start, stop, mask, similar=similar, ranking=ranking)
@@ -104,7 +104,7 @@ class EarlySkipping(Cache):
         order, device = np.arange(canvas.length), canvas.tokens.device
         inside = (order >= canvas.block_start[:, None]) & (order < canvas.block_end[:, None])
         first = rows_predicting(order == canvas.first_open[:, None], canvas.shift)
-        least = (changed & inside).sum(1) + 2
+        least = changed.sum(1) + 2
         always = upload(np.where(first, _FIRST, np.where(changed, _CHANGED, 0)).astype(np.float32), device)
         open_ = upload(rows_predicting(canvas.open_host[:, :-1] & inside, canvas.shift), device)
         confidence = pad(state.confidence[:, canvas.shift : -1], (0, canvas.shift)) * open_
