@@ -388,3 +388,18 @@ def test_drafts_after_rounds_without_are_those_of_a_module_that_saw_every_round(
     both = drafts[0].keys() & drafts[1].keys()
     assert len(both) > 8
     assert all(drafts[0][text] == drafts[1][text] for text in both)
+
+
+def test_requests_that_sample_are_timed_apart_from_greedy_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their rounds cost more, and their drafts are accepted less often."""
+    keys = list[tuple[object, ...]]()
+
+    def timer(network: object, clock: Any, *key: object) -> None:
+        keys.append(key)
+
+    monkeypatch.setattr("pardec.samplers.speculative.draft.auto.RoundTimer", timer)
+    for temperature in (0.0, 1.0, 0.5, 0.0):
+        run(target(), SPEC.replace("measured=false", "measured=true"), [[1, 2]], 3, temperature=temperature)
+    greedy, sampled = keys[0], keys[1]
+    assert keys == [greedy, sampled, sampled, greedy]
+    assert greedy != sampled
