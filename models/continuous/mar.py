@@ -24,6 +24,8 @@ from ..layers.layer import attention, mlp
 from .contracts import Reuse, States
 from .diffusion_head import EPS, MARHead
 
+_STEPS = 2.0**16  # cosines are rounded to multiples of 1 / _STEPS
+
 
 class LayerCache:
     """The keys and values of one layer."""
@@ -347,6 +349,8 @@ class ReusingReader(Reader):
         """
         rows, assured = len(must), F.pad(must, (self.network.buffer, 0))
         cosine = F.cosine_similarity(now[:rows].float(), before[:rows].float(), dim=-1).mean(-1)
+        # The last bits depend on the rows of a batch: values that have not changed must tie, at the lowest position.
+        cosine = (cosine * _STEPS).round()
         order = cosine.masked_fill(assured, -torch.inf).argsort(dim=1, stable=True)
         share, positions = self.reuse.share or 0.0, assured.shape[1]
         count = max(int(must.sum(1).max()) + self.reuse.margin, int(positions * share))

@@ -76,7 +76,7 @@ class AdaBlock(Rule):
 
     def seen(self, surest: Surest, competing: list[int]) -> list[int]:
         if self.new:
-            near = range(self.begin, self.begin + int(self.scope * (self.total - self.prompt)))
+            near = range(self.begin, self.begin + int(self.scope * (self.total - self.prompt) + 1e-9))
             ends = [p for p in competing if p in near and surest[p][0] in self.delimiters]
             best = max(ends, key=lambda p: (surest[p][1], -p), default=None)
             sure = best is not None and surest[best][1] >= self.tau

@@ -70,6 +70,24 @@ def dkv(refresh: int, full: int, settle: str, prompt: str) -> Rule:
     return queried
 
 
+def dkv_published(refresh: int, full: int, settle: str, prompt: str) -> Rule:
+    """The sets of Dream's published loops: a token is reused two forwards after the one that committed it."""
+
+    def queried(row: Row) -> set[int]:
+        if row.within < full or (refresh and row.within % refresh == 0):
+            return set(range(row.prompt - 1 if prompt == "keep" else 0, row.end))
+        if row.within == 1:
+            return set(range(row.prompt - 1, row.end))
+        old = [p < row.prompt or row.when.get(p, row.number) < row.number - 1 for p in range(row.total)]
+        reused = old if settle == "self" else [*old[1:], old[0]]
+        if settle == "both":
+            reused = [one and two for one, two in zip(old, reused, strict=True)]
+            reused[-1] = reused[-2]
+        return {p for p in range(row.end) if not reused[p]}
+
+    return queried
+
+
 def dkv_greedy(refresh: int, window: int) -> Rule:
     def queried(row: Row) -> set[int]:
         if row.within == 0 or (refresh and row.within % refresh == 0):

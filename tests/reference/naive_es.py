@@ -35,7 +35,7 @@ class SkippingRow(Row):
                     before = self.after[index][at]
                     change = (h - before).abs().mean(1) / (before.norm(dim=1) / math.sqrt(self.width) + 1e-6)
                     change = change / max(1.0, float(change.max()))
-                    count = max(math.floor(self.skips[index] * len(positions)), min(least, len(positions)))
+                    count = max(math.floor(self.skips[index] * len(positions) + 1e-9), min(least, len(positions)))
                     score = [rank[p] + (1 - self.alpha) * float(change[i]) for i, p in enumerate(going)]
                     chosen = sorted(sorted(range(len(going)), key=lambda i: -score[i])[:count])
                     going, h = [going[i] for i in chosen], h[chosen]
@@ -77,7 +77,7 @@ def decode(
                     for p in positions:
                         if before[p] != tokens[p] and p != masks[0] - shift:
                             rank[p] += 3
-                    for p in sorted(positions, key=lambda p: -sure[p])[:2]:
+                    for p in sorted((p - shift for p in masks), key=lambda p: -sure[p])[:2]:
                         rank[p] += 2
             least = 2 + sum(before[p] != tokens[p] for p in range(begin, end))
             before, entering = list(tokens), False

@@ -68,10 +68,10 @@ class Row:
                 projected = n @ self.projections[index].T
                 if similar:
                     cosine = [
-                        float(torch.cosine_similarity(projected[i], self.before[index][p], dim=0))
+                        round(float(torch.cosine_similarity(projected[i], self.before[index][p], dim=0)) * 2**16)
                         for i, p in enumerate(positions)
                     ]
-                    count = max(1, math.floor(self.part[index] * len(positions)))
+                    count = max(1, math.floor(self.part[index] * len(positions) + 1e-9))
                     chosen = sorted(sorted(chosen, key=lambda i: cosine[i])[:count])
                 self.before[index].update(zip(positions, projected, strict=True))
             self.computed.append([positions[i] for i in chosen])

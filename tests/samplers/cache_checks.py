@@ -73,16 +73,17 @@ WHOLE, ORDER, OPEN = tuple(range(13)), [7, 9, 6, 5, 12, 11, 8, 10], range(5, 13)
 
 
 def check_plain(family: str, cache: str, rule: naive.Rule) -> None:
-    """Compares the cache with its plain version in tests/reference/naive_caches.py."""
-    model = toy(family, seed=5, sharp=1.2)
-    for length, new, size in ((5, 10, BLOCK), (9, 6, BLOCK), (2, 9, 9)):
-        size = BLOCK if FAMILIES[family][1] == "block-causal" else size
-        (prompt,) = prompts((length,), seed=length)
-        tokens, when, fed = naive.decode(model, prompt, new, rule, size=size)
-        got = fill(model, f"sequential@{cache}", [prompt], new, block_length=size)
-        assert queried(got) == fed
-        assert got.tokens[0].tolist() == tokens
-        assert dict(enumerate(got.trace.commit_step[0].tolist()[length:], length)) == dict(sorted(when.items()))
+    """Compares rows of different lengths with the plain version of the cache in tests/reference/naive_caches.py."""
+    model, lengths, counts = toy(family, seed=5, sharp=1.2), (5, 9, 2), (10, 6, 9)
+    given = prompts(lengths, seed=5)
+    for size in (BLOCK,) if FAMILIES[family][1] == "block-causal" else (BLOCK, 9):
+        got = fill(model, f"sequential@{cache}", given, counts, block_length=size)
+        for row, (prompt, new) in enumerate(zip(given, counts, strict=True)):
+            tokens, when, fed = naive.decode(model, prompt, new, rule, size=size)
+            end = len(tokens)
+            assert queried(got, row) == fed
+            assert got.tokens[row, :end].tolist() == tokens
+            assert dict(enumerate(got.trace.commit_step[row, :end].tolist()[-new:], end - new)) == when
 
 
 class Descending:

@@ -92,5 +92,6 @@ class AdaptiveBlock(Block):
         return Span(state.block_start, end, np.zeros_like(canvas.block_started))
 
     def _scope(self, canvas: Canvas) -> np.ndarray:
-        scope: np.ndarray = (self.scope * (canvas.total - canvas.prompt)).astype(np.int64)
+        share = self.scope * (canvas.total - canvas.prompt)
+        scope: np.ndarray = np.floor(share + 1e-6).astype(np.int64)  # 0.29 of 100 is a hair less than 29
         return scope

@@ -78,7 +78,7 @@ class EarlySkipping(Cache):
     def layer_reuse(self, layers: int) -> EarlySkip:
         steps: dict[int, float] = {}
         for depth, share in self._steps():
-            layer = math.ceil(depth * layers)
+            layer = math.ceil(depth * layers - 1e-9)  # 0.14 of 50 is a hair more than 7
             steps[layer] = min(share, steps.get(layer, 1.0))
         return EarlySkip(tuple(sorted(steps.items())), 1 - self.alpha)
 
@@ -94,7 +94,7 @@ class EarlySkipping(Cache):
         changed, order = state.tokens.changed(canvas)[:, :-1], np.arange(canvas.length)
         full = canvas.block_started | elapsed(canvas, self.refresh)
         start, stop = np.where(full, 0, canvas.block_start), np.where(full, canvas.end, canvas.block_end)
-        mask = torch.from_numpy((order >= start[:, None]) & (order < stop[:, None]))
+        mask = torch.from_numpy((order >= start[:, None]) & (order < stop[:, None]) | changed)
         similar = ~full & ~elapsed(canvas, self.block_refresh)
         ranking = self._ranking(canvas, state, changed) if similar.any() else None
         return QuerySpec(start, stop, mask, similar=similar, ranking=ranking)
@@ -104,12 +104,12 @@ class EarlySkipping(Cache):
         order, device = np.arange(canvas.length), canvas.tokens.device
         inside = (order >= canvas.block_start[:, None]) & (order < canvas.block_end[:, None])
         first = rows_predicting(order == canvas.first_open[:, None], canvas.shift)
-        least = (changed & inside).sum(1) + 2
+        least = changed.sum(1) + 2
         always = upload(np.where(first, _FIRST, np.where(changed, _CHANGED, 0)).astype(np.float32), device)
         open_ = upload(rows_predicting(canvas.open_host[:, :-1] & inside, canvas.shift), device)
         confidence = pad(state.confidence[:, canvas.shift : -1], (0, canvas.shift)) * open_
         surest = confidence.argsort(dim=1, descending=True, stable=True)[:, :2]
-        values = (self.alpha * confidence + always).scatter_add(1, surest, torch.full_like(confidence[:, :2], _SUREST))
+        values = (self.alpha * confidence + always).scatter_add(1, surest, _SUREST * open_.gather(1, surest))
         return Ranking(pad(values, (0, 1)), least)
 
     def _steps(self) -> list[tuple[float, float]]:

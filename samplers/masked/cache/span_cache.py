@@ -1,4 +1,8 @@
-"""The base of caches that compute one span of positions, and all positions at refreshes."""
+"""The base of caches that compute one span of positions, and all positions at refreshes.
+
+Where a block stage moves the block, the span also covers what was committed or revised since the last forward: no
+forward reads K/V of a replaced token.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,17 @@ import numpy as np
 
 from ...traits import Trait
 from ..contracts import Cache, Canvas, QuerySpec
-from .changes import elapsed
+from .changes import LastTokens, elapsed
 
 
 @dataclass
-class PublishedCounts:
-    """The counters of the published loops, [B] each; used only with `reference=true`."""
+class State:
+    """The tokens of the last forward where the block moves, and the counters of the published loops, [B] each.
 
+    The counters are used only with `reference=true`.
+    """
+
+    tokens: LastTokens | None
     windows: np.ndarray  # forwards that computed the span only, idle ones included
     refreshed: np.ndarray  # whether the last forward computed all positions
     pending: np.ndarray  # whether a block was entered whose refresh is still due
@@ -33,9 +41,10 @@ class SpanCache(Cache):
     def __post_init__(self) -> None:
         self.require("refresh", least=0)
 
-    def start(self, canvas: Canvas) -> PublishedCounts:
+    def start(self, canvas: Canvas) -> State:
         none = np.zeros(len(canvas), dtype=bool)
-        return PublishedCounts(np.zeros(len(canvas), dtype=np.int64), none, none)
+        tokens = LastTokens(canvas) if canvas.moving else None
+        return State(tokens, np.zeros(len(canvas), dtype=np.int64), none, none)
 
     def stop(self, canvas: Canvas) -> np.ndarray:
         """[B]: the end of the span."""
@@ -54,21 +63,26 @@ class SpanCache(Cache):
     def exact(self) -> str:
         return "greedy" if self.refresh == 1 and not self.reference else "relaxed"
 
-    def full(self, canvas: Canvas, state: PublishedCounts) -> np.ndarray:
+    def full(self, canvas: Canvas, state: State) -> np.ndarray:
         """[B] bool: rows that need a full forward independent of `refresh`."""
         return canvas.block_started
 
-    def query(self, canvas: Canvas, state: PublishedCounts) -> QuerySpec:
+    def query(self, canvas: Canvas, state: State) -> QuerySpec:
         if self.reference:
             return self._published(canvas, state)
         full_rows = self.full(canvas, state)
         if self.refresh:
             full_rows = full_rows | elapsed(canvas, self.refresh)
-        if not full_rows.any():
-            return QuerySpec(self.begin(canvas), self.stop(canvas))
-        return QuerySpec(np.where(full_rows, 0, self.begin(canvas)), np.where(full_rows, canvas.end, self.stop(canvas)))
+        start, stop = self.begin(canvas), self.stop(canvas)
+        if state.tokens is not None:
+            changed, order = state.tokens.changed(canvas), np.arange(canvas.length + 1)
+            start = np.minimum(start, np.where(changed, order, canvas.length).min(1))
+            stop = np.maximum(stop, np.where(changed, order + 1, 0).max(1))
+        if full_rows.any():
+            start, stop = np.where(full_rows, 0, start), np.where(full_rows, canvas.end, stop)
+        return QuerySpec(start, stop)
 
-    def _published(self, canvas: Canvas, state: PublishedCounts) -> QuerySpec:
+    def _published(self, canvas: Canvas, state: State) -> QuerySpec:
         """The query by the published loops' count of iterations.
 
         dInfer counts a refresh and the window after it as one iteration, and makes that window even if the refresh

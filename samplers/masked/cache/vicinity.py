@@ -21,7 +21,7 @@ import numpy as np
 from ...registry import register
 from ...traits import Trait
 from ..contracts import Canvas
-from .span_cache import PublishedCounts, SpanCache
+from .span_cache import SpanCache, State
 
 
 @register("vicinity", checked="golden/llada reference:reference.naive_caches.vicinity")
@@ -41,7 +41,7 @@ class Vicinity(SpanCache):
     def provides(self) -> frozenset[Trait]:
         return super().provides - {Trait.KV_OF_TOKENS} if self.warmup else super().provides
 
-    def full(self, canvas: Canvas, state: PublishedCounts) -> np.ndarray:
+    def full(self, canvas: Canvas, state: State) -> np.ndarray:
         if not self.reference:
             return canvas.block_started | (canvas.nfe < self.warmup)
         warm = canvas.nfe <= self.warmup

@@ -83,7 +83,9 @@ class Places:
             if (token := int(tokens[at])) >= 0:
                 yield counts[at] / len(places), token, places[following == token] + 1
 
-    def walk(self, places: np.ndarray, budget: int, least: float, *, tree: bool) -> tuple[float, list[Node]]:
+    def walk(
+        self, places: np.ndarray, budget: int, least: float, *, tree: bool, deepest: int
+    ) -> tuple[float, list[Node]]:
         """The score and the up to `budget` likeliest nodes after these places: a chain, or a `tree`."""
         nodes: list[Node] = []
         score, number = 0.0, 0
@@ -93,6 +95,8 @@ class Places:
             if depth:
                 nodes.append((token, parent, depth))
                 score -= chance
+            if depth >= deepest:
+                continue
             for share, child, further in self.continuations(here):
                 if -chance * share < least:
                     break
@@ -182,7 +186,10 @@ class Suffix(Drafter):
         )
 
     def guess(self, text: np.ndarray, own: Places, store: Store | None, remaining: int) -> list[Node]:
-        """The nodes of one row's draft after `text` [L], to which its `own` places are extended."""
+        """The nodes of one row's draft after `text` [L], to which its `own` places are extended.
+
+        None is deeper than the `remaining` tokens of the row.
+        """
         own.extend(text[own.length :].tolist())
         found = [(size, -order, places, among) for order, among in enumerate((own, store)) if among is not None
                  for size, places in among.matches(text, self.depth)]  # fmt: skip
@@ -191,10 +198,10 @@ class Suffix(Drafter):
             budget = min(self.k, int(self.factor * size + self.offset))
             if best >= budget:  # a score is at most the number of tokens
                 break
-            score, nodes = among.walk(places, budget, self.least, tree=self.tree)
+            score, nodes = among.walk(places, budget, self.least, tree=self.tree, deepest=remaining)
             if score > best:
                 best, drafted = score, nodes
-        return [node for node in drafted[:remaining] if node[2] <= remaining]
+        return drafted
 
     def finish(self, rows: np.ndarray, context: DecodeContext, state: _Texts) -> None:
         text, store = context.text, state.store

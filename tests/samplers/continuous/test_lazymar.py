@@ -101,7 +101,8 @@ class Half:
             before = {at: pair[1] for at, pair in kept.items()}
             x = self.attend(block, x, kept)
             if number == layer:
-                like = {at: float(torch.cosine_similarity(kept[at][1], before[at], dim=-1).mean()) for at in x}
+                cosine = {at: torch.cosine_similarity(kept[at][1], before[at], dim=-1).mean() for at in x}
+                like = {at: round(float(each) * 2**16) for at, each in cosine.items()}
                 ranked = sorted(x, key=lambda at: (at not in must, like[at], at))
                 chosen = set(ranked[:count]) if chosen is None else chosen
                 x = {at: x[at] for at in chosen}
@@ -261,6 +262,18 @@ def test_a_row_alone_is_the_row_in_a_batch(trained: ContinuousModel, options: st
         np.testing.assert_allclose(latents_of(together)[row] / scale, latents_of(alone)[0] / scale, atol=1e-4)
         assert together.trace.fed[row] == alone.trace.fed[0]
         assert together.tokens_fed[row] == alone.tokens_fed[0]
+
+
+def test_positions_that_have_not_changed_are_taken_from_the_first_on(model: ContinuousModel) -> None:
+    """Values at layer 0 change only where a token became known; a batch rounds those of the others in its own way."""
+    reader = model.backbone.reusing(0)
+    assert isinstance(reader, ReusingReader)
+    reader.reuse = Reuse(False, 0.0, 4)
+    tokens, buffer = model.backbone.tokens, reader.network.buffer
+    before = torch.randn(1, buffer + tokens, 2, 8, generator=torch.Generator().manual_seed(0))
+    now = before + 1e-6 * torch.randn(before.shape, generator=torch.Generator().manual_seed(1))
+    now[:, -1] *= -1
+    assert reader._changed(before, now, torch.zeros(1, tokens).bool()).tolist() == [[0, 1, 2, buffer + tokens - 1]]
 
 
 def steps_by_hand() -> None:

@@ -7,11 +7,13 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
+from pardec.samplers.masked.block.adablock import AdaptiveBlock
+from pardec.samplers.masked.canvas import Canvas
 from tests.reference import naive_blocks as naive
 from tests.samplers.block_parity import agree
 from tests.samplers.parity import recorded
 from tests.samplers.spec_checks import defaults_are
-from tests.samplers.toys import fill, prompts, table, toy
+from tests.samplers.toys import MASK, fill, prompts, table, toy
 
 
 @pytest.mark.parametrize(("tau", "scope"), [(0.02, 0.25), (0.9, 0.25), (0.02, 0.1), (0.02, 0.5)])
@@ -35,6 +37,11 @@ def test_a_delimiter_of_just_tau_ends_the_block() -> None:
     for tau, when in ((0.5, [0, 0, 1, 1]), (0.51, [0, 0, 0, 0])):
         spec = f"adablock:tau={tau},delimiters=0,scope=1+threshold:tau=0.1"
         assert fill(model, spec, [[1]], 4, block_length=4).trace.commit_step[0, 1:5].tolist() == when
+
+
+def test_the_scope_is_not_rounded_down() -> None:
+    canvas = Canvas((torch.full((100,), MASK),), (0,), mask_id=MASK, pad_id=4, block_length=4, moving=True)
+    assert AdaptiveBlock(scope=0.29)._scope(canvas).tolist() == [29]
 
 
 def test_it_needs_delimiters() -> None:

@@ -59,6 +59,19 @@ def test_every_forward_sees_the_tokens_that_stand_there(family: str, select: str
         assert any((np.diff(clocks) > 1).any() for clocks in got.trace.clocks)
 
 
+@pytest.mark.parametrize(
+    "cache", ["prefix", "dual", "vicinity:before=2,after=1,warmup=0", "es:depth1=0,depth2=0", "dkv"]
+)
+@pytest.mark.parametrize("block", ["slowfast:tau=0.05", "dsb", "dsb:most=6", "dcd", "multiblock:add=0.2"])
+@pytest.mark.covers(2)
+def test_forwards_of_a_moving_block_see_the_tokens_that_stand_there(block: str, cache: str) -> None:
+    """A block may move away from what the last forward committed or edited in it."""
+    spec = f"{block}+threshold:tau=0.3+edit:tau=0.1@{cache}"
+    for seed in range(3):
+        rows = [prompt + [MASK] * 17 for prompt in prompts((5, 3), seed=seed)]
+        assert stale(toy("llada", sharp=1.2, seed=seed), spec, rows, [5, 3], block_length=8)[0] == 0
+
+
 @pytest.mark.parametrize("cache", ["dual:refresh=7", "vicinity:warmup=0,refresh=7", "dkv:refresh=7"])
 def test_a_refresh_that_falls_on_an_idle_step_is_made_at_the_next_forward(cache: str) -> None:
     spec = f"origin:steps=24@{cache}"

@@ -8,7 +8,8 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers.masked.cache.changes import rows_predicting
-from pardec.samplers.masked.cache.d2cache import attention_rollout
+from pardec.samplers.masked.cache.d2cache import DualAdaptiveCache, attention_rollout
+from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import AttentionMaps
 from pardec.samplers.ops.position_sets import between, nucleus
 from tests.reference import naive_dependence as naive
@@ -16,7 +17,7 @@ from tests.samplers.dependence_parity import MODELS, model_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.masked import test_density
 from tests.samplers.spec_checks import defaults_are, refused_specs
-from tests.samplers.toys import fill, prompts, request, run, same, toy
+from tests.samplers.toys import MASK, fill, prompts, request, run, same, toy
 
 
 def the_parts_by_hand() -> None:
@@ -32,6 +33,15 @@ def the_parts_by_hand() -> None:
     assert nucleus(values, 1.0).sum(1).tolist() == [3, 3, 0]
     many = np.random.default_rng(0).random((50, 40), dtype=np.float32)
     assert nucleus(many, 1.0).all(), "the whole share leaves none out, however its sums are rounded"
+
+
+def the_masks_by_hand() -> None:
+    """Blocks of 4 after a prompt of 1: six masks are the block's and two of the next one, however likely the third."""
+    canvas = Canvas((torch.tensor([1, *[MASK] * 12]),), (1,), mask_id=MASK, pad_id=4, block_length=4)
+    cache = DualAdaptiveCache(k=6)
+    state = cache.start(canvas)
+    state.probability[0] = [1, *[0.1] * 4, 0.2, 0.4, 0.1, 0.3, *[0.9] * 4]
+    assert cache._masks(canvas, state)[0].nonzero()[0].tolist() == [1, 2, 3, 4, 6, 8]
 
 
 def rollout_by_hand() -> None:
@@ -95,6 +105,7 @@ test_defaults_are_the_published_ones = defaults_are(
 def test_fewer_positions_than_a_block_give_as_many_right_answers() -> None:
     test_defaults_are_the_published_ones()
     the_parts_by_hand()
+    the_masks_by_hand()
     rollout_by_hand()
     test_density.test_the_order_by_hand()
     for model, k, rollout, fill_ in ((MODELS[1], 6, 0.3, 2), (MODELS[2], 6, 0.3, 2), (MODELS[2], 3, 0.05, 0)):

@@ -82,6 +82,26 @@ def test_it_is_its_naive_version_layer_by_layer(
     test_layers_at_one_depth_have_the_smaller_share()
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.6])
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_random_models_skip_as_the_naive_version_does(
+    family: str, alpha: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In blocks of 9 the changes of states decide which of six positions go on."""
+    watched = Watched(monkeypatch)
+    for seed in range(4):
+        model, row = toy(family, sharp=1.2, seed=seed), [*prompts((3,), seed=seed)[0], *[MASK] * 20]
+        watched.steps.clear()
+        spec = f"threshold:tau=0.6@es:share1=0.7,share2=0.7,alpha={alpha},block_refresh=3,{DEEP}"
+        got = run(model, spec, request([row], [3], block_length=9))
+        tokens, when, computed = naive.decode(
+            model, row, 3, size=9, tau=0.6, every=(64, 3), skips={0: 0.7}, alpha=alpha
+        )
+        assert watched.steps == computed
+        assert got.tokens[0].tolist() == tokens
+        assert got.trace.commit_step[0].tolist() == when
+
+
 def the_importance_is_that_of_the_position_which_an_output_predicts(shift: int) -> None:
     """A prompt of 2 and a block of 4: .9 and .6 are the surest, 2 is the first open position, 5 was just committed."""
     canvas = Canvas((torch.tensor([1, 1, *[MASK] * 4]),), (2,), mask_id=MASK, pad_id=4, block_length=4, shift=shift)
@@ -94,6 +114,17 @@ def the_importance_is_that_of_the_position_which_an_output_predicts(shift: int) 
     expected = [0, *predicted, 3] if shift else [0, 0, *predicted[:3], 0.3 + 2 + 3]
     assert ranking.values[0, :6].tolist() == pytest.approx(expected)
     assert ranking.least.tolist() == [3]
+
+
+def test_a_known_token_is_not_one_of_the_two_surest() -> None:
+    """A block of 4 from position 0 on, of which only 2 is open."""
+    canvas = Canvas((torch.tensor([1, 1, MASK, 1]),), (1,), mask_id=MASK, pad_id=4, block_length=4, absolute=True)
+    rule = EarlySkipping(alpha=0.5)
+    state = rule.start(canvas)
+    state.confidence[0, 2] = 0.8
+    assert rule._ranking(canvas, state, np.zeros((1, 4), dtype=bool)).values[0, :4].tolist() == pytest.approx(
+        [0, 0, 0.4 + 5 + 2, 0]
+    )
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -122,12 +153,13 @@ def test_guided_rows_share_the_positions_that_go_on(monkeypatch: pytest.MonkeyPa
 
 
 def test_rows_of_a_batch_skip_for_themselves() -> None:
-    spec = f"threshold:tau=0.3@es:share2=0.3,{DEEP}"
-    rows = prompts(LENGTHS)
-    together = fill(toy("dream", sharp=1.2), spec, rows, NEW, block_length=8)
-    for row, prompt in enumerate(rows):
-        alone = fill(toy("dream", sharp=1.2), spec, [prompt], NEW[row], block_length=8)
-        assert same(together, row, alone, 0)
+    rows, spec = prompts(LENGTHS), f"threshold:tau=0.6@es:share1=0.5,share2=0.5,alpha=0.3,{DEEP}"
+    for seed in range(3):
+        model = toy("dream", sharp=1.2, seed=seed)
+        together = fill(model, spec, rows, NEW, block_length=12)
+        for row, prompt in enumerate(rows):
+            alone = fill(model, spec, [prompt], NEW[row], block_length=12)
+            assert same(together, row, alone, 0)
 
 
 @pytest.mark.slow  # seconds for texts of 64 steps; the tests above have the rule
@@ -155,6 +187,14 @@ def test_layers_at_one_depth_have_the_smaller_share() -> None:
     assert skip("es", 32) == EarlySkip(((4, 0.5), (8, 0.25)), 0.5)
     assert skip("es:alpha=0.3", 28) == EarlySkip(((4, 0.5), (7, 0.25)), 0.7)
     assert skip("es", 4) == EarlySkip(((1, 0.25),), 0.5)
+    assert skip("es:depth1=0.14,depth2=0.28", 50) == EarlySkip(((7, 0.5), (14, 0.25)), 0.5), "not rounded up"
+
+
+def test_shares_are_not_rounded_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.29 of a block of 100 are 29, more than the 25 last commits and the two surest."""
+    watched = Watched(monkeypatch)
+    fill(toy(), f"fixed:steps=4@es:share2=0.29,{DEEP}", prompts((2,)), 100, block_length=100)
+    assert [len(step[1]) for step in watched.steps] == [102, 29, 29, 29]
 
 
 def test_memory_counts_the_states() -> None:

@@ -153,6 +153,15 @@ def test_by_hand() -> None:
     assert done.trace.serial[0].tolist() == [0, 1, 6 + 3 * 4 + 0, 2, 3, 5]
 
 
+def test_a_committed_mask_has_its_proposer_s_score_and_an_edit_its_probability() -> None:
+    """Each of 19 other tokens has 0.1 / 19, and one of them is the mask, which counts for nothing."""
+    model, _ = scripted({"a____": "adddd", "adddd": "aeddd", "aeddd": "aeddd"})
+    _, done = decoded(model, "a", f"margin+{EDITS}")
+    other = 0.1 / 19
+    scores = [0.9 / (1 - other), *[(0.9 - other) / (1 - other)] * 3]
+    assert done.trace.commit_score[0, 1:].tolist() == pytest.approx(scores)
+
+
 def test_an_inserted_mask_raises_what_a_step_writes() -> None:
     """The second step has two inserted masks and one original mask: three are written, however unconfident."""
     model, stack = scripted(
@@ -238,8 +247,10 @@ def test_the_last_step_leaves_no_mask_and_writes_no_edit() -> None:
 class Naive:
     """The edits of one block, on lists: the rule as the published engine describes it."""
 
-    def __init__(self, tau: float, edit: float, post: int, given: list[bool], tokens: list[int]) -> None:
-        self.tau, self.edit, self.post, self.given = tau, edit, post, given
+    def __init__(
+        self, tau: float, edit: float, post: int, given: list[bool], tokens: list[int], propose: str = "confidence"
+    ) -> None:
+        self.tau, self.edit, self.post, self.given, self.propose = tau, edit, post, given, propose
         self.own = [token == MASK and not fixed for token, fixed in zip(tokens, given, strict=True)]
         self.size, self.steps, self.after = sum(self.own), 0, 0
         self.met: list[list[int]] = []
@@ -256,11 +267,13 @@ class Naive:
         self.after += not any(own)
         last = self.after >= self.post or self.steps > self.size + self.post
         open_at = [at for at, mask in enumerate(masks) if mask]
-        chosen = [at for at in open_at if sure[at] >= self.tau]
+        first, second = law.sort(descending=True).values[:, :2].T
+        score = {"confidence": first, "margin": first - second, "entropy": law.xlogy(law).sum(1)}[self.propose].tolist()
+        chosen = [at for at in open_at if score[at] >= self.tau]
         if last or not any(own):
             chosen = open_at
         elif len(chosen) < (need := 1 + len(open_at) - sum(own)):
-            chosen = sorted(open_at, key=lambda at: (-sure[at], at))[:need]
+            chosen = sorted(open_at, key=lambda at: (-score[at], at))[:need]
         changed = [
             at
             for at, token in enumerate(tokens)
@@ -313,7 +326,14 @@ class Naive:
 
 
 def naive(
-    model: LanguageModel, canvas: list[int], start: int, *, tau: float, edit: float, post: int
+    model: LanguageModel,
+    canvas: list[int],
+    start: int,
+    *,
+    tau: float,
+    edit: float,
+    post: int,
+    propose: str = "confidence",
 ) -> list[list[int]]:
     """Every state of the row, block by block, by whole forwards without a cache."""
     absolute = model.decoding_config.attention == "block-causal"
@@ -324,7 +344,7 @@ def naive(
         high = min(low + BLOCK, len(text))
         if all(given[low:high]):
             continue
-        block = Naive(tau, edit, post, given[low:high], text[low:high])
+        block = Naive(tau, edit, post, given[low:high], text[low:high], propose)
         last = False
         while not last:
             plan = Plan.full(torch.tensor([text]), model.visible())
@@ -338,21 +358,26 @@ def naive(
 
 
 CASES = [
-    ("sdar", "block", 0.5, 0.0, 16),
-    ("sdar", "none", 0.2, 0.3, 4),
-    ("llada", "none", 0.5, 0.0, 3),
-    ("llada2", "dual", 0.3, 0.1, 2),
-    ("dream", "none", 0.2, 0.0, 1),
-    ("shifted-sdar", "block", 0.4, 0.2, 5),
+    ("sdar", "block", "confidence", 0.5, 0.0, 16),
+    ("sdar", "none", "confidence", 0.2, 0.3, 4),
+    ("llada", "none", "confidence", 0.5, 0.0, 3),
+    ("llada2", "dual", "confidence", 0.3, 0.1, 2),
+    ("dream", "none", "confidence", 0.2, 0.0, 1),
+    ("shifted-sdar", "block", "confidence", 0.4, 0.2, 5),
+    ("sdar", "block", "margin", 0.3, 0.1, 6),
+    ("llada", "none", "margin", 0.9, 0.0, 3),
+    ("sdar", "block", "entropy", -0.8, 0.0, 6),
+    ("dream", "none", "entropy", -0.1, 0.1, 3),
 ]
 
 
-@pytest.mark.parametrize(("family", "cache", "tau", "edit", "post"), CASES)
+@pytest.mark.parametrize(("family", "cache", "propose", "tau", "edit", "post"), CASES)
 def test_every_step_is_the_rules_alone_and_in_a_ragged_batch(
-    family: str, cache: str, tau: float, edit: float, post: int
+    family: str, cache: str, propose: str, tau: float, edit: float, post: int
 ) -> None:
+    """The select scores by the proposer, and edits go by the probability of their token."""
     model, given, new = toy(family, seed=4, sharp=1.0), prompts((3, 6, 1, 5, 9, 2), seed=2), (9, 6, 11, 2, 7, 8)
-    spec = f"{EDITS},tau={edit},post={post}+threshold:tau={tau}@{cache}"
+    spec = f"{propose}+{EDITS},tau={edit},post={post}+threshold:tau={tau}@{cache}"
     canvases = [[*prompt, *[MASK] * count] for prompt, count in zip(given, new, strict=True)]
     canvases[2][4] = 7  # given between masks: it stays
     starts = list(map(len, given))
@@ -361,7 +386,7 @@ def test_every_step_is_the_rules_alone_and_in_a_ragged_batch(
         event for event in events(model, spec, request(canvases, starts, absolute=absolute)) if isinstance(event, Step)
     ]
     expected = [
-        naive(model, canvas, start, tau=tau, edit=edit, post=post)
+        naive(model, canvas, start, tau=tau, edit=edit, post=post, propose=propose)
         for canvas, start in zip(canvases, starts, strict=True)
     ]
     for row, states in enumerate(expected):

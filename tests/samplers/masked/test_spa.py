@@ -111,6 +111,23 @@ def test_it_is_its_naive_version_layer_by_layer(
     test_the_published_shares_of_both_models()
 
 
+@pytest.mark.parametrize("ratio", [0.05, 0.4])
+@pytest.mark.parametrize("family", ["llada", "dream"])
+def test_rows_of_a_batch_are_their_naive_versions(family: str, ratio: float) -> None:
+    """Layer 1 of 2, the peak, computes at least one token of a row, whose number depends on that row alone."""
+    for seed in range(3):
+        model, given = toy(family, sharp=1.2, seed=seed), prompts(LENGTHS, seed=seed)
+        rule = f"ratio={ratio},refresh=0,response=9,peak=0.5"
+        got = fill(model, f"threshold:tau=0.6@spa:{rule}", given, NEW, block_length=8)
+        for row, (prompt, new) in enumerate(zip(given, NEW, strict=True)):
+            canvas = [*prompt, *[MASK] * new]
+            tokens, when, _ = naive.decode(
+                model, canvas, len(prompt), size=8, tau=0.6, every=(0, 9), part=[1, ratio], rank=128
+            )
+            assert got.tokens[row, : len(canvas)].tolist() == tokens
+            assert got.trace.commit_step[row, : len(canvas)].tolist() == when
+
+
 def test_the_first_layer_computes_the_answer_and_others_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
     """12 tokens: layer 1 of 2, after the peak of 0.4, computes floor(0.5 * 12) = 6 of them."""
     watched = Watched(monkeypatch)
@@ -119,6 +136,13 @@ def test_the_first_layer_computes_the_answer_and_others_their_share(monkeypatch:
     assert [len(positions) for positions in got.trace.fed[0]] == [17, *[12] * 7, 17, *[12] * 3]
     expected = [17 if step % 8 == 0 else 12 if step % 3 == 0 else 6 for step in range(12)]
     assert [len(step[1]) for step in watched.steps] == expected
+
+
+def test_shares_are_not_rounded_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layer at the peak computes 29 of 100 tokens at a ratio of 0.29."""
+    watched = Watched(monkeypatch)
+    fill(toy(), "fixed:steps=2@spa:ratio=0.29,peak=0.5", prompts((2,)), 100, block_length=100)
+    assert [len(step[1]) for step in watched.steps] == [102, 29]
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])

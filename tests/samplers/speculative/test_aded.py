@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import pardec
 from pardec.models.errors import SpecError
@@ -20,7 +22,7 @@ from pardec.samplers.speculative.draft.aded import Trigrams, last_pair, roll_out
 from pardec.samplers.speculative.draft.text_history import PerRow
 from pardec.samplers.speculative.draft.text_store import read_texts
 from tests.reference import naive_aded
-from tests.samplers.ar_toys import prompts, rows, run, toy_ar
+from tests.samplers.ar_toys import logits, plain_greedy, prompts, rows, run, toy_ar
 from tests.samplers.drafter_checks import cyclic, drafts_alone_what_it_drafts_in_a_batch
 
 
@@ -90,6 +92,44 @@ def a_node_of_a_tree_teaches_behind_its_parent_and_itself() -> None:
     aded.Aded(top=1).observe(outcome, context, state)
     expected = {(4, 5): {10: 0.5, 1: 1.0}, (5, 6): {11: 0.4}, (5, 7): {12: 0.3}, (7, 8): {13: 0.2}}
     assert {pair: pytest.approx(weights) for pair, weights in expected.items()} == state.rows[0].after
+
+
+class Spread:
+    """Uniforms that lie evenly, by row, round, position and roll-out."""
+
+    @staticmethod
+    def of(row: int, number: int, position: int, which: int) -> float:
+        return (row * 71 + number * 131 + position * 17 + which * 29) * 0.6180339887 % 1
+
+    def uniform(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str, width: int = 0) -> Tensor:
+        each = [
+            [[self.of(int(row), int(number), at, which) for which in range(max(width, 1))] for at in known]
+            for row, number, known in zip(rows, step, positions.tolist(), strict=True)
+        ]
+        found = torch.tensor(each, dtype=torch.float64)
+        return found if width else found[..., 0]
+
+
+@pytest.mark.parametrize(("top", "decay", "nodes"), [(2, 1.0, 32), (0, 1.0, 3), (1, 0.5, 6)])
+def test_every_round_of_a_ragged_batch_is_that_of_a_plain_version(top: int, decay: float, nodes: int) -> None:
+    options = {"k": 4, "nodes": nodes, "rollouts": 5, "explore": 0.5, "top": top, "decay": decay}
+    spec = "aded:" + ",".join(f"{name}={value}" for name, value in options.items())
+    total = 0
+    for seed in range(4):
+        model, given, new = toy_ar(seed, vocab=4, sharp=2.0), prompts([1, 5, 3], seed=seed, vocab=4), [14, 9, 2]
+        done = run(model, spec, given, new, source=Spread())
+        for row, (prompt, count) in enumerate(zip(given, new, strict=True)):
+            assert rows(done)[row] == plain_greedy(model, prompt, count)
+            expected = naive_aded.rounds(
+                lambda text, model=model: logits(model, [text])[0, -1].softmax(-1).tolist(),  # type: ignore[misc]
+                prompt,
+                count,
+                partial(Spread.of, row),
+                **options,  # type: ignore[arg-type]
+            )
+            assert list(done.trace.accepted[row]) == expected
+            total += sum(expected)
+    assert total > 10
 
 
 def test_a_cycle_that_was_seen_is_drafted_as_deep_as_the_tree() -> None:

@@ -402,3 +402,19 @@ def test_a_position_costs_more_with_packed_weights(quantize: str | None, spec: s
     assert {state.token for state in watched.states} == {cost}
     priced = registry.resolve(sampler, "ar").draft._price(np.array([1, 3]), watched.states[0])
     assert priced[1] - priced[0] == pytest.approx(2 * (cost + watched.states[0].forward))
+
+
+def test_requests_that_sample_are_timed_apart_from_greedy_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their rounds cost more, and their drafts are accepted less often."""
+    keys = list[tuple[object, ...]]()
+
+    def timer(network: object, clock: Any, *key: object) -> None:
+        keys.append(key)
+
+    monkeypatch.setattr("pardec.samplers.speculative.draft.auto.RoundTimer", timer)
+    spec = SPEC.replace("measured=false", "measured=true") + "+match"  # the same acceptance at every temperature
+    for temperature in (0.0, 1.0, 0.5, 0.0):
+        run(target(), spec, [[1, 2]], 3, temperature=temperature)
+    greedy, sampled = keys[0], keys[1]
+    assert keys == [greedy, sampled, sampled, greedy]
+    assert greedy != sampled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -121,6 +122,29 @@ def a_draft_ends_where_one_more_token_promises_less_than_its_cost() -> None:
         assert controller.stop(torch.tensor([p]), step, stage, state).tolist() == [False]
     controller.observe(outcome([2], [1]), stage, state)  # two tokens for 1 + 2 * 0.25; one of two was accepted
     assert controller.threshold(state) == pytest.approx([1 - 0.25 * (1 + 2) / (1 + 1.5) / (3 / 4)])
+
+
+def test_rounds_of_another_drafter_do_not_count_for_the_rate() -> None:
+    stage = context(written([[1]]))
+    controller = Calibrated(cost="0.25", decay=1.0)
+    state = controller.start(stage)
+    controller.budget(3, stage, state)
+    made = outcome([3], [3])
+    copied = replace(made.draft, ignores_length_controller=np.array([True]))
+    controller.observe(replace(made, draft=copied), stage, state)
+    assert controller.threshold(state).tolist() == [0.75]
+
+
+def test_nothing_is_drafted_at_a_cost_equal_to_what_is_accepted() -> None:
+    """Two tokens of the prior and two rejections: a half."""
+    stage = context(written([[1]]))
+    controller = Calibrated(cost="0.5", decay=1.0)
+    state, budgets = controller.start(stage), []
+    for _ in range(3):
+        budgets.append(int(controller.budget(3, stage, state)[0]))
+        controller.stop(torch.tensor([0.5]), 0, stage, state)
+        controller.observe(outcome([min(budgets[-1], 1)], [0]), stage, state)
+    assert budgets == [3, 3, 0]
 
 
 def test_nothing_is_drafted_at_a_cost_above_what_is_accepted() -> None:

@@ -57,6 +57,9 @@ def test_a_worked_example() -> None:
     assert Suffix(k=2, depth=2, tree=True).guess(np.array(likely), Places(), None, 9) == [(3, 0, 1), (5, 1, 2)]
     tree = Suffix(tree=True, factor=2).guess(np.array(text), Places(), None, 9)
     assert sorted(tree) == sorted([(3, 0, 1), (4, 0, 1), (6, 1, 2), (5, 1, 2)])
+    # The last token of a row may be any of several.
+    assert Suffix(tree=True, factor=2).guess(np.array(text), Places(), None, 1) == [(3, 0, 1), (4, 0, 1)]
+    assert Suffix(tree=True).guess(np.array(text), Places(), None, 0) == []
 
 
 def test_a_longer_match_is_followed_further() -> None:
