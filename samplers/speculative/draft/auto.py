@@ -195,7 +195,7 @@ class Auto(Nesting):
         "lookup"
     )
     token: Annotated[
-        float, "cost of each position fed to the target, in forwards of one; about 0.1 with packed weights"
+        float, "cost of each position fed to the target, in forwards of one position; about 0.1 with packed weights"
     ] = 0.03
     measured: Annotated[bool, "leave drafts out where the clock says that they cost more than they gain"] = True
 

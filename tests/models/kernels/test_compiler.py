@@ -75,7 +75,7 @@ def test_what_names_none_is_told_and_passed_over(monkeypatch, seven, words, capl
         ("printf 'caf\\351 \\377\\376' >&2; exit 3", "ended with 3: caf\N{REPLACEMENT CHARACTER}"),
         ("exit 0", "could not make a library"),
         ("echo fine", "could not make a library: fine"),
-        ("exec yes", "has no end: b'y"),
+        ("exec yes", " bytes: b'y"),
         ("kill -9 $$", "ended with -9"),
         ("cat", "could not make a library"),  # waits for nobody to type
         ('while [ "$1" != -o ]; do shift; done; echo > "$2"', "could not be compiled"),  # no library at all

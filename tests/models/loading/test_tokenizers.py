@@ -173,7 +173,7 @@ def test_a_tokenizer_whose_vocabulary_is_missing_is_refused(tmp_path, settings):
 @pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "TokenizersBackend", "Unknown", None])
 def test_a_vocabulary_without_the_class_that_splits_text_is_refused(tmp_path, name):
     byte_level(tmp_path, **({"tokenizer_class": name} if name else {}))
-    with pytest.raises(ModelError, match=f"do not say how text is split, and tokenizer_class={name}"):
+    with pytest.raises(ModelError, match=f"neither these files nor tokenizer_class={name} say how text is split"):
         load_tokenizer(tmp_path)
 
 

@@ -175,7 +175,7 @@ def test_messages_end_with_the_user(client: TestClient) -> None:
     turns = [*MESSAGES, {"role": "assistant", "content": "8 -"}]
     answer = client.post("/v1/messages", json={"messages": turns, "max_tokens": 2})
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith("messages: the last one is the assistant's")
+    assert answer.json()["error"]["message"].startswith("messages: the last message is the assistant's")
 
 
 def test_a_conversation_without_text_is_refused(client: TestClient) -> None:
