@@ -124,8 +124,6 @@ class Policy:
             value = getattr(self, name)
             if value is None or ((least is None or value >= least) and (most is None or value <= most)):
                 continue
-            if value != value:
-                raise SpecError(f"{self.registered[0]}: {name} must be a number, got {value}", hint)
             bound = f"at least {least}" if most is None else f"at most {most:g}"
             rule = f"be {bound}" if least is None or most is None else f"lie in [{least}, {most}]"
             raise SpecError(f"{self.registered[0]}: {name} must {rule}, got {value}", hint)

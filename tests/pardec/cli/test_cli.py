@@ -321,7 +321,6 @@ def test_more_prompts_than_a_batch_go_to_a_rows_file(cli: Cli, folder: Path, pro
         (("generate", "MODEL", "-p", "a", "--batch-size=x"), 2, "must be a whole number, got 'x'"),
         (("generate", "MODEL", "-p", "a", "--temperature", "hot"), 2, "must be a number, got 'hot'"),
         (("generate", "MODEL", "-p", "a", "--temperature", "inf"), 2, "--temperature must be a finite number"),
-        (("generate", "MODEL", "-p", "a", "-s", "threshold:tau=nan"), 2, "threshold: tau must be a number, got nan"),
         (("generate", "MODEL", "-p", "a", "--prompts", "x.txt"), 2, "-p and --prompts"),
         (("generate", "MODEL", "--prompts", "nowhere.txt"), 2, "cannot read prompts from nowhere.txt"),
         (("generate", "tiny-dreem", "-p", "a", "--offline"), 2, "tiny-dreem"),
