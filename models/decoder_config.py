@@ -41,7 +41,8 @@ class ExpertsConfig:
             raise ModelError(f"a token cannot choose {self.top_groups} of {self.groups} groups of {self.count} experts")
         if self.top > self.top_groups * (self.count // self.groups):
             raise ModelError(
-                f"{self.top_groups} groups of {self.count // self.groups} experts have fewer than {self.top}"
+                f"{self.top_groups} groups of {self.count // self.groups} experts have fewer than"
+                f" the {self.top} that a token chooses"
             )
         if self.scores not in get_args(Scores):
             raise ModelError(f"scores of experts must be one of {', '.join(get_args(Scores))}, got {self.scores!r}")
@@ -117,7 +118,7 @@ class DecoderConfig:
             raise ModelError(f"{rotated} rotated dimensions do not fit a head of {self.head_dim}")
 
         if self.attention_sink and self.attention_cap is not None:
-            raise ModelError(f"attention_cap={self.attention_cap} with attention_sink: no stack has both")
+            raise ModelError(f"attention_cap={self.attention_cap} and attention_sink cannot be combined")
         if self.each and len(self.each) != self.layers:
             raise ModelError(f"`each` describes {len(self.each)} layers, and the decoder has {self.layers}")
         if self.experts is not None and len(self.experts.sparse) != self.layers:

@@ -59,7 +59,7 @@ class Engine:
 
     @property
     def weight_settings(self) -> dict[str, Any]:
-        """The arguments of `load` by which its weights are not plain, as used: quantize, packed, activations."""
+        """The arguments of `load` that set how its weights are stored, as used: quantize, packed, activations."""
         own = {name: getattr(self.network, name, None) for name in ("packed", "activations")}
         return {name: value for name, value in {"quantize": self.quantized, **own}.items() if value}
 

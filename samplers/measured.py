@@ -71,7 +71,7 @@ class Measured:
 
     @property
     def verdict(self) -> str:
-        """`shown`, except for a method that does not gain and whose gain needs something that is not here."""
+        """`shown`; for a method that does not gain here, "needs ..." if the condition for a gain is known."""
         if self.needs and not (self.problems and self.shown in ("gains", "faster")):
             return f"needs {self.needs}"
         return self.shown if self.problems else NOT_MEASURED

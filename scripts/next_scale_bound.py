@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("large")
     parser.add_argument("small")
-    parser.add_argument("--images", type=int, default=32, help="images, of the classes in turn")
+    parser.add_argument("--images", type=int, default=32, help="images, one per class in turn")
     parser.add_argument("--cfg", type=float, help="guidance, as for generate")
     given = parser.parse_args()
     large, small = (load_scales(name, device="cpu") for name in (given.large, given.small))

@@ -293,7 +293,7 @@ def collect(model: pardec.Model, given: argparse.Namespace, tasks: list[str], la
     for name, value in mined_with.items():
         if other := [line[name] for line in known if line.get(name, value) != value]:
             raise SystemExit(
-                f"error: {labels} was mined with {name} {other[0]}, not {value}\n--labels names another file"
+                f"error: {labels} was mined with {name} {other[0]}, not {value}\nname another file with --labels"
             )
     with labels.open("a", encoding="utf-8") as file:
         for task in tasks:

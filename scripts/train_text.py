@@ -42,7 +42,7 @@ def options(argv: list[str] | None = None) -> Options:
     parser.add_argument("--teacher", type=Path, help="exported model whose distributions are learned from too")
     parser.add_argument("--minutes", type=float, help="wall-clock length of the whole run, resumed parts included")
     parser.add_argument("--steps", type=int, help="length in steps, in place of --minutes")
-    parser.add_argument("--until", type=float, help="stop at this exact-match share of the first task")
+    parser.add_argument("--until", type=float, help="stop once this share of the first task is answered exactly")
     parser.add_argument("--batch", type=int, default=4096, help="tokens per step")
     parser.add_argument("--lr", type=float, default=4e-3, help="peak learning rate")
     parser.add_argument("--optimizer", choices=("muon", "adamw"), default="muon")

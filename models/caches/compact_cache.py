@@ -118,7 +118,7 @@ class CompactCache(KVCache):
         if plan.tokens.device.type == "cpu" and len(gap):
             top = int((plan.lengths - torch.from_numpy(gap)).amax())
             if top > self.capacity:
-                raise CapacityError(f"the plan needs {top} slots of a compact cache of {self.capacity}")
+                raise CapacityError(f"the plan needs {top} slots, and the compact cache has {self.capacity}")
         if not gap.any():
             return plan
         shift = upload(gap, plan.tokens.device)

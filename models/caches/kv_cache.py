@@ -253,7 +253,7 @@ class KVCache:
         """
         if self.shared is not None:
             if (count := len(values[0])) > self.offset:
-                raise CapacityError(f"{count} slots were to be copied into a shared part of {self.offset} slots")
+                raise CapacityError(f"{count} slots cannot be copied into a shared part of {self.offset} slots")
             return self.shared.copy_in(0, values)
         with torch.inference_mode(False), torch.no_grad():
             for parts, rows in zip(self._by_device(), values, strict=True):

@@ -66,7 +66,7 @@ def load(files: DraftFiles, target: LanguageModel) -> HiddenTransfer:
     if not all(one < other for one, other in pairwise([-1, *layers, target.layers - 1])):
         raise ModelError(
             f"{name} has layers={layers}, which must ascend within 0..{target.layers - 2} for {target.name}",
-            "the states have to run at least the last layer",
+            "at least the last layer must run on the predicted states",
         )
     names = {_NAME.format(step): str(step) for step in range(count)}
     for tensor in names:

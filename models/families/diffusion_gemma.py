@@ -64,7 +64,7 @@ def _check(text: Config, full: Any) -> None:
                 followed = " and ".join(_PER_LAYER)
                 raise Unsupported(
                     f"per_layer_config with {key}={value!r} is not supported",
-                    f"leave it out: of single layers only {followed} are followed",
+                    f"leave it out: per layer, only {followed} can be set",
                 )
     rope = full.rope_parameters or {}
     if lacking := sorted(kind for kind in set(full.layer_types) if not isinstance(rope.get(kind), dict)):

@@ -222,7 +222,7 @@ class InfinityImaging:
         return finite.pixels(self.name, decoder(self.quantizer.total(tokens.to(self.uncond.device))), decoder)
 
     def texts(self, conditions: Sequence[Condition], guided: Sequence[int]) -> list[Tensor]:
-        """Features [T_i, D] of each caption, then of the negative prompt, or of no caption, of each `guided` one."""
+        """Features [T_i, D] of each caption, then of the negative (or empty) caption of each row in `guided`."""
         found = [self._features(row, condition) for row, condition in enumerate(conditions)]
         for row in guided:
             negative = conditions[row].negative

@@ -143,7 +143,8 @@ def _check_base(config: Config, full: Any) -> None:
     base = stated.get("rope_theta") if isinstance(stated, dict) else None
     if config.get("rope_scaling") and base is not None and read.get("rope_theta", base) != base:
         raise ModelError(
-            f"config.json has rope_scaling and rope_parameters: the first replaces the second, and rope_theta={base}",
+            "config.json has rope_scaling and rope_parameters: transformers reads"
+            f" rope_scaling alone, not rope_theta={base}",
             "move the keys of rope_scaling into rope_parameters, and take rope_scaling out",
         )
 

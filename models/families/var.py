@@ -243,7 +243,7 @@ def named_weights(model: ScaleModel) -> dict[str, Tensor]:
 
 
 def loaded(published: Mapping[str, Published], sides: Sequence[int]) -> dict[str, Published]:
-    """The published tensors that are read. Raises ModelError for a buffer that is not what follows from the sides."""
+    """The published tensors that are read. Raises ModelError for a buffer that contradicts the sides."""
     buffers = [name for name in published if _BUFFERS.fullmatch(name)]
     level = torch.arange(len(sides)).repeat_interleave(torch.tensor([side * side for side in sides]))
     bias = torch.where(level[:, None] >= level, 0.0, -torch.inf)

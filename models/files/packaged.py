@@ -86,7 +86,7 @@ def fetch(name: str, *, offline: bool = False, folder: Path | None = None) -> Pa
                 shutil.copyfileobj(source, target)
             os.replace(unpacked, file)
     except OSError as error:
-        raise ModelError(f"{name} cannot be saved: {error}", "PARDEC_CACHE names another folder") from error
+        raise ModelError(f"{name} cannot be saved: {error}", "set PARDEC_CACHE to another folder") from error
     return file
 
 

@@ -104,7 +104,7 @@ def _scheme(name: str, config: Mapping[str, Any]) -> tuple[str, Block]:
     _demand(name, config, "quantization_status", ("compressed", None))
     each = {(str(scheme.get("format") or config.get("format")), _block(name, scheme, config)) for scheme in schemes}
     if len(each) != 1:
-        raise ModelError(f"{name} is quantized in {len(each) or 'no'} schemes, and one is supported", _HINT)
+        raise ModelError(f"{name} is quantized in {len(each) or 'no'} schemes, and exactly one is supported", _HINT)
     return each.pop()
 
 

@@ -28,6 +28,8 @@ def load_tokenizer(folder: Path) -> Any | None:
     if most is not None and not isinstance(most, int | float):
         raise ModelError(f"{folder}/tokenizer_config.json: model_max_length is {most!r}, and a number is needed")
     _end_dropout(tokenizer, folder)
+    if tokenizer is not None:  # pardec refuses rows longer than the context itself, with a hint
+        tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
 
 
@@ -159,7 +161,7 @@ def _from_vocabulary(folder: Path, settings: dict[str, Any]) -> Any | None:
     named = "Qwen2Tokenizer" if "auto_map" in settings else str(settings.get("tokenizer_class"))
     known = tokenizer_class_from_name(named)
     if known is None or known.__name__ in _UNSPLIT:
-        raise ValueError(f"they do not say how text is split, and tokenizer_class={named} does not either")
+        raise ValueError(f"neither these files nor tokenizer_class={named} say how text is split")
     tokenizer = _read(known, folder, settings)
     added = settings.get("added_tokens_decoder") or {}
     wrong = [

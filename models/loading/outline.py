@@ -258,7 +258,7 @@ def memory_described(name_or_path: str | os.PathLike[str]) -> dict[str, str]:
     made = outline(name_or_path)
     found: dict[str, str] = {}
     if packed := [matrix for matrix in made.matrices if matrix.packed]:
-        found["packed"] = f"{_counted(packed)}, {_megabytes(packed)}; packed=False dequantizes"
+        found["packed"] = f"{_counted(packed)}, {_megabytes(packed)}; --dense (packed=False) dequantizes"
     for what, why in (
         ("dequantized", made.why_plain or "no kernel multiplies these types"),
         ("plain", "not quantized"),
@@ -267,7 +267,7 @@ def memory_described(name_or_path: str | os.PathLike[str]) -> dict[str, str]:
         if own:
             found[what] = f"{_counted(own)}, {_megabytes(own)} in {short(made.dtype)} ({why})"
     if made.activations is not None:
-        found["activations"] = f"{made.activations}, or faster and less precise with activations=int8"
+        found["activations"] = f"{made.activations}, or faster and less precise with --activations int8"
     size = made.cache_bytes(1000, made.dtype) / 1e6
     found["keys and values"] = f"{short(made.dtype)}, {size:.3g} MB per 1,000 positions"
     return found

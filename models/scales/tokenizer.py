@@ -212,7 +212,9 @@ class TokenizerShape(LevelShape):
         own = ("quant_resi", "patch_nums", "encoder", "using_znorm")
         check_arguments(shape, arguments, *own, *_NO_EFFECT)
         if arguments.get("using_znorm"):
-            raise ModelError("using_znorm=true is not supported", "supported: codes that are nearest as they stand")
+            raise ModelError(
+                "using_znorm=true is not supported", "supported: the nearest code without normalizing vectors"
+            )
         weight = arguments.get("quant_resi", 0.5)
         return TokenizerShape(
             **shape, quant_resi=abs(float(weight)), encoder=any(name.startswith("encoder.") for name in tensors)

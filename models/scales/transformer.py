@@ -243,7 +243,7 @@ class MapTransformer(nn.Module):
     ) -> Tensor:
         """[R, n, D]: the states of the scales `first` to `last` after the last block. Raises CacheError."""
         if not isinstance(cache, ScaleCache):
-            raise CacheError(f"token maps need a cache of `new_cache`, got {type(cache).__name__}")
+            raise CacheError(f"token maps need a cache from `new_cache`, got {type(cache).__name__}")
         which_rows = list(range(cache.batch)) if rows is None else rows.tolist()
         cache.advance(first, last, which_rows)
         sizes, starts = self.scales.sizes[first : last + 1], self.scales.starts

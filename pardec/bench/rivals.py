@@ -32,7 +32,7 @@ _NEVER = 2.0  # a threshold that no probability passes
 
 @dataclass(slots=True)
 class Rivals:
-    """Other loops that can decode a request, each as a function to its tokens [B, new]; and why others cannot."""
+    """Other loops that can decode a request, each as a function that returns tokens [B, new]; and why others cannot."""
 
     runs: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)

@@ -9,6 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NoReturn
 
 from pardec.models.errors import ModelError, PardecError, SpecError
@@ -55,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
             context = getattr(error, "ctx", None)
             named = [word for word in arguments[:1] if word in command_line().commands]
             command = context.command_path if context is not None else " ".join(["pardec", *named])
-            message = getattr(error, "format_message", error.__str__)().replace("Value error, ", "")  # from pydantic
+            message = _without_pydantic(error, arguments)
             option = str(getattr(error, "option_name", None) or "")
             text = OTHER_NAMES.get(option[2:].replace("-", "_"), "") if option.startswith("--") else ""
             worded = wording.as_options(text, wording.option_names(command_line(), arguments))
@@ -74,6 +75,26 @@ def run(arguments: Sequence[str]) -> int:
             message = f"{error.strerror or error}: {error.filename}" if error.filename else str(error)
             return report(message, "check that the path exists and that you may read and write it", 1)
         return report(f"{type(error).__name__}: {error}", "this is a bug; --debug shows the traceback", 1)
+
+
+_PYDANTIC = (  # pydantic's words, in which typer refuses a value
+    ("Value error, ", ""),
+    ("Input should be greater than or equal to ", "must be at least "),
+    ("Input should be less than or equal to ", "must be at most "),
+    ("Input should be a valid integer, unable to parse string as an integer", "must be a whole number"),
+    ("Input should be a valid number, unable to parse string as a number", "must be a number"),
+)
+
+
+def _without_pydantic(error: Exception, arguments: Sequence[str]) -> str:
+    """The message of a wrong option in pardec's words, with the value if the command line has it."""
+    message = text = getattr(error, "format_message", error.__str__)()
+    for theirs, ours in _PYDANTIC:
+        message = message.replace(theirs, ours)
+    names = getattr(getattr(error, "param", None), "opts", ())
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    values = [value for name, value in pairwise(words) if name in names]
+    return f"{message}, got {values[-1]!r}" if values and "Input should be" in text else message
 
 
 def _silence_libraries() -> None:

@@ -66,7 +66,8 @@ def defaults(options: Mapping[str, Any], parameters: Mapping[str, bool], where: 
         option = key.replace("-", "_").lstrip("_")
         if option not in known:
             near = did_you_mean(option, known)
-            raise SpecError(f"{where}: there is no option {key!r}{near}", hint=f"options: {', '.join(sorted(known))}")
+            names = sorted(name.replace("_", "-") for name in known)  # with "-" they are not worded as options
+            raise SpecError(f"{where}: there is no option {key!r}{near}", hint=f"options: {', '.join(names)}")
         name = known[option]
         if name in values:
             raise SpecError(f"{where}: {key!r} is set twice, under two names", hint="keep one of them")

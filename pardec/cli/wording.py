@@ -13,6 +13,7 @@ _PLURALS = {"samplers": "sampler", "caches": "cache", "block_lengths": "block_le
 _FILES = ("allowed", "response_format")  # options that name a file with the value
 _BEFORE = r"(?<![\w:,.+@/\"'-])"  # not a parameter of a spec, a part of a path, nor quoted
 _SAFE = re.compile(r"[^\s$`*?;&|<>()]+")  # characters that a shell needs no quotes for
+_ECHO = re.compile(r" \((--[a-z][a-z-]+(?:, --[a-z][a-z-]+)*)\)")  # the options of arguments named before
 _VALUE = r"\"[^\"]*\"|'[^']*'|\[[^\]]*\]|\([^)]*\)|\{[^}]*\}|[^\s,;()]+(?=[\s,;()]|$)"
 
 
@@ -49,6 +50,8 @@ def as_options(text: str, names: Mapping[str, str]) -> str:
     'leave out --stop or --max-new-tokens'
     >>> as_options("stop cannot be combined with tools", names)
     '--stop cannot be combined with tools'
+    >>> as_options("use more tokens: max_new_tokens=64 (--max-new-tokens)", names)
+    'use more tokens: --max-new-tokens 64'
     """
     for name in names:
         if "=" in name:
@@ -64,7 +67,12 @@ def as_options(text: str, names: Mapping[str, str]) -> str:
         else:  # an ordinary word: only where a sentence speaks of the argument
             text = re.sub(rf"^{word}(?= (?:must be|cannot be combined)\b)", option, text)
             text = re.sub(rf"\b(leave(?: out)?|with) {word}(?= out\b| or\b|[,;.]|$)", rf"\1 {option}", text)
-    return text
+    return _ECHO.sub(_without_echo, text)
+
+
+def _without_echo(match: re.Match[str]) -> str:
+    """Nothing for options in brackets that the text before them names; else the brackets as they are."""
+    return "" if all(option in match.string[: match.start()] for option in match[1].split(", ")) else match[0]
 
 
 def _with_value(name: str, option: str, match: re.Match[str]) -> str:

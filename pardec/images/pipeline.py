@@ -24,7 +24,7 @@ from pardec.samplers.spec import Policy, Spec
 from pardec.samplers.speculative.contracts import SpeculativeSampler
 
 from ..api import Model, load
-from ..requests.argument import is_number
+from ..requests.argument import check_whole, is_number
 from ..requests.call import Call
 from ..requests.images import enlarged, size_and_scale, with_defaults
 from ..result import Result
@@ -233,6 +233,7 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
 
     def _in_steps(self, steps: int, sampler: object) -> str:
         """The spec for `num_inference_steps`."""
+        check_whole("num_inference_steps", steps, 1, hint="num_inference_steps=16 draws groups of tokens in 16 steps")
         spec: str | None = self.model.driver.in_steps(steps)
         if spec is None or sampler is not None:
             why = "works with mar only" if sampler is None else "cannot be combined with sampler="

@@ -30,7 +30,7 @@ except ImportError:
 
 Row = dict[str, Any]
 _LINE_START = b'{"key": '  # every line begins so, which tells an incomplete line of ours from other text
-_OTHERWISE = "choose another file, or start over with overwrite=True (--overwrite)"
+_OTHERWISE = "choose another file, or start over with --overwrite"
 _TAIL_BYTES = 4096  # bytes at the end of what was read that are compared, to see whether the file is still the same
 
 

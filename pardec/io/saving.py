@@ -81,6 +81,8 @@ def load(source: Path, kind: type[R]) -> R:
     try:
         folder = source.is_dir()
         file = source / "result.json" if folder else source
+        if file.suffix == ".jsonl" and file.is_file():
+            raise ResultError(f"{file} holds rows, not a saved result", hint="pardec generate -o FILE.json saves one")
         data = parse(file.read_bytes())
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise ResultError(f"{file} is not a saved result of this version", hint=_HINT)

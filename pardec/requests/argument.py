@@ -146,8 +146,11 @@ class Number:
         self.rules = rules
 
     def __call__(self, name: str, value: Any, example: str) -> None:
+        if not is_number(value):
+            kind = "a finite number" if isinstance(value, Real) and not isinstance(value, bool) else "a number"
+            raise SpecError(f"{name} must be {kind}, got {value!r}", hint=example)
         for words, holds in self.rules:
-            if not is_number(value) or not holds(float(value)):
+            if not holds(float(value)):
                 raise SpecError(f"{name} must be {words}, got {value!r}", hint=example)
 
 

@@ -311,7 +311,7 @@ def with_published_sampler(model: LanguageModel, arguments: Mapping[str, Any]) -
         )
     if (stray := model.generation.get("entropy_bound")) is not None:
         raise ModelError(
-            f"{model.name} sets entropy_bound to {stray} in its {_FILE}, and its place is sampler_config", _CORRECT
+            f"{model.name} sets entropy_bound to {stray} in its {_FILE}, and it belongs in sampler_config", _CORRECT
         )
     stated = {**model.generation, "entropy_bound": inner.get("entropy_bound")}
     values = {key: plain if stated.get(key) is None else stated[key] for key, plain in _DIFFUSION.items()}

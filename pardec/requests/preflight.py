@@ -137,9 +137,9 @@ def check_answered(kind: Kind, name: str, tasks: Iterable[Task]) -> None:
     """Refuses tasks that the model cannot answer: images for a text model, text for an image model, and so on."""
     for task in tasks:
         if (task.answers == "picture") != (kind.draws is not None):
-            what = "text" if kind.draws is None else "images"
+            what, other = ("text", "images") if kind.draws is None else ("images", "text")
             raise SpecError(
-                f"{name} answers in {what} and the task {task.name!r} asks for {task.answers}",
+                f"{name} answers in {what} and the task {task.name!r} asks for {other}",
                 hint="captions and classes are for image models, the other tasks are for text",
             )
         if kind.draws in ("class", "text") and kind.draws != task.asks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -77,6 +78,23 @@ def refusal(error: SpecError, body: Body) -> RequestError:
     return RequestError(HTTPStatus.BAD_REQUEST, text, param=param, code=code)
 
 
+_RULES = {  # pydantic's rules in the words of other messages
+    "greater_than_equal": "be at least {ge}",
+    "less_than_equal": "be at most {le}",
+    "int_type": "be a whole number",
+    "int_from_float": "be a whole number",
+    "float_type": "be a number",
+    "string_type": "be text",
+    "bool_type": "be true or false",
+    "list_type": "be a list",
+    "dict_type": "be an object",
+    "model_type": "be an object",
+    "model_attributes_type": "be an object",
+    "too_short": "have at least {min_length} entries, and has {actual_length}",
+    "too_long": "have at most {max_length} entries, and has {actual_length}",
+}
+
+
 def invalid(error: ValidationError, document: Any, schema: type[Body]) -> RequestError:
     """The error for the first wrong field of a body of this schema, in one line."""
     faults = error.errors(include_url=False, include_input=False)[:_FAULTS]
@@ -88,7 +106,7 @@ def invalid(error: ValidationError, document: Any, schema: type[Body]) -> Reques
         text = "is missing"
     elif any(fault["type"] == "extra_forbidden" for fault, other in zip(faults, paths, strict=True) if other == path):
         text = "is not supported: leave it out"
-    elif value is None:
+    elif value is None and name:
         field = schema.model_fields.get(name)
         text = "is null: give a value" if field and field.is_required() else "is null: leave it out, or give a value"
         if path[-1:] in (["content"], ["prompt"], ["messages"]):
@@ -97,6 +115,8 @@ def invalid(error: ValidationError, document: Any, schema: type[Body]) -> Reques
         pairs = zip(faults, paths, strict=True)
         each = dict.fromkeys(_said(fault) for fault, other in pairs if other == path)
         text = ": " + "; or: ".join(each)
+        if isinstance(value, str | int | float) and all(words.startswith("must ") for words in each):
+            text += f", got {reprlib.repr(value)}"
     opening = name + ("" if text.startswith(":") else " ") if name else ""
     more = faults[0].get("ctx", {})
     text = (opening + text).removeprefix(": ")
@@ -104,7 +124,9 @@ def invalid(error: ValidationError, document: Any, schema: type[Body]) -> Reques
 
 
 def _said(fault: Mapping[str, Any]) -> str:
-    """What pydantic says is wrong; if a part of a message has an unknown kind, the kinds that are read."""
+    """The rule that a value breaks; if a part of a message has an unknown kind, the kinds that are read."""
+    if rule := _RULES.get(fault["type"]):
+        return "must " + rule.format_map(fault.get("ctx", {}))
     kinds = {"literal_error": "expected", "union_tag_invalid": "expected_tags"}.get(fault["type"])
     if kinds is None:
         return str(fault["msg"]).removeprefix("Value error, ")

@@ -147,7 +147,7 @@ class Conversation(Body):
     @classmethod
     def _end_with_user(cls, turns: list[Turn]) -> list[Turn]:
         if turns[-1].role == "assistant":
-            raise ValueError("the last one is the assistant's, which an answer does not continue: end with the user's")
+            raise ValueError("the last message is the assistant's, which is not continued: end with the user's")
         return turns
 
     def as_text(self) -> ChatBody:

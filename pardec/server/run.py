@@ -50,7 +50,7 @@ class Uvicorn(uvicorn.Server):
     def _stop(self, grace: float) -> None:
         worker = self._server.worker
         if grace and worker.rows:
-            log.warning("finishing the requests that are running, for at most %g s; Ctrl-C again gives them up", grace)
+            log.warning("finishing the requests that are running, for at most %g s; Ctrl-C again ends them", grace)
         worker.stop(grace)
 
 

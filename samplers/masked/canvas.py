@@ -795,7 +795,7 @@ class DeviceCanvas(Canvas):
         self.keys: Callable[[Tensor], Tensor] | None = None  # positions [R, W] -> keys of the tokens' noise, [R, W]
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise CaptureError(f"a stage reads {name} of the canvas, which the host has")
+        raise CaptureError(f"a stage reads {name} of the canvas, which only the host has")
 
     def _read_now(self, name: str) -> NoReturn:
         self.__getattr__(name)

@@ -67,7 +67,7 @@ class Loop(Protocol):
     ended: Any
 
     def prepare_logits(self) -> None:
-        """Lets the logits stages do what the host does for them, once before they change logits."""
+        """Runs the logits stages' work on the host, once before they change logits."""
         ...
 
     def choose(self, evidence: Evidence) -> tuple[Choice, Proposal, Stage]:
@@ -75,7 +75,7 @@ class Loop(Protocol):
         ...
 
     def look_before(self) -> Before:
-        """The canvas before the step, which is `before` from then on."""
+        """The canvas before the step; later calls in the step return the same copy."""
         ...
 
 

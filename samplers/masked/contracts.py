@@ -545,7 +545,7 @@ class Logits(Stateful):
         return self.provides | _reads_attention(self) | _remembers(self)
 
     def prepare(self, canvas: Canvas, state: Any) -> None:
-        """Called before each `logits`: what the host does for it, such as counting steps."""
+        """Called before each `logits`: does its work on the host, such as counting steps."""
 
     def logits(self, evidence: Evidence, canvas: Canvas, state: Any) -> Distribution:
         raise self.undefined("logits")

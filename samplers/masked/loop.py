@@ -202,7 +202,7 @@ class MaskedLoop:
         return None if canvas.unread else self.before
 
     def look_before(self) -> Before:
-        """The canvas before the step, which is `before` from then on; reads its tokens."""
+        """Copies the canvas to `before`, once per step; reads its tokens."""
         canvas = self.canvas
         if self.before is None:
             self.before = Before(canvas.open_host.copy(), canvas.tokens_host.copy() if canvas.revises else None)
@@ -468,7 +468,7 @@ class MaskedLoop:
         return evidence
 
     def prepare_logits(self) -> None:
-        """Lets the logits stages do what the host does for them, once before they change logits."""
+        """Runs the logits stages' work on the host, once before they change logits."""
         if not self.prepared:
             for stage in self.sampler.logits:
                 stage.prepare(self.canvas, self.state(stage))

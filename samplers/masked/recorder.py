@@ -50,7 +50,7 @@ class TraceRecorder:
         return Started(canvas.tokens_host[:, : canvas.length].copy(), open_, canvas.prompt)
 
     def step(self, before: Before, number: int | None = None) -> Step:
-        """The event of the step just made, or of an earlier `number` just read; copies, so that it may be kept."""
+        """The event of the last step, or of step `number`, whose tokens were read late; its arrays are copies."""
         canvas = self.canvas
         tokens, open_ = canvas.tokens_host[:, : canvas.length].copy(), canvas.open_host[:, : canvas.length].copy()
         was_open = before.open[:, : canvas.length]

@@ -43,7 +43,7 @@ class Confidence(NamedTuple):
 
 
 def suits_numpy(values: Tensor) -> bool:
-    """Whether numpy may compute with a few values: its overhead is lower, but modes that record do not see it."""
+    """Whether numpy may compute a few values: it has less overhead, but no dispatch mode of PyTorch sees it."""
     return values.device.type == "cpu" and torch._C._len_torch_dispatch_stack() == 0
 
 

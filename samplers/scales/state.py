@@ -44,7 +44,7 @@ class ScaleRequest(RowRequest):
         return len(self.labels or self.conditions)
 
     def guided(self, row: int) -> bool:
-        """Whether `row` has an unconditional copy; for a row without a class that would be the row itself."""
+        """Whether `row` has an unconditional copy; a row without a class is unconditional itself."""
         return self.cfg is not None and (not self.labels or self.labels[row] >= 0)
 
 

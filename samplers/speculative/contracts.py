@@ -168,7 +168,7 @@ class Uniforms(Protocol):
         """[B] int64: one index per row, sampled in proportion to the nonnegative `weights` [B, V]."""
 
     def noise(self, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
-        """[B, K, width] uniforms for absolute `positions` [B, K]; `fixed`: the same in every round, to be used once."""
+        """[B, K, width] uniforms for absolute `positions` [B, K]; `fixed`: the same in every round."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(compiler, "_left", compiler._SECONDS)
     monkeypatch.setenv("PARDEC_CACHE", str(tmp_path / "own"))
     cache_dir._warn_once.cache_clear()
+    compiled._warn_too_slow.cache_clear()
     return tmp_path / "own" / "kernels"
 
 

@@ -180,7 +180,7 @@ def test_a_plan_beyond_its_slots_is_refused() -> None:
     full = fed(network, [TEXT])
     compact = CompactCache(full, batch=1, slots=4, reach=24)
     compact.fill(full, np.arange(1), [torch.zeros(1, 1, HEADS, dtype=torch.int64)] * LAYERS, *([np.array([TEXT])] * 2))
-    with pytest.raises(CapacityError, match="5 slots of a compact cache of 4"):
+    with pytest.raises(CapacityError, match="5 slots, and the compact cache has 4"):
         network(plan([TEXT]), compact)
 
 

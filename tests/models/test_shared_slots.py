@@ -154,7 +154,7 @@ def test_slots_are_copied_across_the_end_of_the_shared_part() -> None:
     assert keys(cache.copy_out(2, 3, 5)) == [203, 204]
     cache.copy_in(0, [part + 7 for part in cache.copy_out(0, 0, 1)])
     assert keys(cache.copy_out(2, 0, 3)) == [7, 1, 202]
-    with pytest.raises(CapacityError, match="3 slots were to be copied"):
+    with pytest.raises(CapacityError, match="3 slots cannot be copied"):
         cache.copy_in(0, cache.copy_out(0, 0, 3))
 
 

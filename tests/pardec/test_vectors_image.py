@@ -249,6 +249,8 @@ def test_inference_steps_are_mar_s(pipe: pardec.ImagePipeline) -> None:
     with pytest.raises(SpecError, match="num_inference_steps=7 cannot be combined with sampler="):
         pipe(class_labels=1, num_inference_steps=7, sampler=STEPS)
     codes = pardec.ImagePipeline("tiny-llamagen")
+    with pytest.raises(SpecError, match="num_inference_steps must be a whole number of at least 1, got 0"):
+        pipe(class_labels=1, num_inference_steps=0)
     with pytest.raises(SpecError, match="num_inference_steps=7 works with mar only"):
         codes("a small red circle on grey", num_inference_steps=7)
 

@@ -15,6 +15,7 @@ from pardec.samplers import registry
 from pardec.samplers.events import Finished, Started, Step
 from pardec.samplers.masked.loop import decode
 from tests.reference import naive_caches as naive
+from tests.samplers.query_parity import queried
 from tests.samplers.toys import BLOCK, FAMILIES, MASK, fill, prompts, request, toy
 
 LENGTHS, NEW = (5, 2, 9), (10, 7, 4)
@@ -95,10 +96,6 @@ class Descending:
     def uniform(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str, width: int = 0) -> Tensor:
         fallen = [[1 - (1 + self.rank.get(p, 97)) / 100 for p in row] for row in positions.tolist()]
         return torch.tensor(fallen, dtype=torch.float64)
-
-
-def queried(got: Finished, row: int = 0) -> list[tuple[int, ...]]:
-    return [tuple(positions) for positions in got.trace.fed[row]]
 
 
 def in_order(family: str, cache: str, order: list[int], **options: Any) -> list[tuple[int, ...]]:

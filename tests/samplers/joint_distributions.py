@@ -95,6 +95,13 @@ class Reading:
     spread: float  # and its standard deviation then
 
 
+def fits(readings: list[Reading]) -> None:
+    """Asserts that the G statistic and the total variation are within sampling noise."""
+    for reading in readings:
+        assert reading.z < 4, readings
+        assert reading.distance < reading.noise + 4 * reading.spread, readings
+
+
 @contextmanager
 def drafting(vocab: int) -> Iterator[None]:
     """Makes `model` draft with another toy, and replaces all draft modules by random ones."""

@@ -125,5 +125,5 @@ def _read_output(process: subprocess.Popen[bytes], until: float) -> bytes:
             return report
         report += part
         if len(report) > _MOST:
-            raise CompilerError(f"its output has no end: {report[:80]!r}")
+            raise CompilerError(f"it prints more than {_MOST} bytes: {report[:80]!r}")
     raise subprocess.TimeoutExpired(process.args, 0)

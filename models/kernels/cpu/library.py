@@ -117,9 +117,17 @@ def library(source: Path) -> ctypes.CDLL | None:
         return None
     try:
         return _library(source, command, openmp)
+    except compiler.TookTooLong as error:
+        _warn_too_slow(str(error))
     except (OSError, compiler.CompilerError) as error:
         log.warning("%s could not be compiled, so PyTorch is used instead: %s", source.name, one_line(error))
-        return None
+    return None
+
+
+@cache
+def _warn_too_slow(reason: str) -> None:
+    """Logs once that the compiler takes too long, which holds for every file."""
+    log.warning("kernels in C could not be compiled, so PyTorch is used instead: %s", reason)
 
 
 def _library(source: Path, command: tuple[str, ...], openmp: str) -> ctypes.CDLL:
@@ -143,7 +151,8 @@ def _build(source: str, files: dict[str, bytes], command: tuple[str, ...], openm
     marker = folder / f"too-long-{_digest(' '.join(command).encode())}"
     with suppress(OSError):
         if 0 <= time.time() - cache_dir.require_own(marker).stat().st_mtime < _AGAIN:
-            raise compiler.TookTooLong(f"{command[0]} took too long within the last hour")
+            shown = cache_dir.cache_folder() / "kernels" / marker.name  # `marker` begins with a number of this process
+            raise compiler.TookTooLong(f"{command[0]} took too long within the last hour; remove {shown} to try again")
     try:
         return _compiled(source, files, command, openmp)
     except compiler.TookTooLong:

@@ -1,4 +1,4 @@
-"""Memory for packed weights and for caches, in huge pages where the system has them; and memory that is given back.
+"""Memory for packed weights and for caches, in huge pages where the system has them; returns free memory.
 
 A matmul of one row reads all weights once. With pages of 4 KiB, looking up their addresses slows that by a third; the
 attention of one row over the caches of all layers, too.

@@ -53,7 +53,7 @@ class PackedWeight(Tensor):
         if func is torch.ops.aten.linear.default and isinstance(args[1], PackedWeight):  # F.linear in inference mode
             return args[1].matmul(args[0], *args[2:])
         if func._schema.is_mutable and isinstance(args[0], PackedWeight):
-            raise NotImplementedError(f"{func} would write to packed weights, which are only read")
+            raise NotImplementedError(f"{func} would write to packed weights, which are read-only")
         args, kwargs = tree_map_only(PackedWeight, lambda weight: weight.dense, (args, kwargs or {}))
         return func(*args, **kwargs)
 

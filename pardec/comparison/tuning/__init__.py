@@ -24,7 +24,7 @@ from .bench import Baseline, Bench
 from .confirming import Confirmation, least_problems
 from .fit import Fit
 from .halving import Outcome, search
-from .prepared import BASELINE, BUDGET, COSTS, SearchRequest, prepare, summary
+from .prepared import BUDGET, COSTS, SearchRequest, prepare, summary
 from .space import Candidate
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def tune(
     bench = Bench(model_name, settings, None if out is None else Path(out))
     rungs: list[int] = []
 
-    exact = fit.exact(plan.space.exact, Candidate(BASELINE))
+    exact = plan.baseline
     baseline = Baseline(replace(bench, settings={**settings, "warm_up": cost == "seconds"}), exact, tuning)
 
     def on_tuning(group: Sequence[Candidate], start: int, stop: int) -> dict[Candidate, list[Outcome | None]]:

@@ -94,7 +94,9 @@ def advice(
 
 def _confirmed_rows(judgement: Judgement) -> list[dict[str, Any]]:
     """The rows of the confirmation, each sampler once."""
-    roles = {"baseline": judgement.baseline, "default": judgement.default}
+    roles = {"baseline": judgement.baseline}
+    if judgement.default is not judgement.baseline:
+        roles["default"] = judgement.default
     rows = [
         row(trial, "confirmed", _baseline_note(name, trial))
         for name, trial in roles.items()
@@ -183,7 +185,7 @@ def _sentences(judgement: Judgement, max_drop: float) -> list[str]:
     }[judgement.verdict]
     lines = [f"{winner.candidate} drops {drop} points on {count} fresh problems. {sentence}"]
     for name, other in (("the baseline", baseline), ("the default", default)):
-        if other is winner or not other.outcomes:
+        if other is winner or not other.outcomes or (name == "the default" and other is baseline):
             continue
         (nfe, base), (time, other_time) = (
             [trial.mean(cost) for trial in (winner, other)] for cost in ("nfe", "seconds")

@@ -72,7 +72,7 @@ class Judgement:
     """The winner of a confirmation, with the baseline and the default to compare with."""
 
     baseline: Trial
-    default: Trial
+    default: Trial  # the baseline itself where they are one sampler
     winner: Trial
     verdict: str  # "holds", "within", "default", "baseline", or "unsure" on too few problems
     trials: list[Trial]
@@ -96,6 +96,8 @@ class Confirmation:
         problems: its own errors reduce the candidates' drops. Raises PardecError if it cannot be decoded.
         """
         self._decode(1, [self.default, *(finalist.candidate for finalist in finalists[:1])])
+        if not self.baseline.known:  # there is no finalist, and the default is the baseline
+            self.baseline.decode("confirmation-baseline", range(self._count))
         if not any(self.baseline.known.values()):
             name = self.baseline.candidate
             raise PardecError(f"the baseline {name} could not be decoded", hint=f"try pardec generate -s {name}")
@@ -108,7 +110,8 @@ class Confirmation:
             if everywhere:
                 self.baseline.decode("confirmation-baseline", range(self._count))
             verdict = confirm(finalists, measure, max_drop)
-            baseline, default = self._trial(self.baseline.candidate), self._trial(self.default)
+            baseline = self._trial(self.baseline.candidate)
+            default = baseline if self.default == baseline.candidate else self._trial(self.default)
             if verdict.winner is not None and verdict.verdict == "within" and self._count < self.least:
                 return Judgement(baseline, default, baseline if default.reason else default, "unsure", verdict.trials)
             if verdict.winner is not None:

@@ -65,7 +65,8 @@ class SearchPlan:
     """The candidates, and the problems for the search and for the confirmation."""
 
     space: Space
-    candidates: list[Candidate]
+    baseline: Candidate  # gives the tokens of sequential decoding, in as few forwards as the default's parts allow
+    candidates: list[Candidate]  # without the baseline
     tuning: ProblemSet
     confirmation: ProblemSet
 
@@ -73,17 +74,27 @@ class SearchPlan:
 def prepare(fit: Fit, tasks: Mapping[str, Task], request: SearchRequest) -> SearchPlan:
     """Plans a search. Raises SpecError if there are no candidates."""
     space = request.space(fit)
+    baseline = fit.exact(space.exact, Candidate(BASELINE))
+    count = max_candidates(request.budget)
     if request.samplers is None:
-        candidates = space.candidates(max_candidates(request.budget), request.seed)
+        candidates = space.candidates(count + 1, request.seed)
     else:
         candidates = space.of(
             [sampler if isinstance(sampler, str) else str(parse(sampler)) for sampler in request.samplers]
         )
     if not candidates:
         raise SpecError("none of the samplers can be used with this model", hint='"pardec list samplers" has others')
+    own = fit.spec(baseline)
+    candidates = [each for each in candidates if each.block_length is not None or fit.spec(each) != own]
+    if not candidates:
+        raise SpecError(
+            f"{baseline} is the sampler that others are compared with, and no other is searched",
+            hint="name others, or leave samplers out",
+        )
+    candidates = candidates if request.samplers is not None else candidates[:count]
     count = confirming.problem_count(request.max_drop) if request.confirm is None else request.confirm
     tuning, confirmation = split_problems(list(tasks.values()), max(request.budget // 2, 1), count, request.seed)
-    return SearchPlan(space, candidates, tuning, confirmation)
+    return SearchPlan(space, baseline, candidates, tuning, confirmation)
 
 
 def summary(
@@ -103,7 +114,7 @@ def summary(
             {"sampler": candidate.spec, "block_length": candidate.block_length, "spec": fit.spec(candidate)}
             for candidate in plan.candidates
         ],
-        "baseline": str(plan.space.exact),
+        "baseline": str(plan.baseline),
         "problems": {"searched": len(plan.tuning.owners), "confirmed": len(plan.confirmation.owners)},
         "out": None if out is None else str(out),
     }

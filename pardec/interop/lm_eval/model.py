@@ -33,7 +33,7 @@ _log = logging.getLogger("lm_eval.pardec")  # lm-eval's handler and level
 def _device(device: str | None) -> str:
     """The device to load to: "auto" for None, and for lm-eval's default on a machine without CUDA."""
     if device == _LM_EVAL_DEVICE and not torch.cuda.is_available():
-        _log.warning("there is no %s, lm-eval's default; --device names another", device)
+        _log.warning("there is no %s, lm-eval's default; name another with --device", device)
         return "auto"
     return device or "auto"
 

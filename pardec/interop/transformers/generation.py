@@ -97,7 +97,7 @@ def generate(
         )
         if getattr(call.sampler, "texts", None) is not None:
             raise SpecError(
-                f"{call.sampler.spec} has no final tokens before its last forward; generate needs them at each",
+                f"{call.sampler.spec} has no final tokens before its last forward, and generate needs some after each",
                 hint='choose a drafter, such as sampler="lookup"',
             )
         require_stateless(logits_processor, input_ids, view.language_model.vocab_size)

@@ -47,8 +47,8 @@ class Grow(Finish):
     start: Annotated[int, "masks that a row begins with"] = 64
     step: Annotated[int, "masks that are added, or that replace one"] = 8
     spare: Annotated[int, "masks added once the row is long enough"] = 16
-    enough: Annotated[float, "mean probability of end tokens at the row's end, e, from which on no mask is added"] = 0.5
-    sure: Annotated[float, "mean probability e from which on no mask is replaced"] = 0.9
+    enough: Annotated[float, "mean probability e of end tokens at the row's end at which no more masks are added"] = 0.5
+    sure: Annotated[float, "value of e at which no more masks are replaced"] = 0.9
     unsure: Annotated[float, "probability below which a mask may be replaced"] = 0.1
 
     def __post_init__(self) -> None:

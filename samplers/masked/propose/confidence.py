@@ -27,7 +27,7 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 class Confidence(Propose):
     provides = frozenset({Trait.NEEDS_NO_HOST})
 
-    of: Annotated[Literal["raw", "filtered"], "the model's distribution, or that after temperature and filters"] = "raw"
+    of: Annotated[Literal["raw", "filtered"], "score before (raw) or after temperature and filters"] = "raw"
 
     @property
     def exact(self) -> str:

@@ -24,7 +24,7 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 class Entropy(Propose):
     provides = frozenset({Trait.NEEDS_NO_HOST, Trait.SCORES_BY_ENTROPY, Trait.SCORES_WITHOUT_PROBABILITY})
 
-    of: Annotated[Literal["raw", "filtered"], "the model's distribution, or that after temperature and filters"] = "raw"
+    of: Annotated[Literal["raw", "filtered"], "score before (raw) or after temperature and filters"] = "raw"
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
         return evidence.propose(evidence.draw(canvas), -evidence.measured(self.of).confidence.entropy)

@@ -20,7 +20,7 @@ from ..contracts import Canvas, Evidence, Proposal, Propose
 class Margin(Propose):
     provides = frozenset({Trait.NEEDS_NO_HOST})
 
-    of: Annotated[Literal["raw", "filtered"], "the model's distribution, or that after temperature and filters"] = "raw"
+    of: Annotated[Literal["raw", "filtered"], "score before (raw) or after temperature and filters"] = "raw"
 
     def propose(self, evidence: Evidence, canvas: Canvas) -> Proposal:
         measure = evidence.measured(self.of).confidence

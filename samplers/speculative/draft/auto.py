@@ -208,7 +208,8 @@ class Auto(Nesting):
         "lookup"
     )
     token: Annotated[
-        float | None, "cost of each position fed to the target, in forwards of one; 0.03, or 0.1 with packed weights"
+        float | None,
+        "cost of each position fed to the target, in forwards of one position; 0.03, 0.1 if weights are packed",
     ] = None
     measured: Annotated[bool, "leave drafts out where the clock says that they cost more than they gain"] = True
 

@@ -45,7 +45,7 @@ class EarlyExit(Drafter):
     )
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"layers": (2, 1), "k": (5, 3)}
 
-    layers: Annotated[int, "number of the target's first layers, which draft"] = 2
+    layers: Annotated[int, "how many of the target's first layers draft"] = 2
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
 
     def __post_init__(self) -> None:

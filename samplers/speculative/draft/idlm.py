@@ -101,7 +101,7 @@ class Idlm(StateDrafter):
     }
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (3, 7, 2)}
 
-    k: Annotated[int, "masks after a draft, which is how many tokens the next one has"] = 3
+    k: Annotated[int, "masks fed after a draft, one for each token of the next draft"] = 3
     mask: Annotated[int | None, "id of the mask token; default: that of the LoRA, else of the checkpoint"] = None
     name: Annotated[DraftModuleName | None, "LoRA applied at masks only: embedded name, folder or hub id"] = None
     adapter: Annotated[DraftModuleName | None, "another name of the parameter `name`"] = None

@@ -156,7 +156,7 @@ class AdapterState(Shallow):
 class Kangaroo(ModuleDrafter):
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 6
     layers: Annotated[
-        int | None, "number of the target's first layers, which draft; default: from the adapter's config, else 2"
+        int | None, "how many of the target's first layers draft; default: from the adapter's config, else 2"
     ] = None
 
     @property

@@ -100,7 +100,7 @@ class Rapid(StateDrafter):
     k: Annotated[int, "tokens drafted, which is how deep a tree grows"] = 5
     chunk: Annotated[int, "tokens per chunk"] = 64
     chunks: Annotated[int, "chunks kept"] = 8
-    query: Annotated[int, "tokens at the prompt's end that are the query, and kept"] = 64
+    query: Annotated[int, "tokens at the prompt's end, which are the query and are kept"] = 64
     begin: Annotated[int, "tokens at the prompt's beginning that are kept"] = 4
 
     def __post_init__(self) -> None:

@@ -41,7 +41,7 @@ def check(name: str, k: int, request: Request) -> None:
     """Raises SpecError for more texts of a prompt than the `k` drafts."""
     if (most := max(request.samples, default=0) + 1) > k:
         raise SpecError(
-            f"{name}:k={k} writes {k} texts of a prompt and {most} are requested",
+            f"{name}:k={k} writes {k} texts per prompt and {most} are requested",
             hint=f"{name}:k={most} writes as many",
         )
 
@@ -73,7 +73,7 @@ class Ngrams:
 
 @register("superposed", checked="reference:samplers.speculative.test_superposed.naive")
 class Superposed(Texts):
-    k: Annotated[int, "drafts, and the most texts of a prompt"] = 3
+    k: Annotated[int, "drafts decoded at once, which bounds the texts per prompt"] = 3
     tokens: Annotated[int | None, "candidate tokens per forward; none: 3 * k, as published"] = None
     temperature: Annotated[float, "temperature of the model's distribution in the scores; published: 0.06 to 0.12"] = (
         0.06

@@ -204,24 +204,18 @@ def test_files_that_do_not_fit_are_refused_in_a_line(
     assert "\n" not in refusal.value.message
 
 
-def test_a_map_of_other_tokens_is_refused(tmp_path: Path) -> None:
-    tensors = renamed(medusa(vocab=3), "vllm") | {"token_map": torch.tensor([0, 40, 2])}
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([0, 40, 2], "token_map has id 40, toy has 40 ids"),
+        ([0, 4, 4], "names some ids twice"),
+        ([0, 4, 2, 3], "head 0 predicts 3 tokens, and toy has 4"),
+    ],
+)
+def test_a_map_of_wrong_tokens_is_refused(tmp_path: Path, ids: list[int], message: str) -> None:
+    tensors = renamed(medusa(vocab=3), "vllm") | {"token_map": torch.tensor(ids)}
     write(tmp_path, tensors, CONFIGS["vllm"], "model.safetensors")
-    with pytest.raises(ModelError, match="token_map has id 40, toy has 40 ids"):
-        load_draft_module(tmp_path, target())
-
-
-def test_a_map_that_names_a_token_twice_is_refused(tmp_path: Path) -> None:
-    tensors = renamed(medusa(vocab=3), "vllm") | {"token_map": torch.tensor([0, 4, 4])}
-    write(tmp_path, tensors, CONFIGS["vllm"], "model.safetensors")
-    with pytest.raises(ModelError, match="names some ids twice"):
-        load_draft_module(tmp_path, target())
-
-
-def test_a_map_that_is_longer_than_the_logits_is_refused(tmp_path: Path) -> None:
-    tensors = renamed(medusa(vocab=3), "vllm") | {"token_map": torch.tensor([0, 4, 2, 3])}
-    write(tmp_path, tensors, CONFIGS["vllm"], "model.safetensors")
-    with pytest.raises(ModelError, match="head 0 predicts 3 tokens, and toy has 4"):
+    with pytest.raises(ModelError, match=message):
         load_draft_module(tmp_path, target())
 
 

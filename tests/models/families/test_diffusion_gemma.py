@@ -342,7 +342,7 @@ def test_the_default_sampler_is_the_published_rule(tmp_path: Path) -> None:
             {"sampler_config": {"entropy_bound": 0.1, "t_max": 0.9}},
             "only an entropy_bound of EntropyBoundSamplerConfig",
         ),
-        ({"entropy_bound": 50.0}, "sets entropy_bound to 50.0 .* and its place is sampler_config"),
+        ({"entropy_bound": 50.0}, "sets entropy_bound to 50.0 .* and it belongs in sampler_config"),
         ({"sampler_config": 0.1}, "sets sampler_config to 0.1"),
     ],
 )

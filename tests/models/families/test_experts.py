@@ -255,7 +255,7 @@ def test_routers_stay_in_float32_and_are_not_quantized(tmp_path: Path) -> None:
     [
         (LLADA2 | {"num_experts_per_tok": 9}, "9 of 8 experts"),
         (LLADA2 | {"n_group": 3}, "a token cannot choose . of 3 groups of 8 experts"),
-        (LLADA2 | {"topk_group": 1, "n_group": 8}, "have fewer than 3"),
+        (LLADA2 | {"topk_group": 1, "n_group": 8}, "have fewer than the 3"),
         (LLADA2 | {"num_experts": "8"}, "num_experts is '8'"),
         (LLADA2 | {"use_qk_norm": "false"}, "use_qk_norm is 'false', and true or false"),
         (LLADA2 | {"moe_router_enable_expert_bias": "false"}, "moe_router_enable_expert_bias is 'false'"),

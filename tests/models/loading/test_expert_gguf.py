@@ -54,7 +54,7 @@ def test_every_expert_is_packed(tmp_path: Path, family: str, types: dict[str, st
     assert outlined.weight_bytes == model.weight_bytes
     assert sum(matrix.packed for matrix in outlined.matrices) == len(outlined.matrices)
     assert "packed matrices: " in model.choice
-    assert memory_described(file)["packed"].endswith("packed=False dequantizes")
+    assert memory_described(file)["packed"].endswith("; --dense (packed=False) dequantizes")
     rounded = pardec.load(file, device="cpu", activations="int8")
     assert 1e-4 < (logits(rounded) - logits(pardec.Model(model))).abs().mean() < 0.5
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import json
+import logging
 import sys
 import types
 
@@ -61,6 +62,15 @@ def test_the_dropout_of_training_is_off(tmp_path):
     with pytest.warns(UserWarning, match=r"tokenizer.json has dropout=0.5, .* it is off"):
         tokenizer = load_tokenizer(tmp_path)
     assert [tokenizer("abab")["input_ids"] for _ in range(30)] == [[3]] * 30
+
+
+def test_a_text_longer_than_the_context_has_no_warning_of_transformers(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    folder = fast(tmp_path, tokenizer_class="PreTrainedTokenizerFast", model_max_length=2)
+    assert load_tokenizer(folder)("a b a")["input_ids"] == [1, 2, 1]
+    assert not caplog.records
+    assert AutoTokenizer.from_pretrained(folder)("a b a")["input_ids"] == [1, 2, 1]
+    assert "longer than the specified maximum" in caplog.text
 
 
 def test_remote_code_is_not_run_but_its_files_are_used(tmp_path):
@@ -173,7 +183,7 @@ def test_a_tokenizer_whose_vocabulary_is_missing_is_refused(tmp_path, settings):
 @pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "TokenizersBackend", "Unknown", None])
 def test_a_vocabulary_without_the_class_that_splits_text_is_refused(tmp_path, name):
     byte_level(tmp_path, **({"tokenizer_class": name} if name else {}))
-    with pytest.raises(ModelError, match=f"do not say how text is split, and tokenizer_class={name}"):
+    with pytest.raises(ModelError, match=f"neither these files nor tokenizer_class={name} say how text is split"):
         load_tokenizer(tmp_path)
 
 

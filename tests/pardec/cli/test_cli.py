@@ -296,6 +296,10 @@ def test_a_saved_run_is_viewed(cli: Cli, folder: Path, tmp_path: Path) -> None:
     code, out, _ = cli("view", run)
     assert code == 0
     assert "Tom has 3 cups." in out
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"key": "a"}\n{"key": "b"}\n')
+    code, _, err = cli("view", rows)
+    assert (code, err.splitlines()[0]) == (1, f"error: {rows} holds rows, not a saved result")
 
 
 def test_more_prompts_than_a_batch_go_to_a_rows_file(cli: Cli, folder: Path, problems: Path, tmp_path: Path) -> None:
@@ -313,7 +317,10 @@ def test_more_prompts_than_a_batch_go_to_a_rows_file(cli: Cli, folder: Path, pro
         (("generate", "MODEL", "-p", "a", "-n", "0"), 2, "--max-new-tokens"),
         (("generate", "MODEL", "-p", ""), 2, "prompt 0 is empty"),
         (("generate", "MODEL", "-p", "a", "--max-tokens", "3"), 2, "No such option"),
-        (("generate", "MODEL", "-p", "a", "--batch-size", "0"), 2, "batch-size"),
+        (("generate", "MODEL", "-p", "a", "--batch-size", "0"), 2, "'--batch-size': must be at least 1, got '0'"),
+        (("generate", "MODEL", "-p", "a", "--batch-size=x"), 2, "must be a whole number, got 'x'"),
+        (("generate", "MODEL", "-p", "a", "--temperature", "hot"), 2, "must be a number, got 'hot'"),
+        (("generate", "MODEL", "-p", "a", "--temperature", "inf"), 2, "--temperature must be a finite number"),
         (("generate", "MODEL", "-p", "a", "--prompts", "x.txt"), 2, "-p and --prompts"),
         (("generate", "MODEL", "--prompts", "nowhere.txt"), 2, "cannot read prompts from nowhere.txt"),
         (("generate", "tiny-dreem", "-p", "a", "--offline"), 2, "tiny-dreem"),

@@ -95,6 +95,7 @@ def test_true_is_no_number_of_a_search(name: str, value: Any) -> None:
     ("name", "text", "message"),
     [
         ("a.yaml", "limt: 3", "there is no option 'limt' (did you mean 'limit'"),
+        ("a.yaml", "limt: 3", "options: activations, adapter, batch-size, block-length"),
         ("a.yaml", "seeds: {a: 1}", "'seeds' has nested options"),
         ("a.yaml", BOMB, "'samplers' is a nested list"),
         ("a.yaml", "task: !!pairs [a: 1]", "'task' is a nested list"),

@@ -53,5 +53,5 @@ def test_what_is_given_goes_before_the_checkpoint_s_own(drawer: Path) -> None:
 def test_text_and_pictures_are_not_mixed_up(drawer: Path) -> None:
     with pytest.raises(SpecError, match="answers in images and the task 'arithmetic' asks for text"):
         pardec.compare(drawer, "arithmetic", ["sequential"], limit=1)
-    with pytest.raises(SpecError, match="answers in text and the task 'captions' asks for picture"):
+    with pytest.raises(SpecError, match="answers in text and the task 'captions' asks for images"):
         pardec.compare("tiny-llama", "captions", ["sequential"], limit=1)

@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,12 @@ import pytest
 import pardec
 from pardec.cli import run as command
 from pardec.comparison.tuning import halving
-from pardec.comparison.tuning.bench import split_problems
-from pardec.comparison.tuning.confirming import MAX_CONFIRMED, confirm, level, problem_count
+from pardec.comparison.tuning.bench import Baseline, ProblemSet, split_problems
+from pardec.comparison.tuning.confirming import MAX_CONFIRMED, Confirmation, confirm, level, problem_count
 from pardec.comparison.tuning.fit import Fit
-from pardec.comparison.tuning.halving import Outcome, SearchResult, Trial, search
+from pardec.comparison.tuning.halving import Outcome, SearchResult, Trial, max_candidates, search
 from pardec.comparison.tuning.paired import drop, probability
+from pardec.comparison.tuning.prepared import SearchRequest, prepare
 from pardec.comparison.tuning.space import Candidate, Space
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import cards
@@ -452,6 +454,35 @@ def test_where_nothing_holds_the_baseline_is_advised_with_its_own_tokens() -> No
     assert advice.evidence[0]["drop"] <= 0
     assert advice.spec != "random+fixed:steps=1"
     assert "No tested candidate stays within 1 point" in advice.text
+
+
+def test_tune_autoregressive_models_where_the_default_is_the_baseline() -> None:
+    settings: dict[str, Any] = {"budget": 8, "confirm": 2, "max_new_tokens": 8, "device": "cpu"}
+    advice = pardec.tune("tiny-llama", "arithmetic", samplers=["sequential", "lookup:k=5"], **settings)
+    assert [(row["sampler"], row["measured"]) for row in advice.evidence] == [
+        ("sequential", "confirmed"), ("lookup:k=5", "confirmed"), ("lookup:k=5", "rung 1"),
+    ]  # fmt: skip
+    with pytest.raises(SpecError, match="sequential is the sampler that others are compared with"):
+        pardec.tune("tiny-llama", "arithmetic", samplers=["sequential"], **settings)
+    fit = Fit.of("tiny-llama", {"device": "cpu"}, {})
+    plan = prepare(fit, {"arithmetic": task("arithmetic")}, SearchRequest(budget=40))
+    assert len(plan.candidates) == max_candidates(40)
+    assert plan.baseline == Candidate(plan.space.default)
+    assert plan.baseline not in plan.candidates
+
+
+def test_confirm_without_a_finalist_where_the_default_is_the_baseline() -> None:
+    class Decoder:
+        def decode(self, stage: str, candidates: Sequence[Candidate], problems: ProblemSet) -> dict[Candidate, Any]:
+            return {candidate: [Outcome(1.0, 9, 9, 1.0)] * len(problems.owners) for candidate in candidates}
+
+    own, arithmetic = Candidate("sequential"), task("arithmetic")
+    problems = ProblemSet(tuple((arithmetic, problem) for problem in arithmetic.problems(n=3)))
+    baseline = Baseline(Decoder(), own, problems)  # type: ignore[arg-type]
+    judgement = Confirmation(baseline, own, "nfe", lambda line: None).judge([], 1.0)
+    assert judgement.verdict == "baseline"
+    assert judgement.default is judgement.baseline is judgement.winner
+    assert judgement.winner.mean("nfe") == 9
 
 
 def test_command_prints_one_spec_and_the_evidence_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:

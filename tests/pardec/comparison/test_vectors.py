@@ -148,7 +148,7 @@ def test_other_tasks_are_refused(target: Path, task: str, message: str) -> None:
 def test_classes_are_for_models_of_classes() -> None:
     with pytest.raises(SpecError, match="tiny-llamagen draws captions and the task 'classes' gives it classes"):
         pardec.compare("tiny-llamagen", "classes", ["sequential"], limit=1)
-    with pytest.raises(SpecError, match="tiny-llama answers in text and the task 'classes' asks for picture"):
+    with pytest.raises(SpecError, match="tiny-llama answers in text and the task 'classes' asks for images"):
         pardec.compare("tiny-llama", "classes", ["sequential"], limit=1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -117,14 +118,21 @@ def test_error_of_a_field_of_another_endpoint(
 @pytest.mark.parametrize(
     ("path", "body", "opening"),
     [
-        ("completions", {"prompt": {"a": 1}}, "prompt: "),
+        ("completions", {"prompt": {"a": 1}}, "prompt: must be text; or: must be a list"),
+        ("completions", {"prompt": "a", "max_tokens": "5"}, "max_tokens: must be a whole number, got '5'"),
+        ("chat/completions", {"messages": MESSAGES, "max_tokens": 0}, "max_tokens: must be at least 1, got 0"),
+        ("chat/completions", {"messages": MESSAGES, "stream": 1}, "stream: must be true or false, got 1"),
+        ("chat/completions", {"messages": "hi"}, "messages: must be a list, got 'hi'"),
+        ("chat/completions", {"messages": []}, "messages: must have at least 1 entries, and has 0"),
+        ("completions", None, "the body must be a JSON object"),
+        ("completions", [], "the body must be a JSON object"),
         ("chat/completions", {"messages": [{"role": "user", "content": {"type": "text"}}]}, "messages.0.content: "),
         ("messages", {"messages": MESSAGES, "max_tokens": None}, "max_tokens is null: give a value"),
         ("responses", {"input": None}, "input is null: give a value"),
     ],
 )
-def test_error_of_a_value_of_the_wrong_type(client: TestClient, path: str, body: dict[str, Any], opening: str) -> None:
-    message = client.post(f"/v1/{path}", json=body).json()["error"]["message"]
+def test_error_of_a_value_of_the_wrong_type(client: TestClient, path: str, body: Any, opening: str) -> None:
+    message = client.post(f"/v1/{path}", content=json.dumps(body)).json()["error"]["message"]
     assert message.startswith(opening)
     assert "missing" not in message
 
@@ -175,7 +183,7 @@ def test_messages_end_with_the_user(client: TestClient) -> None:
     turns = [*MESSAGES, {"role": "assistant", "content": "8 -"}]
     answer = client.post("/v1/messages", json={"messages": turns, "max_tokens": 2})
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith("messages: the last one is the assistant's")
+    assert answer.json()["error"]["message"].startswith("messages: the last message is the assistant's")
 
 
 def test_a_conversation_without_text_is_refused(client: TestClient) -> None:

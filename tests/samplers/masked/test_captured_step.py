@@ -175,7 +175,7 @@ def test_a_stage_that_reads_the_host_although_it_says_it_does_not_is_refused(mon
     other = captured(plain)
     equal(decoded(plain, "threshold:tau=0.2@dual"), decoded(other, "threshold:tau=0.2@dual"))
     found = steps(other)
-    assert "refused: a stage reads nfe of the canvas, which the host has" in found
+    assert "refused: a stage reads nfe of the canvas, which only the host has" in found
     assert "replayed" not in found
 
 

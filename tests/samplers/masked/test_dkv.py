@@ -24,10 +24,10 @@ from tests.samplers.cache_checks import (
     both,
     check_plain,
     in_order,
-    queried,
     stale,
 )
 from tests.samplers.masked import test_dkv_greedy
+from tests.samplers.query_parity import queried
 from tests.samplers.spec_checks import defaults_are, refused_specs
 from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, run, same, toy
 

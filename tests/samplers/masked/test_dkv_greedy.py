@@ -15,8 +15,8 @@ from tests.samplers.cache_checks import (
     agree,
     both,
     in_order,
-    queried,
 )
+from tests.samplers.query_parity import queried
 from tests.samplers.spec_checks import defaults_are, refused_specs
 from tests.samplers.toys import BLOCK, FAMILIES, fill, prompts, toy
 

@@ -8,9 +8,9 @@ import pytest
 
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
-from tests.samplers.cache_checks import queried
 from tests.samplers.eight_tokens import LAWS, MASK, TOKENS
 from tests.samplers.masked_pictures import CAPTIONS, check_published, draw, painter
+from tests.samplers.query_parity import queried
 from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import request, run, table
 

@@ -10,7 +10,7 @@ import pytest
 import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
-from tests.samplers.cache_checks import queried
+from tests.samplers.query_parity import queried
 from tests.samplers.toys import fill, prompts, toy
 
 

@@ -18,8 +18,8 @@ from tests.samplers.ar_toys import floor, g_test, logits, run, speculation, vari
 from tests.samplers.joint_distributions import (
     VARIANTS,
     WORLDS,
-    Reading,
     acceptances,
+    fits,
     leading,
     measure,
     small,
@@ -56,13 +56,6 @@ def always(spec: str) -> bool:
 def prolonged(spec: str) -> bool:
     """Length controllers, which act only in longer rows, and an eighth of the others."""
     return bool(LENGTHS & set(spec.split("+"))) or one_in(8, spec)
-
-
-def fits(readings: list[Reading]) -> None:
-    """Asserts that the G statistic and the total variation are within sampling noise."""
-    for reading in readings:
-        assert reading.z < 4, readings
-        assert reading.distance < reading.noise + 4 * reading.spread, readings
 
 
 @pytest.mark.parametrize("spec", thinned(((spec,) for spec in SPECS), always))

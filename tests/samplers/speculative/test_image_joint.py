@@ -25,7 +25,7 @@ from pardec.samplers.speculative.contracts import (
 )
 from pardec.samplers.speculative.draft.sjd import Sjd, WindowState
 from tests.samplers.ar_toys import floor, g_test, speculation, spread, variation
-from tests.samplers.joint_distributions import Reading, worst
+from tests.samplers.joint_distributions import Reading, fits, worst
 from tests.samplers.loop_drafters import Literal
 from tests.samplers.picture_toys import codes, draw, features, joint, toy_pictures
 
@@ -81,12 +81,6 @@ def measure(
         )
         for n, distribution in zip(seen, world.distributions, strict=True)
     ]
-
-
-def fits(readings: list[Reading]) -> None:
-    for reading in readings:
-        assert reading.z < 4, readings
-        assert reading.distance < reading.noise + 4 * reading.spread, readings
 
 
 @pytest.mark.parametrize("init", INITS)

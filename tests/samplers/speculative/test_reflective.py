@@ -18,9 +18,9 @@ from pardec.models.model import LanguageModel
 from pardec.samplers import registry
 from pardec.samplers.speculative.accept.reflective import Reflection, Reflective
 from pardec.samplers.speculative.contracts import Draft, TargetDistributions, Uniforms, Verdict
-from pardec.samplers.speculative.forward import VerifyForward
 from pardec.samplers.speculative.logits.momentum import Momentum
 from tests.samplers.ar_toys import logits, prompts, rows, run, toy_ar
+from tests.samplers.draft_model_checks import nothing_after_committed
 from tests.samplers.fake_draft_model import apart, named
 from tests.samplers.handmade_drafts import Given
 
@@ -219,17 +219,8 @@ def test_every_verdict_is_that_of_the_naive_rule(
 
 
 def test_nothing_committed_attends_to_the_probe_or_the_copy() -> None:
-    """Slots from the last committed token on hold NaN before each pass; other probes do not change the draft."""
     clean = run_rows()
-    verify = VerifyForward.verify
-
-    def poisoned(self: VerifyForward, draft: Draft) -> Any:
-        for tensor in (*self.cache.k, *self.cache.v):
-            for row, length in enumerate(self.text.length):
-                tensor[row, length - 1 :] = torch.nan
-        return verify(self, draft)
-
-    with patch.object(VerifyForward, "verify", poisoned):
+    with nothing_after_committed():
         assert run_rows() == clean
     one, other = (
         recorded(f'{CHAIN}+reflective:alpha=0.4,probe="{probe}"', GIVEN, 40, temperature=1.0)[0]

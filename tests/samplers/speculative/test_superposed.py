@@ -202,7 +202,7 @@ def test_the_command_counts_n_grams_in_a_file(tmp_path: Path, capsys: pytest.Cap
     ("arguments", "words"),
     [
         ({"temperature": 0.5}, "is for sampling"),
-        ({"num_return_sequences": 4}, "writes 3 texts of a prompt and 4"),
+        ({"num_return_sequences": 4}, "writes 3 texts per prompt and 4"),
         ({"sampler": "superposed+lookup"}, "cannot be combined with lookup"),
         ({"sampler": "superposed:k=0"}, "k must be at least 1"),
         ({"sampler": "superposed:tokens=2"}, "tokens must be at least 3"),
