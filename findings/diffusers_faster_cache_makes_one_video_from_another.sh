@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # diffusers: FasterCache saves the unconditional half of a batch by guessing it from the conditional half. Which half is
 # which it takes from the order alone, and it does not look whether there is guidance: at guidance_scale=1, as with a
-# LoRA for few steps, a batch of two prompts is two videos, and in most steps below timestep 641 the first is
-# made from the second: another second prompt, another first video. Nothing says so; one prompt alone is an IndexError.
+# LoRA for few steps, a batch of two prompts is two videos, and in most steps below timestep 641 the first is made from
+# the second: another second prompt, another first video. Nothing says so; one prompt alone is an IndexError.
 # is_guidance_distilled=True is right there, although the model is not distilled; the scale belongs to each call.
 set -euo pipefail
 folder=$(mktemp -d)

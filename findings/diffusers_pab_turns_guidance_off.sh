@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # diffusers: Pyramid Attention Broadcast reuses the attention of the step before. It counts calls of the model and not
 # steps, and knows nothing of cond and uncond: where a pipeline calls the model twice per step (Wan, Flux with a true
-# scale, QwenImage, CogView4), each second call gets the attention of the first. In Wan, with a range of 2 for spatial and
-# cross attention, the negative prompt is not read in the given timesteps: both predictions are equal, guidance_scale=7
-# draws what 1 draws, and no step ever reuses another step's attention. Nothing is logged; the caches of blocks keep a
-# state for each branch.
+# scale, QwenImage, CogView4), each second call gets the attention of the first. In Wan, with a range of 2 for spatial
+# and cross attention, the negative prompt is not read in the given timesteps: both predictions are equal,
+# guidance_scale=7 draws what 1 draws, and no step ever reuses another step's attention. Nothing is logged; the caches of
+# blocks keep a state for each branch.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
