@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # diffusers: MagCache skips the blocks of a model in some steps and adds the last residual in their place. With guidance
 # by a negative prompt it keeps one residual and one count of steps for each branch, if the pipeline names the branch.
-# Some pipelines do not (Flux Kontext, image to image and inpainting of Flux, Chroma, Wan video to video): there it takes
-# both for one, so that a skipped call gets the residual of the other prompt, and the ratios of ten steps are used up in
-# five. The picture is far off, silently; the first-block and TaylorSeer caches raise an error there.
+# Some pipelines do not (Flux Kontext, image to image and inpainting of Flux, Chroma, Wan video to video): there it
+# takes both for one, so that a skipped call gets the residual of the other prompt, and the ratios of ten steps are used
+# up in five. The picture is far off, silently; the first-block and TaylorSeer caches raise an error there.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -3,8 +3,8 @@
 # steps, and knows nothing of cond and uncond: where a pipeline calls the model twice per step (Wan, Flux with a true
 # scale, QwenImage, CogView4), each second call gets the attention of the first. In Wan, with a range of 2 for spatial
 # and cross attention, the negative prompt is not read in the given timesteps: both predictions are equal,
-# guidance_scale=7 draws what 1 draws, and no step ever reuses another step's attention. Nothing is logged; the caches of
-# blocks keep a state for each branch.
+# guidance_scale=7 draws what 1 draws, and no step ever reuses another step's attention. Nothing is logged; the caches
+# of blocks keep a state for each branch.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -8,7 +8,8 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install -q --disable-pip-version-check litellm==1.110.2 fastapi==0.165.0 orjson==3.13.0 soundfile==0.14.0
+"$folder/venv/bin/pip" install -q --disable-pip-version-check litellm==1.110.2
+"$folder/venv/bin/pip" install -q --disable-pip-version-check fastapi==0.165.0 orjson==3.13.0 soundfile==0.14.0
 env -u OPENAI_BASE_URL -u OPENAI_API_BASE LITELLM_LOCAL_MODEL_COST_MAP=True "$folder/venv/bin/python" -W ignore - <<'PY'
 import json
 import sys

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# litellm: a stream of n=2 answers keeps the text of both apart, and forgets how they ended. The first finish_reason that
-# arrives is passed on as that of choice 0, whichever choice it was; the others are dropped. stream_chunk_builder then
-# says "stop" for each answer, also for one that was cut by max_tokens, and if the second ends first, its "length" is
-# shown as the end of the first. Who counts or leaves out cut answers in samples for a vote counts wrong. It also builds
-# a message without the log-probabilities that each chunk had. Without stream all of it is there.
+# litellm: a stream of n=2 answers keeps the text of both apart, and forgets how they ended. The first finish_reason
+# that arrives is passed on as that of choice 0, whichever choice it was; the others are dropped. stream_chunk_builder
+# then says "stop" for each answer, also for one that was cut by max_tokens, and if the second ends first, its "length"
+# is shown as the end of the first. Who counts or leaves out cut answers in samples for a vote counts wrong. It also
+# builds a message without the log-probabilities that each chunk had. Without stream all of it is there.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# polars: of a column of scores with a NaN, as of a run that diverged, max and arg_max pass over it. sort, top_k and rank
-# take NaN for the largest number, and a filter by score > 0.5 keeps it: the best run of a table is the right one by max,
-# and the one that diverged by top_k(1). A null, as of a run without a score, is left out by all of these but sort, which
-# puts it first of all, also from the largest down. Three usual ways to the best run give three runs.
+# polars: of a column of scores with a NaN, as of a run that diverged, max and arg_max pass over it. sort, top_k and
+# rank take NaN for the largest number, and a filter by score > 0.5 keeps it: the best run of a table is the right one
+# by max, and the one that diverged by top_k(1). A null, as of a run without a score, is left out by all of these but
+# sort, which puts it first of all, also from the largest down. Three usual ways to the best run give three runs.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

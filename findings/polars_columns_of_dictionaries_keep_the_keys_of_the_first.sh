@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # polars: a column of dictionaries, or of lists of them such as the messages of chats, has the keys of its first value.
-# Keys of later ones are dropped with their values: when the first chat has roles and contents alone, none has tool_calls.
-# Nothing is said, with strict=True, which is the default; strict=False, meant for looser types, keeps them all, and so
-# do read_ndjson and DataFrame(rows) of the same data: whether a training set has its tool calls depends on whether one
-# passes rows or columns.
+# Keys of later ones are dropped with their values: when the first chat has roles and contents alone, none has
+# tool_calls. Nothing is said, with strict=True, which is the default; strict=False, meant for looser types, keeps them
+# all, and so do read_ndjson and DataFrame(rows) of the same data: whether a training set has its tool calls depends on
+# whether one passes rows or columns.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

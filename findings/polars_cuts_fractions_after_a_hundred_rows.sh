@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # polars: DataFrame(rows), with a list of dictionaries, takes the type of a column from the first hundred rows. Scores
-# that are 0 or 1 there make a column of integers, and each later score is cut to one: 0.9 is 0, and the mean is another.
-# A key that comes first in row 101, such as "error", is dropped with its values. strict=True, the default, says nothing,
-# although a text among integers is an error, and so is a fraction among them in a list for one column. read_ndjson
-# drops the key too, and refuses the fraction. infer_schema_length=None reads all rows.
+# that are 0 or 1 there make a column of integers, and each later score is cut to one: 0.9 is 0, and the mean is
+# another. A key that comes first in row 101, such as "error", is dropped with its values. strict=True, the default,
+# says nothing, although a text among integers is an error, and so is a fraction among them in a list for one column.
+# read_ndjson drops the key too, and refuses the fraction. infer_schema_length=None reads all rows.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
