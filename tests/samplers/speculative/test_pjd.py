@@ -282,6 +282,8 @@ def test_forwards_fall_and_neighbours_are_as_equal_as_before() -> None:
     """Rows of 12 codes begin one after the other, so that 12 rows take 13 forwards at the least; `sjd` takes 33."""
     test_defaults_are_the_published_ones()
     test_tokens_of_later_rows_are_tested_by_hand()
+    test_a_rejected_token_of_a_later_row_is_redrawn_from_what_the_drafts_distribution_lacks()
+    test_with_wait_a_rejected_draft_is_drawn_again_without_regard_to_what_it_was()
     test_rows_begin_and_are_guessed_by_hand()
     test_features.test_the_exact_rule_tests_no_preaccepted_token()
     test_features.test_preaccepted_tokens_stay_outside_of_later_filters_unless_constraints_read_the_tokens_before(True)
