@@ -118,6 +118,11 @@ def with_alternate_a_prediction_from_a_token_decides_nothing() -> None:
         canvas.block_started = canvas.block_started & False
         rule.soft(canvas, state)
         assert state.fed[0].tolist() == ([False, True] if tokens == (0, 1) else [True, False])
+    shares = torch.nn.functional.one_hot(torch.tensor([[2, 2]]), 5).float()
+    known = np.array([[False, True]])  # a cache may not predict what was fed a token: its last prediction stands
+    evidence = Evidence(DenseDistribution(shares.log()), canvas.window, canvas.eligible, asked, known=known)
+    rule.observe(evidence, lambda share: share, canvas, state)
+    assert state.ids[0].tolist() == [3, 2]
 
 
 @pytest.mark.parametrize("alternate", ["false", "true"])
