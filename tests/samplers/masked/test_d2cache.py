@@ -8,7 +8,8 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers.masked.cache.changes import rows_predicting
-from pardec.samplers.masked.cache.d2cache import attention_rollout
+from pardec.samplers.masked.cache.d2cache import DualAdaptiveCache, State, attention_rollout
+from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import AttentionMaps
 from pardec.samplers.ops.position_sets import between, nucleus
 from tests.reference import naive_dependence as naive
@@ -16,7 +17,7 @@ from tests.samplers.dependence_parity import MODELS, model_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.masked import test_density
 from tests.samplers.spec_checks import defaults_are, refused_specs
-from tests.samplers.toys import fill, prompts, request, run, same, toy
+from tests.samplers.toys import MASK, fill, prompts, request, run, same, toy
 
 
 def the_parts_by_hand() -> None:
@@ -32,6 +33,9 @@ def the_parts_by_hand() -> None:
     assert nucleus(values, 1.0).sum(1).tolist() == [3, 3, 0]
     many = np.random.default_rng(0).random((50, 40), dtype=np.float32)
     assert nucleus(many, 1.0).all(), "the whole share leaves none out, however its sums are rounded"
+    canvas = Canvas((torch.full((6,), MASK),), (0,), mask_id=MASK, pad_id=4, block_length=4)
+    masks = DualAdaptiveCache(k=2)._masks(canvas, State(canvas))
+    assert masks[0].nonzero()[0].tolist() == [0, 1], "of equal masks the first"
 
 
 def rollout_by_hand() -> None:
