@@ -18,20 +18,13 @@ from pardec.samplers.speculative.cache.kivi import Kivi, PerChannel, PerToken
 from pardec.samplers.speculative.cache.mustafar import Mustafar, Pruned
 from pardec.samplers.speculative.cache.rotatekv import Rotated, RotateKV, hadamard, rotate
 from tests.reference import naive_stores as naive
+from tests.samplers.speculative import test_gear as gear
 from tests.samplers.speculative import test_kivi as kivi
+from tests.samplers.speculative import test_rotatekv as rotatekv
+from tests.samplers.store_checks import through
 
 few = settings(max_examples=25, deadline=None)
 numbers = st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=12)
-
-
-def through(codec: Codec, x: Tensor) -> Tensor:
-    """x [N, G, K, D] after encoding and decoding; all chunks belong to one row and calibrate it together."""
-    shape = ChunkShape(*x.shape[1:], x.dtype)
-    calibration = {name: part.expand(len(x), *part.shape) for name, part in codec.calibrate(x).items()}
-    parts = codec.encode(x, calibration)
-    for name, (sizes, dtype) in codec.layout(shape).items():
-        assert (parts[name].shape, parts[name].dtype) == ((len(x), *sizes), dtype), name
-    return codec.decode(parts, calibration, shape)
 
 
 def keys(count: int = 4, tokens: int = 32, heads: int = 4, dim: int = 64) -> Tensor:
@@ -151,6 +144,7 @@ def test_keys_have_outliers_in_channels_so_a_channel_is_their_group() -> None:
 def test_rotation_spreads_outliers_and_order_gathers_what_is_left() -> None:
     """RotateKV, 2 bits, outliers in few channels: rotation reduces the error, reordered channels reduce it further."""
     every_codec_is_its_formula()
+    rotatekv.test_keys_are_rotated_by_a_power_of_two_of_heads_at_most_as_many_as_asked()
     x = keys()
     plain, rotated = error(PerToken(2, 64), x), error(Rotated(2, 64, heads=4), x)
     ordered = error(Rotated(2, 64, heads=4, reorder=True), x)
@@ -168,6 +162,7 @@ def test_rotation_spreads_outliers_and_order_gathers_what_is_left() -> None:
 def test_outliers_and_a_low_rank_take_most_of_the_error_away() -> None:
     """GEAR: exact outliers and the low-rank term each reduce the error of 2 bits; both together reduce it more."""
     every_codec_is_its_formula()
+    gear.test_outliers_stand_where_they_were_in_the_longest_chunk_of_the_widest_heads()
     store = Gear().store  # as published: 2 bits, 2 per cent, rank 4, chunks of 20
     assert (store.keys, store.chunk) == (LowRankResidual(PerChannel(2), 0.02, 4, by_token=False), 20)
     assert isinstance(store.values, LowRankResidual)

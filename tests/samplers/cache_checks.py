@@ -66,6 +66,21 @@ def check_by_hand(family: str, cache: str, asked: Sequence[range]) -> None:
     assert got.tokens_fed == (sum(map(len, asked)),)
 
 
+def rows_refresh_for_themselves(cache: str) -> Callable[[], None]:
+    """Makes a test: a row queries the positions that it queries alone, though others enter blocks at other steps."""
+
+    def test() -> None:
+        model, given = toy("llada", sharp=1.2), prompts(LENGTHS)
+        spec = f"threshold:tau=0.4@{cache}"
+        together = fill(model, spec, given, NEW).trace.fed
+        for row, prompt in enumerate(given):
+            assert together[row] == fill(model, spec, [prompt], NEW[row]).trace.fed[0]
+        whole = [{at for at, fed in enumerate(row) if fed[0] == 0} for row in together]
+        assert whole[0] != whole[1], "rows enter their blocks at the same steps: the test shows nothing"
+
+    return test
+
+
 FIRST, SECOND, LAST = range(5, 9), range(9, 13), range(13, 15)  # the blocks of `check_by_hand`
 ALL = range(15)
 

@@ -7,10 +7,12 @@ from functools import cache
 import numpy as np
 import torch
 import transformers
+from torch import Tensor
 
 from pardec.models.decoder import Decoder
 from pardec.models.families import match
 from pardec.models.kv_stores.cache import StoredCache
+from pardec.models.kv_stores.contracts import ChunkShape, Codec
 from pardec.models.model import DecodingConfig, LanguageModel
 from pardec.models.plan import Plan
 from pardec.samplers import registry
@@ -49,6 +51,16 @@ def check_tokens(spec: str, chunk: int, residual: int, sinks: int, encode: naive
     for row, (prompt, new) in enumerate(zip(texts(), NEW, strict=True)):
         expected, _ = naive.decode(target(), prompt, new, settled, sinks, encode)
         assert rows(done)[row] == expected
+
+
+def through(codec: Codec, x: Tensor) -> Tensor:
+    """x [N, G, K, D] after encoding and decoding; all chunks belong to one row and calibrate it together."""
+    shape = ChunkShape(*x.shape[1:], x.dtype)
+    calibration = {name: part.expand(len(x), *part.shape) for name, part in codec.calibrate(x).items()}
+    parts = codec.encode(x, calibration)
+    for name, (sizes, dtype) in codec.layout(shape).items():
+        assert (parts[name].shape, parts[name].dtype) == ((len(x), *sizes), dtype), name
+    return codec.decode(parts, calibration, shape)
 
 
 def of_family(case: str) -> LanguageModel:

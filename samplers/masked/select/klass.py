@@ -74,9 +74,8 @@ class Klass(Select):
         now = (probabilities + _LEAST).log_()
         before = now if state.log_probabilities is None else state.log_probabilities
         divergence = (probabilities * (now - before)).sum(-1).clamp(min=0).masked_fill(~known, torch.inf)
-        past = state.divergences.masked_fill(~known[..., None], torch.inf)
         state.log_probabilities, state.known = now, eligible
-        state.divergences = torch.cat((past[..., 1:], divergence[..., None]), -1)
+        state.divergences = torch.cat((state.divergences[..., 1:], divergence[..., None]), -1)
         passes = (state.divergences < self.kl).all(-1) & (proposal.score > self.tau)
         if self.steps is None:
             return passes  # in a row where none passes the loop adds the best

@@ -44,9 +44,8 @@ class PairState(DraftModelState):
     def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:
         """Keeps the target's states at every position of these rows' prompts."""
         features = self.model.fuse(self.model.states.of(hidden))
-        if len(rows) == len(self.cached):
-            back = np.argsort(rows)
-            self.pending = features if (back == rows).all() else features[upload(back, features.device)]
+        if len(rows) == len(self.cached):  # all, in their order
+            self.pending = features
             return
         if self.pending is None:
             self.pending = features.new_zeros(len(self.cached), 0, features.shape[-1])

@@ -98,6 +98,7 @@ def test_distilling_the_target_s_distribution_raises_acceptance_over_its_tokens_
     for published in ("linear", "square", "exponential"):
         lenience.test_the_published_rule_by_a_naive_sum(published, 0.3)
     lenience.test_a_point_mass_is_mixed_by_hand()
+    lenience.test_each_row_of_a_batch_has_its_own_share_of_the_budget()
     lenience.test_siblings_share_one_mixture(2)
     lenience.test_with_a_budget_the_distribution_is_that_far_and_acceptance_is_as_much_higher(0.3)
     few, heldout = written(12, 1), written(100, 2)

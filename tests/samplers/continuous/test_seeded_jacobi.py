@@ -77,6 +77,8 @@ def test_tokens_that_depend_on_nothing_settle_at_once() -> None:
     assert [len(step.positions) for step in end.trace.steps[0]] == [1, 4, 1, 4, 1, 1]
     assert end.trace.drafted == ((3, 3, 3, 3, 1, 0),)
     assert end.trace.accepted == ((0, 3, 0, 3, 0, 0),)
+    loose = generate(causal(weight=0.9, tokens=12), "seeded_jacobi:window=4,tol=1000")
+    assert loose.trace.accepted == end.trace.accepted, "what was never sampled before has not settled, whatever tol is"
 
 
 def test_a_row_alone_is_the_row_in_any_batch() -> None:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
+import pytest
+import torch
+
+from pardec.samplers.masked.select.above_mean import AboveMean, Scores
 from tests.reference import naive_revise as naive
 from tests.samplers import eight_tokens
 from tests.samplers.eight_tokens import LAWS, steps_of
@@ -24,6 +30,16 @@ def test_eight_tokens_by_hand() -> None:
     # Equal scores are not above their mean: the two of the lowest position go.
     got = run(table(LAWS[:1].repeat(8, 1)), "above_mean", request([[eight_tokens.MASK] * 8], [0], block_length=8))
     assert got.trace.commit_step[0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def test_a_row_without_a_commit_has_no_mean_beside_one_that_has() -> None:
+    """All three are above .5, the first row's mean so far; the second row commits its best."""
+    score = torch.tensor([[0.9, 0.8, 0.7]]).expand(2, 3)
+    proposal: Any = SimpleNamespace(score=score, eligible=torch.ones(2, 3, dtype=torch.bool))
+    canvas: Any = SimpleNamespace(block_started=np.array([True, True]))
+    total = torch.tensor([[0.5], [0.0]], dtype=torch.float64)
+    state = Scores(total, torch.tensor([[1], [0]]), torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool))
+    assert AboveMean(least=1).select(proposal, canvas, state).sum(1).tolist() == [3, 1]
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])

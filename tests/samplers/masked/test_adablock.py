@@ -13,7 +13,7 @@ from tests.reference import naive_blocks as naive
 from tests.samplers.block_parity import agree
 from tests.samplers.parity import recorded
 from tests.samplers.spec_checks import defaults_are
-from tests.samplers.toys import MASK, fill, prompts, table, toy
+from tests.samplers.toys import MASK, fill, prompts, same, table, toy
 
 
 @pytest.mark.parametrize(("tau", "scope"), [(0.02, 0.25), (0.9, 0.25), (0.02, 0.1), (0.02, 0.5)])
@@ -42,6 +42,22 @@ def test_a_delimiter_of_just_tau_ends_the_block() -> None:
 def test_the_scope_is_not_rounded_down() -> None:
     canvas = Canvas((torch.full((100,), MASK),), (0,), mask_id=MASK, pad_id=4, block_length=4, moving=True)
     assert AdaptiveBlock(scope=0.29)._scope(canvas).tolist() == [29]
+
+
+def test_of_equally_probable_delimiters_the_first_ends_the_block() -> None:
+    sure, even = [0.0, 1.0, 0.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0, 0.0]  # 0 is the delimiter
+    model = table(torch.tensor([sure, sure, even, even, sure]))
+    got = fill(model, "adablock:tau=0.5,delimiters=0,scope=1+threshold:tau=0.1", [[1]], 4, block_length=4)
+    assert got.trace.commit_step[0, 1:5].tolist() == [0, 0, 1, 2]  # and the second its own
+
+
+def test_rows_of_a_batch_have_blocks_of_their_own() -> None:
+    """A row that has begun a block keeps its end while others begin theirs."""
+    model, given, new = toy("dream", sharp=1.2), prompts((3, 6, 1)), (17, 12, 20)
+    spec = "adablock:tau=0.2,delimiters=0-1-2,scope=0.5+threshold:tau=0.4"
+    together = fill(model, spec, given, new, block_length=6)
+    for row, prompt in enumerate(given):
+        assert same(together, row, fill(model, spec, [prompt], new[row], block_length=6), 0)
 
 
 def test_it_needs_delimiters() -> None:

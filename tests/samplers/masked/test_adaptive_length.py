@@ -178,6 +178,7 @@ def test_it_is_its_naive_version_step_by_step(name: str) -> None:
     a_row_is_shortened_only_when_it_enters_a_block()
     test_tokens_that_were_given_behind_it_keep_the_row_long()
     test_an_end_token_as_likely_as_tau_counts()
+    test_a_row_alone_is_the_row_in_a_ragged_batch("fixed:steps=9", "dkv")
     model, new, size, cut = golden(name), 30, 6, 0
     vocab = model.language_model.vocab_size
     ends = set(range(0, vocab, 3)) - {model.language_model.decoding_config.mask_id}

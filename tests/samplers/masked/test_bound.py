@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.reference import naive_selects as naive
 from tests.samplers.parity import FAMILIES, agree, agree_recorded
-from tests.samplers.spec_checks import commits_at, refused_specs
-from tests.samplers.toys import fill, prompts, same, toy
+from tests.samplers.spec_checks import commits_at, defaults_are, refused_specs
+from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Ranked .99 .95 .91 .901 .85 .60 .45 .30, at 4 0 2 6 5 1 7 3
 STEPS = {
@@ -21,6 +22,21 @@ STEPS = {
 
 
 test_eight_tokens_by_hand = commits_at(STEPS)
+
+
+test_defaults = defaults_are("bound", "bound:tau=0.9,least=0.45,f=2.0")
+
+
+@pytest.mark.parametrize(
+    ("rule", "values"),
+    [("tau={},least=1,f=0", (0.5, 0.51)), ("tau=1,least={},f=100", (0.5, 0.51)), ("tau=1,least=0,f={}", (1.5, 1.49))],
+)
+def test_a_score_of_just_the_bound_is_enough(rule: str, values: tuple[float, float]) -> None:
+    """Two scores of 1/2; f=1.5 asks for 1/4 and 1/2, and f=1.49 for a little more."""
+    asked = request([[4] * 2], [0], block_length=2)
+    halves = table(torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0]).expand(2, 5))
+    for value, count in zip(values, (2, 1), strict=True):
+        assert run(halves, f"bound:{rule.format(value)}", asked).trace.gained[0][0] == count
 
 
 @pytest.mark.parametrize("family", FAMILIES)

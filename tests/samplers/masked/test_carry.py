@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import Evidence
+from pardec.samplers.masked.ops.schedule import BlockClock
+from pardec.samplers.masked.select.carry import Carry, State
 from pardec.samplers.ops.distribution import DenseDistribution
 from pardec.samplers.registry import build_method
 from pardec.samplers.spec import parse
@@ -36,6 +41,16 @@ test_eight_tokens_by_hand = commits_at(
 def test_nothing_is_carried_into_the_next_block() -> None:
     """Two per step in each block: .95 .91 | .60, .30 carried | .30, then .99 .901 | .85, .45 carried | .45."""
     assert steps_of("carry:tau=0.6,steps=4", block_length=4) == [0, 1, 0, 2, 3, 4, 3, 5]
+
+
+def test_a_row_that_begins_a_block_leaves_what_others_carry() -> None:
+    canvas: Any = SimpleNamespace(
+        block_started=np.array([True, False]), block_remaining=np.array([4, 2]), step=np.array([3, 3])
+    )
+    none = np.zeros(2, dtype=np.int64)
+    state = State(BlockClock(none, none, none + 1), none, torch.tensor([[2], [1]]))
+    Carry().skipped_steps(canvas, state)
+    assert state.carried.tolist() == [[0], [1]]
 
 
 def test_a_score_of_exactly_tau_passes() -> None:

@@ -115,6 +115,8 @@ def test_it_is_the_naive_rule(family: str) -> None:
     evidence = replace(found.evidence, leave_one_out=found.evidence.distribution)
     just = Counterfactual(tau=float(found.score[0, 5])).select(replace(found, evidence=evidence), None, None)  # type: ignore[arg-type]
     assert just[0].nonzero()[:, 0].tolist() == [0, 2, 4, 5, 6]  # .85 is enough where .85 is asked for
+    drawn = replace(found, evidence=evidence, tokens=found.tokens + 1)  # the likeliest are compared, not the drawn
+    assert torch.equal(Counterfactual(tau=float(found.score[0, 5])).select(drawn, None, None), just)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])

@@ -223,6 +223,7 @@ def test_no_weight_changes_no_bit_and_credit_answers_as_well_in_fewer_steps() ->
     the_published_variant_without_parameters_by_hand()
     credit_gathers_for_each_token_a_position_ever_preferred()
     a_new_block_starts_without_credit()
+    test_it_is_the_matrix_kept_sparsely("llada")
     a_row_that_enters_a_block_leaves_the_share_of_another_row()
     test_the_credit_of_a_committed_position_is_gone_when_it_is_taken_back()
     test_nothing_is_forgotten_when_every_step_prefers_another_token()

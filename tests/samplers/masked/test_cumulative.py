@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.reference import naive_selects as naive
 from tests.samplers.parity import FAMILIES, agree, agree_recorded
 from tests.samplers.spec_checks import commits_at
-from tests.samplers.toys import fill, prompts, same, toy
+from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Ranked .99 .95 .91 .901 .85 .60 .45 .30, at 4 0 2 6 5 1 7 3
 STEPS = {
@@ -19,6 +20,13 @@ STEPS = {
 
 
 test_eight_tokens_by_hand = commits_at(STEPS)
+
+
+def test_a_product_of_just_tau_is_enough() -> None:
+    halves = table(torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0]).expand(4, 5))
+    asked = request([[4] * 4], [0], block_length=4)
+    for tau, forwards in ((0.25, 2), (0.26, 4)):
+        assert run(halves, f"cumulative:tau={tau}", asked).nfe == (forwards,)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -8,7 +8,7 @@ import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers.masked.cache.changes import rows_predicting
-from pardec.samplers.masked.cache.d2cache import DualAdaptiveCache, attention_rollout
+from pardec.samplers.masked.cache.d2cache import DualAdaptiveCache, State, attention_rollout
 from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import AttentionMaps
 from pardec.samplers.ops.position_sets import between, nucleus
@@ -33,6 +33,9 @@ def the_parts_by_hand() -> None:
     assert nucleus(values, 1.0).sum(1).tolist() == [3, 3, 0]
     many = np.random.default_rng(0).random((50, 40), dtype=np.float32)
     assert nucleus(many, 1.0).all(), "the whole share leaves none out, however its sums are rounded"
+    canvas = Canvas((torch.full((6,), MASK),), (0,), mask_id=MASK, pad_id=4, block_length=4)
+    masks = DualAdaptiveCache(k=2)._masks(canvas, State(canvas))
+    assert masks[0].nonzero()[0].tolist() == [0, 1], "of equal masks the first"
 
 
 def the_masks_by_hand() -> None:

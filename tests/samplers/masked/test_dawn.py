@@ -49,6 +49,9 @@ def test_every_bound_includes_the_value_itself() -> None:
     for induce, forwards in ((0.5, 1), (0.51, 3)):
         spec = f"dawn:low=1,induce={induce},high=0.9,{rest}"
         assert run(attending((0.95, 0.5, 0.5, 0.5), edges), spec, known).nfe == (forwards,)
+    for high, forwards in ((0.5, 1), (0.51, 3)):  # and the known one, of 0.5, is an anchor
+        spec = f"dawn:low=1,induce=0.3,high={high},{rest}"
+        assert run(attending((0.5, 0.4, 0.4, 0.4), edges), spec, known).nfe == (forwards,)
 
 
 SETTINGS = (

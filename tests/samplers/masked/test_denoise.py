@@ -112,6 +112,14 @@ def test_a_token_that_changes_keeps_a_canvas_open() -> None:
     assert [len(first) == 8, len(second) == 8, len(third) == 8] == [False, False, True]
 
 
+def test_a_new_canvas_is_compared_with_nothing_and_has_its_own_steps() -> None:
+    stage, canvas = Denoise(gamma=0, confidence=9, steps=3), random_canvas()
+    state = stage.start(canvas)
+    assert [len(kept(stage, canvas, state)) for _ in range(2)] == [1, 8], "stable at the second step"
+    canvas.block_started = canvas.block_started | True
+    assert [len(kept(stage, canvas, state)) for _ in range(2)] == [1, 8]
+
+
 def test_the_last_step_keeps_all_with_the_likeliest_tokens() -> None:
     stage, canvas = Denoise(gamma=0, confidence=0, steps=2), random_canvas()
     state = stage.start(canvas)

@@ -12,6 +12,7 @@ from tests.samplers.cache_checks import (
     check_by_hand,
     loses_nothing_if_block_causal,
     refreshed_is_no_cache,
+    rows_refresh_for_themselves,
 )
 from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import fill, prompts, same, toy
@@ -40,6 +41,9 @@ ASKED: dict[tuple[str, str], list[range]] = {
 @pytest.mark.parametrize(("family", "cache"), ASKED)
 def test_the_positions_that_are_queried_by_hand(family: str, cache: str) -> None:
     check_by_hand(family, cache, ASKED[family, cache])
+
+
+test_rows_of_a_batch_refresh_for_themselves = rows_refresh_for_themselves("dual")
 
 
 test_refreshing_at_every_step_is_no_cache = refreshed_is_no_cache("dual")

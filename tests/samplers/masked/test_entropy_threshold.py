@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.reference import naive_masked, naive_selects
 from tests.samplers import loop_parity
 from tests.samplers.parity import FAMILIES, agree, agree_recorded
 from tests.samplers.spec_checks import commits_at, refused_specs
-from tests.samplers.toys import fill, prompts, same, toy
+from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 STEPS = {
     # Entropies: .99 0.067, .95 0.254, .91 0.401, .901 0.432, .85 0.588, .60 1.113, .45 1.292, .30 1.380 nats.
@@ -23,6 +24,11 @@ STEPS = {
 
 
 test_eight_tokens_by_hand = commits_at(STEPS)
+
+
+def test_an_entropy_of_just_tau_is_low() -> None:
+    sure = table(torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]).expand(3, 5))
+    assert run(sure, "entropy_threshold:tau=0", request([[4] * 3], [0], block_length=3)).nfe == (1,)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

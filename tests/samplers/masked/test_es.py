@@ -64,6 +64,7 @@ def test_it_is_its_naive_version_layer_by_layer(
 ) -> None:
     """A naive version in float64 commits the same tokens and computes the same positions in every layer."""
     test_defaults_are_the_published_ones()
+    test_rows_of_a_batch_skip_for_themselves()
     model, watched = trained(name).language_model, Watched(monkeypatch)
     mask = model.decoding_config.mask_id
     prompt = np.random.RandomState(5).randint(3, model.vocab_size - 10, 7).tolist()

@@ -164,6 +164,18 @@ def test_a_tree_of_one_token_is_the_nested_drafts() -> None:
     assert (graph.nfe, graph.forward_rows) == (nested.nfe, nested.forward_rows)
 
 
+def test_a_tree_branches_at_the_surest_of_the_positions_that_the_step_commits() -> None:
+    """The select takes the middle one, which is not the surest: there stands the second likeliest token."""
+    rule, found = FreeDave(drafts=3, width=2), proposal("confidence")
+    assert rule.depths == (0, 1, 1, 2)
+    which = torch.zeros_like(found.eligible)
+    which[0, 1] = True
+    drafted = rule.draft(1, np.array([2]), Choice(which, found.tokens), found)
+    second = found.evidence.logits[0, 1].argsort(descending=True)[1]
+    assert (drafted.tokens != found.tokens)[0].nonzero()[:, 0].tolist() == [1]
+    assert drafted.tokens[0, 1] == second
+
+
 def naive_graph(name: str, prompt: list[int], new: int, size: int, graph: str) -> tuple[list[int], int, int]:
     """freedave with a graph for one row at temperature 0, in plain Python: tokens, forwards, and rows of forwards."""
     model = Model(recorded(name))

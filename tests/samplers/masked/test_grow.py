@@ -35,6 +35,8 @@ def test_it_is_the_naive_rule(family: str, most: int) -> None:
     """Tokens, the step of each and the length of the row, up to `max_new_tokens`."""
     test_defaults_are_the_published_ones()
     test_a_mask_is_replaced_where_no_token_is_likely_enough(1.0)
+    as_sure_as_asked_is_sure()
+    of_equal_masks_the_first_is_replaced()
     model, replaced, waited = toy(family, sharp=1.2), 0, 0
     for seed in range(4):
         (prompt,) = prompts((5,), seed=seed)
@@ -49,6 +51,26 @@ def test_it_is_the_naive_rule(family: str, most: int) -> None:
     if most == 4:
         ends_count_in_the_last_32_positions()
     assert most < 50 or (replaced and waited), "no row grew in one of the two ways: the test shows nothing"
+
+
+def as_sure_as_asked_is_sure() -> None:
+    """Every position ends the text with 1/2: of three e = 3/64, of five 5/64."""
+    halves = torch.zeros(8, 7)
+    halves[:, :2] = 0.5
+    for sure, length in ((3 / 64, 3), (3.01 / 64, 5)):
+        spec = f"threshold:tau=0.99+grow:start=3,step=3,spare=0,enough=0,sure={sure},unsure=0.51@none"
+        got = run(table(halves), spec, request([[6] * 8], [0], block_length=8, stop_ids=(0,)))
+        assert (got.trace.commit_step >= 0).sum() == length
+
+
+def of_equal_masks_the_first_is_replaced() -> None:
+    """The token at 3 comes first, then that at 0, and the mask at 1 becomes three: what stood at 3 stands at 5."""
+    halves = torch.zeros(7, 7)
+    halves[:, :2] = 0.5
+    halves[3] = torch.tensor([0, 1.0, 0, 0, 0, 0, 0])
+    spec = "threshold:tau=0.99+grow:start=5,step=3,spare=0,enough=0,sure=1,unsure=0.51@none"
+    got = run(table(halves), spec, request([[6] * 7], [0], block_length=8, stop_ids=(5,)))
+    assert got.trace.commit_step[0].tolist().index(0) == 5
 
 
 def an_end_that_is_predicted_within_the_prompt_does_not_count() -> None:

@@ -86,18 +86,24 @@ def test_it_is_its_naive_version(name: str, branches: int) -> None:
             assert result.nfe[row] == count
 
 
-def test_a_branch_is_judged_by_its_likeliest_tokens_not_by_those_that_were_drawn() -> None:
-    """(1 + 0.9) / 2 against (0.8 + 0.95) / 2; the tokens drawn in the row itself have 0.1 each."""
+@pytest.mark.parametrize(("own", "extra", "mean"), [(0.9, 0.8, 0.95), (0.5, 0.75, 0.75)])
+def test_a_branch_is_judged_by_its_likeliest_tokens_and_of_equal_ones_the_row_stays(
+    own: float, extra: float, mean: float
+) -> None:
+    """(1 + .9) / 2 against (.8 + .95) / 2, and (1 + .5) / 2 against (.75 + .75) / 2.
+
+    The tokens drawn in the row itself have 0.1 each.
+    """
     canvas = SimpleNamespace(
         nfe=np.array([3, 3]),
         commit_step=torch.tensor([[-1, -2, -2], [-1, 3, -2]]),
         open=torch.tensor([[False, True, True], [False, False, True]]),
-        commit_score=torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.8, 0.0]]),
+        commit_score=torch.tensor([[0.0, 0.0, 0.0], [0.0, extra, 0.0]]),
     )
-    likeliest = (torch.zeros(2, 2), torch.tensor([[0.9, 0.9], [0.0, 0.95]]))
+    likeliest = (torch.zeros(2, 2), torch.tensor([[own, own], [0.0, mean]]))
     proposal = SimpleNamespace(
         eligible=torch.tensor([[True, True], [False, True]]),
-        score=torch.tensor([[0.1, 0.1], [0.0, 0.95]]),
+        score=torch.tensor([[0.1, 0.1], [0.0, mean]]),
         evidence=SimpleNamespace(distribution=SimpleNamespace(greedy=likeliest)),
     )
     asked: Any = SimpleNamespace(

@@ -8,7 +8,7 @@ import torch
 
 from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import Update
-from pardec.samplers.masked.select.maskgit import MaskGIT
+from pardec.samplers.masked.select.maskgit import MaskGIT, _schedule
 from tests.samplers.eight_tokens import MASK, SURE, steps_of
 from tests.samplers.masked_pictures import CAPTIONS, check_published
 from tests.samplers.schedule_checks import first_sets
@@ -37,6 +37,11 @@ def test_a_step_that_would_commit_nothing_commits_one_of_the_highest_noise() -> 
         assert state.quota.tolist() == [1]
         first = canvas.window == canvas.first_open[0]
         canvas.commit(Update(first, torch.zeros_like(canvas.window), first.float()))
+
+
+def test_the_noise_fades_by_the_time_left_or_by_the_product_of_it_so_far() -> None:
+    left = {"linear": [0.75, 0.5, 0.25, 0], "product": [0.75, 0.375, 0.09375, 0], "none": [1] * 4}
+    assert {how: _schedule(4, how)[1].tolist() for how in left} == left
 
 
 def test_the_steps_are_shared_out_over_the_blocks() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
@@ -33,6 +34,14 @@ def test_refreshes_and_the_warmup_by_hand() -> None:
     got = run(table(LAWS), "sequential@mlcache:refresh=0,warmup=1", asked)
     assert [len(each) for each in got.trace.fed[0]] == [8, 8, *[1] * 6]
     assert [len(each) for each in run(table(LAWS), "sequential@mlcache", asked).trace.fed[0]] == [*[8] * 6, 1, 1]
+
+
+def test_of_a_schedule_of_eight_steps_three_are_the_warmup_and_of_equal_logits_the_first_is_queried() -> None:
+    """floor(.3 * 8) = 2 is the last step of the warm-up."""
+    asked = request([[MASK] * 8], [0], block_length=8)
+    quarters = torch.tensor([0.25] * 4 + [0.0] * 3).expand(8, 7)
+    got = run(table(quarters), "fixed:steps=8@mlcache:refresh=0", asked)
+    assert queried(got) == [*[tuple(range(8))] * 3, *[(0,)] * 5]
 
 
 @pytest.mark.parametrize("cfg", [None, 3.5])

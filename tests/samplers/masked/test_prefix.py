@@ -11,6 +11,7 @@ from tests.samplers.cache_checks import (
     check_by_hand,
     loses_nothing_if_block_causal,
     refreshed_is_no_cache,
+    rows_refresh_for_themselves,
 )
 from tests.samplers.toys import fill, prompts, same, toy
 
@@ -43,6 +44,9 @@ def test_the_positions_that_are_queried_by_hand(family: str, cache: str) -> None
 def test_positions_before_the_block_are_asked_at_every_step(family: str, before: int, starts: list[int]) -> None:
     got = fill(toy(family), f"sequential@prefix:before={before}", prompts((5,)), 8)
     assert got.trace.fed[0] == tuple(range(start, 13) for start in starts)
+
+
+test_rows_of_a_batch_refresh_for_themselves = rows_refresh_for_themselves("prefix")
 
 
 def test_without_them_a_shifted_family_asks_the_one_before_only_while_it_needs_it() -> None:

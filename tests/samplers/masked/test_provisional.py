@@ -118,6 +118,11 @@ def with_alternate_a_prediction_from_a_token_decides_nothing() -> None:
         canvas.block_started = canvas.block_started & False
         rule.soft(canvas, state)
         assert state.fed[0].tolist() == ([False, True] if tokens == (0, 1) else [True, False])
+    shares = torch.nn.functional.one_hot(torch.tensor([[2, 2]]), 5).float()
+    known = np.array([[False, True]])  # a cache may not predict what was fed a token: its last prediction stands
+    evidence = Evidence(DenseDistribution(shares.log()), canvas.window, canvas.eligible, asked, known=known)
+    rule.observe(evidence, lambda share: share, canvas, state)
+    assert state.ids[0].tolist() == [3, 2]
 
 
 @pytest.mark.parametrize("alternate", ["false", "true"])
@@ -162,6 +167,9 @@ def test_fewer_steps_than_the_run_alone_on_grids(monkeypatch: pytest.MonkeyPatch
     with_alternate_a_prediction_from_a_token_decides_nothing()
     test_an_end_token_is_never_provisional(monkeypatch)
     test_it_feeds_what_it_says("dream", True)
+    for spec in test_leap.STEPS:
+        test_leap.test_eight_tokens_by_hand(spec)
+    test_leap.test_a_candidate_as_likely_as_tau_belongs_to_the_run()
     test_leap.test_the_window_of_an_odd_number_is_the_larger_half_and_each_row_has_its_own()
     model, task = pardec.load("tiny-llada", device="cpu"), pardec.task("grids")
     problems = task.problems(split="heldout", n=24, seed=5)

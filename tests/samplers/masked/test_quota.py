@@ -39,6 +39,13 @@ def test_a_score_of_exactly_tau_is_not_sure() -> None:
     assert run(table(distributions), "quota:tau=0.249", query).nfe == (1,)
 
 
+def test_a_row_without_confident_positions_does_not_hold_back_another() -> None:
+    distributions = torch.full((8, 7), 0.01)
+    distributions[:4, 0], distributions[4:, 0] = 0.95, 0.4
+    asked = request([[6] * 4, [0] * 4 + [6] * 4], [0, 4], block_length=4)
+    assert run(table(distributions), "quota:tau=0.9", asked).nfe == (1, 4)
+
+
 test_bad_parameters = refused_specs(
     [
         ("tau=1.5", "tau must be at most 1, got 1.5"),

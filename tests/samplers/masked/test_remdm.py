@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.reference import naive_revise as naive
 from tests.samplers.revise_checks import LENGTHS, NEW, as_the_select_alone, compare
 from tests.samplers.spec_checks import defaults_are, refused_specs
-from tests.samplers.toys import BLOCK, fill, prompts, toy
+from tests.samplers.toys import BLOCK, fill, prompts, table, toy
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -24,6 +25,13 @@ def test_it_begins_at_the_share_and_not_one_token_later(at: float, size: int, fi
     """All that is committed at once is opened again, so that the forwards tell how many tokens that were."""
     got = fill(toy(), f"remdm:at={at},rounds=1,tokens={size}+sequential", prompts((3,)), size, block_length=size)
     assert got.nfe[0] == size + first
+
+
+def test_of_equal_scores_the_first_position_is_opened_again() -> None:
+    """Three of four are committed from the left, and then the first of them once more."""
+    halves = torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0]).expand(5, 5)
+    got = fill(table(halves), "remdm:at=0.75,rounds=1,tokens=1+sequential", [[0]], 4, block_length=4)
+    assert got.trace.commit_step[0, 1:5].tolist() == [3, 1, 2, 4]
 
 
 test_no_round_is_the_select_alone = as_the_select_alone(("threshold:tau=0.4+remdm:rounds=0", "threshold:tau=0.4"))

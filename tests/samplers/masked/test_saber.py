@@ -85,6 +85,7 @@ def test_steps_commit_more_than_one_token_and_answers_stay_right() -> None:
     test_defaults_are_the_published_ones()
     what_is_taken_back_by_hand()
     test_above_mean.test_eight_tokens_by_hand()
+    test_above_mean.test_a_row_without_a_commit_has_no_mean_beside_one_that_has()
     for family, least, size in (("llada", 2, 4), ("dream", 2, 4), ("dream", 3, 16), ("llada", 1, 8)):
         test_it_follows_its_paper(family, least, size, False)
     for task in ("arithmetic", "records"):

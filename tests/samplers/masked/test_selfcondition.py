@@ -5,13 +5,17 @@ Decoding with it as a whole is compared with transformers' own in tests/models/f
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
 from pardec.models.errors import SpecError
 from pardec.samplers.masked.contracts import Evidence
-from pardec.samplers.masked.inputs.selfcondition import SelfCondition
+from pardec.samplers.masked.inputs.selfcondition import SelfCondition, Signal
 from pardec.samplers.ops.distribution import DenseDistribution
 from pardec.samplers.registry import resolve
 from tests.samplers.eight_tokens import LAWS, MASK
@@ -30,6 +34,16 @@ def test_expected_embeddings_by_hand() -> None:
     assert not stage.soft(canvas, state).any()  # type: ignore[union-attr]  # the block has just begun
     canvas.block_started = np.zeros(1, dtype=bool)
     torch.testing.assert_close(stage.soft(canvas, state), (LAWS @ table)[None])
+    known = np.arange(8)[None] != 2  # what is not predicted gives no signal
+    stage.observe(replace(evidence, known=known), lambda distribution: distribution @ table, canvas, state)
+    torch.testing.assert_close(stage.soft(canvas, state), (LAWS @ table * torch.from_numpy(known[0])[:, None])[None])
+
+
+def test_a_row_s_new_block_does_not_clear_the_signal_of_others() -> None:
+    begun: Any = SimpleNamespace(block_started=np.array([True, False]))
+    signal = SelfCondition().soft(begun, Signal(torch.ones(2, 3, 1)))
+    assert signal is not None
+    assert signal.sum((1, 2)).tolist() == [0, 3]
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
+
 from tests.samplers.eight_tokens import MASK, steps_of
 from tests.samplers.spec_checks import commits_at, defaults_are
-from tests.samplers.toys import fill, prompts, same, toy
+from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Entropies .254 1.113 .401 1.380 .067 .588 .432 1.292 nats
 STEPS = {
@@ -19,6 +21,15 @@ STEPS = {
 
 
 test_eight_tokens_by_hand = commits_at(STEPS)
+
+
+def test_a_position_of_just_tau_waits() -> None:
+    """Without entropy the positions have 0, .25 and .5."""
+    sure = torch.tensor([1.0, 0.0, 0.0, 0.0, 0.0]).expand(3, 5)
+    asked = request([[4] * 3], [0], block_length=3)
+    for tau, steps in ((0.25, [0, 1, 2]), (0.26, [0, 0, 1])):
+        got = run(table(sure), f"wedlm:tau={tau},distance=0.25", asked)
+        assert got.trace.commit_step[0, :3].tolist() == steps
 
 
 def test_the_distance_is_from_the_first_open_position_not_from_the_block() -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
+from pardec.samplers.masked.revise.wino import State, Wino
 from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
 from tests.samplers.revise_checks import as_the_select_alone, compare
@@ -33,6 +38,24 @@ def test_a_token_as_likely_as_verify_stays() -> None:
     halves = torch.tensor([0.5, 0.5, 0.0, 0.0, 0.0]).expand(9, 5)
     assert fill(table(halves), "wino:draft=0.5,verify=0.5", [[0]], 8, block_length=8).nfe == (2,)  # 5 and 3
     assert fill(table(halves), "wino:draft=0.5,verify=0.51", [[0]], 8, block_length=8).nfe > (2,)
+
+
+@pytest.mark.parametrize(("begins", "again"), [(False, [0]), (True, [0, 1])])
+def test_a_step_takes_back_fewer_than_the_one_before_drafted_but_in_a_new_block(begins: bool, again: list[int]) -> None:
+    """Two of the four tokens are doubtful, the first one more, and the step before drafted two."""
+    canvas: Any = SimpleNamespace(
+        block_started=np.array([begins]),
+        block_remaining=np.array([2]),
+        tokens=torch.zeros(1, 5, dtype=torch.int64),
+        window=torch.arange(4)[None],
+        committed=torch.tensor([[True, True, False, False]]),
+    )
+    again_predicted = torch.tensor([[0.1, 0.2, 0.95, 0.95]])
+    evidence = SimpleNamespace(leave_one_out=SimpleNamespace(probability=lambda tokens: again_predicted))
+    proposal: Any = SimpleNamespace(score=torch.tensor([[-torch.inf, -torch.inf, 0.9, 0.8]]), evidence=evidence)
+    found = Wino().revise(~canvas.committed, proposal, canvas, State(torch.tensor([[2]])))
+    assert found.reopen is not None
+    assert found.reopen[0].nonzero()[:, 0].tolist() == again
 
 
 test_verifying_nothing_is_the_select_alone = as_the_select_alone(

@@ -220,6 +220,17 @@ def test_a_round_without_drafts_counts_for_neither_drafter() -> None:
     assert (arms.copied.tolist(), arms.rounds.tolist(), arms.gained.tolist(), arms.cost.tolist()) == before
 
 
+def test_a_copy_is_taken_only_where_it_gains_more_than_the_model() -> None:
+    """The model gained 2 tokens, 1.75 and 1.5 for a cost of 1, copies 1.75 in rounds of cost 1."""
+    arms = BanditState.start(None, None, 3, 0.0)
+    arms.gained, arms.cost = np.array([2, 1.75, 1.5]), np.ones(3)
+    arms.copied[:], arms.rounds[:] = 3.5, 2
+    copied: Any = SimpleNamespace(tokens=torch.zeros(3, 3, dtype=torch.int64), sizes=np.array([3, 3, 3]))
+    text: Any = SimpleNamespace(row=lambda at: np.array([at, 5]))
+    arms.choose(copied, text)
+    assert arms.used.tolist() == [False, False, True]
+
+
 def test_rows_copied_count_for_no_length_controller() -> None:
     """Otherwise `heuristic` would lengthen the model's drafts when copies are accepted."""
     told: list[np.ndarray] = []

@@ -88,6 +88,8 @@ def test_the_threshold_of_a_cost_takes_fewer_units_a_token_than_any_fixed_length
     only_tokens_up_to_the_first_rejection_are_counted()
     counts_fade()
     a_draft_ends_where_one_more_token_promises_less_than_its_cost()
+    bounds_by_hand()
+    rows_copied_count_for_neither_gain_nor_cost()
     random = np.random.RandomState(3)
     streams = {
         "random": np.where(random.rand(250, 10) < 0.7, 0.97, 0.3),
@@ -110,6 +112,30 @@ def test_the_threshold_of_a_cost_takes_fewer_units_a_token_than_any_fixed_length
 
     adaptive = cost("k=8+calibrated:cost=0.4")
     assert adaptive < 0.9 * min(cost("k=8"), cost("k=8+calibrated"))
+
+
+def bounds_by_hand() -> None:
+    """A bucket from .5 to 1 begins at .75; at a cost of what is accepted, 1 at first, nothing is drafted."""
+    stage = context(written([[1]]))
+    for h, stops in ((0.25, False), (0.24, True)):
+        controller = Calibrated(h=h, buckets=2)
+        state = controller.start(stage)
+        controller.budget(3, stage, state)
+        assert bool(controller.stop(torch.tensor([0.9]), 0, stage, state)) == stops
+    for cost, most in (("1", 0), ("0.99", 3)):
+        controller = Calibrated(cost=cost)
+        assert controller.budget(3, stage, controller.start(stage)).tolist() == [most]
+
+
+def rows_copied_count_for_neither_gain_nor_cost() -> None:
+    stage = context(written([[1], [2]]))
+    controller = Calibrated(cost="0.5", decay=1)
+    state = controller.start(stage)
+    controller.budget(2, stage, state)
+    done = outcome([2, 2], [1, 1])
+    copied = replace(done.draft, ignores_length_controller=np.array([True, False]))
+    controller.observe(replace(done, draft=copied), stage, state)
+    assert (state.gained.tolist(), state.spent.tolist()) == ([1, 3], [1, 3])  # 2 tokens for 1 + .5 * 2
 
 
 def a_draft_ends_where_one_more_token_promises_less_than_its_cost() -> None:

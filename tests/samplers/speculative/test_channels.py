@@ -180,6 +180,8 @@ def test_a_few_channels_find_the_fact_that_others_lose(tmp_path: Path) -> None:
     pairs_are_ranked_by_the_products_of_queries_and_keys()
     a_query_sees_its_best_slots_and_attends_to_them_alone()
     each_row_ranks_the_keys_of_its_own_last_tokens()
+    test_a_prompt_with_fewer_tokens_than_calibrate_is_ranked_by_all_of_them_alike()
+    test_the_window_of_a_node_counts_positions_and_not_slots("recycling:tree=3-3-2")
     model, drawn, texts = induction(), np.random.RandomState(3), []
     for place in (20, 117, 201):
         text = drawn.permutation(model.vocab_size)[:300].tolist()

@@ -10,10 +10,9 @@ import torch
 
 from pardec.models.kv_stores.contracts import ChunkShape
 from pardec.samplers.speculative.cache.gear import Gear
-from tests.models.test_kv_stores import through
 from tests.reference import naive_stores as naive
 from tests.samplers.spec_checks import refused_specs
-from tests.samplers.store_checks import check_tokens, in_chunks
+from tests.samplers.store_checks import check_tokens, in_chunks, through
 
 
 def test_each_token_is_that_of_a_loop_that_encodes_its_past_from_scratch() -> None:

@@ -50,6 +50,8 @@ def test_no_other_lengths_make_more_tokens_a_second(seed: int) -> None:
 def test_one_row_alone_has_the_k_of_the_formula() -> None:
     under_load_nothing_is_drafted()
     rows_that_are_accepted_more_draft_more()
+    of_equal_rates_the_shorter_drafts_are_taken()
+    a_round_begins_without_the_estimates_of_the_one_before()
     test_acceptance_is_counted_up_to_the_first_rejection_and_fades()
     test_one_row_drafts_what_gains_the_most_tokens_over_cost()
     for seed in range(6):
@@ -65,6 +67,21 @@ def under_load_nothing_is_drafted() -> None:
     assert drafted[0] >= 3
     assert drafted == sorted(drafted, reverse=True)
     assert drafted[-1] == 0
+
+
+def of_equal_rates_the_shorter_drafts_are_taken() -> None:
+    """1.25 tokens for 1.25: as many as 1 for 1, by the drafter's forward or by the position fed."""
+    assert lengths(np.array([0.25]), 1, Costs(1, 0.25, 0, 0), 0).tolist() == [0]
+    rate, counts = prefixes(np.array([[0.25]]), Costs(0.75, 0, 0.25, 0), 0, 1)
+    assert (rate, counts.tolist()) == (1, [0])
+
+
+def a_round_begins_without_the_estimates_of_the_one_before() -> None:
+    stage, controller = context(written([[1]])), Goodput()
+    state = controller.start(stage)
+    state.survival = np.full((1, 4), 0.5)
+    controller.budget(3, stage, state)
+    assert state.survival.shape == (1, 0)
 
 
 def rows_that_are_accepted_more_draft_more() -> None:

@@ -51,6 +51,16 @@ def test_the_group_s_mass_by_hand() -> None:
     assert uniform(2, steep, 4, far) == pytest.approx((0.2 + 0.3) / 0.5)
 
 
+def test_equal_logits_rank_by_id() -> None:
+    """All of p = (.25, .25, .25, .25): the two ranks around token 2 are those of 1 and 2, .5 against .7."""
+    p = torch.full((1, 2, 4), 0.25, dtype=torch.float64)
+    q = torch.tensor([0.1, 0.2, 0.5, 0.2], dtype=torch.float64)
+    draft = tree(torch.tensor([[0, 2]]), None, q.expand(1, 2, 4))
+    made = Grouped(2).accept(draft, distributions(p), Given(torch.full((1, 2), 2.0)), ALIKE)
+    assert made.ratio is not None
+    assert float(made.ratio[0, 1]) == pytest.approx(0.5 / 0.7)
+
+
 def test_a_token_of_low_rank_is_tested_alone() -> None:
     """Ranks 0 to 6 have no group; rank 7 has one. The published code gives them p/q."""
     drawn = np.random.RandomState(0)

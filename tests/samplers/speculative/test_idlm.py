@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.models import adapters
 from tests.models.families.test_families import published, rewrite
 from tests.reference import naive_idlm as naive
 from tests.samplers.ar_toys import plain_greedy, request, rows, run, toy_ar
+from tests.samplers.spec_checks import defaults_are
 
 MASK = 4
 SMALL_MASK = 7
@@ -116,7 +118,8 @@ def test_tokens_and_forwards_are_those_of_whole_forwards(adapted: tuple[Path, Pa
 
     So does that of an adapter, which applies at mask positions only.
     """
-    the_spec_s_mask_wins_over_the_checkpoint_s()
+    test_defaults_are_the_published_ones()
+    the_spec_s_mask_wins_over_the_lora_s_and_that_over_the_checkpoint_s()
     assert Idlm(k=k).most_queries(1 + k, request([[1]], 1)) == k, "room for a mask per drafted token"
     taken, begun = 0, 0
     for seed in range(4):
@@ -132,10 +135,14 @@ def test_tokens_and_forwards_are_those_of_whole_forwards(adapted: tuple[Path, Pa
     assert_on_at_masks_alone(adapted, k)
 
 
-def the_spec_s_mask_wins_over_the_checkpoint_s() -> None:
+test_defaults_are_the_published_ones = defaults_are("idlm", "idlm:k=3", "ar")  # a stride of 4
+
+
+def the_spec_s_mask_wins_over_the_lora_s_and_that_over_the_checkpoint_s() -> None:
     model = toy_ar()
     model = replace(model, decoding_config=replace(model.decoding_config, denoising=BlockDenoising(3, 0)))
-    assert (Idlm().mask_id(model), Idlm(mask=2).mask_id(model)) == (3, 2)
+    lora: Any = SimpleNamespace(mask_id=1)
+    assert [Idlm().mask_id(model), Idlm().mask_id(model, lora), Idlm(mask=2).mask_id(model, lora)] == [3, 1, 2]
 
 
 def change_config(lora: Path, **changes: object) -> None:

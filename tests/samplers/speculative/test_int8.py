@@ -8,10 +8,9 @@ from __future__ import annotations
 import torch
 
 from pardec.samplers.speculative.cache.int8 import TokenInt8
-from tests.models.test_kv_stores import through
 from tests.reference import naive_stores as naive
 from tests.samplers.spec_checks import refused_specs
-from tests.samplers.store_checks import check_tokens
+from tests.samplers.store_checks import check_tokens, through
 
 
 def test_each_token_is_that_of_a_loop_that_encodes_its_past_from_scratch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
 from typing import Any
@@ -27,13 +28,13 @@ from pardec.samplers.speculative.loop import VerifyLoop
 from tests.grids import thinned
 from tests.reference import naive_kangaroo
 from tests.samplers.ar_toys import request, rows, run
-from tests.samplers.fake_draft_model import NEW, RAGGED, apart, greedy, path, target
+from tests.samplers.fake_draft_model import NEW, RAGGED, Pausing, apart, greedy, path, target
 from tests.samplers.module_files import random_module, random_modules
 from tests.samplers.speculative import test_unsure as unsure
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 
-ALWAYS = ((3, "template:widths=3-2-1", 0.0), (1, "unsure:tau=0.6", 1.0))
+ALWAYS = ((3, "template:widths=3-2-1", 0.0), (1, "unsure:tau=0.6", 1.0), (3, "pausing", 0.0))
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +59,7 @@ def whole(layers: int, text: tuple[int, ...]) -> Tensor:
 @pytest.mark.parametrize(
     ("layers", "shape", "temperature"),
     thinned(
-        product([1, 3], [*SHAPES, "unsure:tau=0.6"], [0.0, 1.0]),
+        product([1, 3], [*SHAPES, "unsure:tau=0.6", "pausing"], [0.0, 1.0]),
         lambda layers, shape, temperature: (layers, shape, temperature) in ALWAYS,
     ),
 )
@@ -76,7 +77,10 @@ def test_every_distribution_is_that_of_a_whole_forward(layers: int, shape: str, 
         return logits
 
     with patch.object(AdapterState, "forward", watched):
-        spec = f"kangaroo:name=toy,k=4,layers={layers}+{shape}"
+        form = "chain" if shape == "pausing" else shape
+        spec = registry.resolve(f"kangaroo:name=toy,k=4,layers={layers}+{form}", "ar", sampling=temperature > 0)
+        if shape == "pausing":  # rows draft in some rounds only
+            spec = replace(spec, length=Pausing())
         done = run(target(), spec, RAGGED, NEW, temperature=temperature)
     assert count[0] > 10
     assert max(map(max, done.trace.accepted)) >= 2
@@ -112,7 +116,8 @@ def the_adapter_is_fed_a_token_once_and_two_behind_a_draft_that_stood() -> None:
 def test_drafting_is_lossless_and_verifying_runs_the_remaining_layers_alone() -> None:
     """Every layer runs once per verified token; the first layers' states and K/V from drafting are reused."""
     the_adapter_is_fed_a_token_once_and_two_behind_a_draft_that_stood()
-    test_every_distribution_is_that_of_a_whole_forward(1, "chain", 0.0)
+    for shape in ("chain", "pausing"):
+        test_every_distribution_is_that_of_a_whole_forward(1, shape, 0.0)
     test_every_distribution_is_that_of_a_whole_forward(3, "template:widths=3-2-1", 1.0)
     unsure.test_it_stops_below_tau_only()
     queries, plans = Counter[int](), list[tuple[slice | None, int]]()

@@ -38,6 +38,15 @@ def test_with_a_budget_the_distribution_is_that_far_and_acceptance_is_as_much_hi
         assert accepted == pytest.approx(min(1.0, 1 - apart + tv), abs=1e-12)
 
 
+def test_each_row_of_a_batch_has_its_own_share_of_the_budget() -> None:
+    """(.1 .1 .8) is .6 from (.5 .3 .2), of which .3 is half; (.3 .3 .4) is .2 from it, less than the budget."""
+    p = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64).expand(2, 2, 3)
+    q = torch.tensor([[0.1, 0.1, 0.8], [0.3, 0.3, 0.4]], dtype=torch.float64)[:, None].expand(2, 2, 3)
+    mixed, off = mix_drafted(tree(torch.tensor([[0, 2]] * 2), None, q), p, 0.0, tv=0.3)
+    np.testing.assert_allclose(mixed[:, 0].numpy(), [[0.3, 0.2, 0.5], [0.3, 0.3, 0.4]])
+    np.testing.assert_allclose(off.numpy(), [[0.3, 0.0], [0.2, 0.0]], atol=1e-12)
+
+
 @pytest.mark.parametrize("siblings", [2, 3])
 def test_siblings_share_one_mixture(siblings: int) -> None:
     for p, q in pairs(12, sizes=(4, 5)):

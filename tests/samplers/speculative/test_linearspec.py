@@ -36,6 +36,7 @@ from tests.samplers.ar_toys import plain_greedy, request, rows, run, toy_ar
 from tests.samplers.draft_model_checks import committed_slots_suffice
 from tests.samplers.fake_draft_model import NEW, RAGGED, Pausing, apart, greedy, path, target
 from tests.samplers.joint_distributions import WORLDS, measure
+from tests.samplers.masked import test_bound, test_causal, test_cumulative
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 
@@ -306,6 +307,7 @@ def test_one_checkpoint_drafts_and_verifies_its_own_text_in_a_quarter_of_the_for
     `sequential`.
     """
     by_hand()
+    masks_are_filled_in_as_engines_do_by_hand()
     test_every_draft_is_of_one_forward_over_the_whole_text("chain", 0)
     test_the_adapter_that_comes_with_the_model_is_on_while_it_drafts("float32", checkpoint, adapted)
     model = pardec.load("tiny-nemotron", device="cpu", attention="causal")
@@ -318,6 +320,20 @@ def test_one_checkpoint_drafts_and_verifies_its_own_text_in_a_quarter_of_the_for
     assert sum(task("chains").score(*both) for both in zip(problems, done.text, strict=True)) >= 11
     drafting = sum(each > 0 for row in done.trace.drafted for each in row)
     assert sum(done.nfe) + drafting < 0.25 * sum(plain.nfe)
+
+
+def masks_are_filled_in_as_engines_do_by_hand() -> None:
+    """The other half of such a model: which masks of a block are filled in, and what a causal forward stores."""
+    for select in (test_bound, test_cumulative):
+        for spec in select.STEPS:
+            select.test_eight_tokens_by_hand(spec)
+    for values in (("tau={},least=1,f=0", (0.5, 0.51)), ("tau=1,least={},f=100", (0.5, 0.51))):
+        test_bound.test_a_score_of_just_the_bound_is_enough(*values)
+    test_bound.test_a_score_of_just_the_bound_is_enough("tau=1,least=0,f={}", (1.5, 1.49))
+    test_bound.test_defaults()
+    test_cumulative.test_a_product_of_just_tau_is_enough()
+    test_causal.test_what_is_queried_by_hand()
+    test_causal.test_a_block_whose_first_token_is_given_is_begun_by_the_forward_that_stores_the_text_before_it()
 
 
 # --- what goes together ---

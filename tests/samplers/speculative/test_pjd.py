@@ -271,6 +271,7 @@ test_defaults_are_the_published_ones = defaults_are(
 
 def test_rows_begin_and_are_guessed_by_hand() -> None:
     a_row_begins_when_the_one_above_is_ahead_by_hand()
+    only_the_last_forward_s_distributions_draw_drafts_by_hand()
     the_first_guess_of_a_row_is_the_newest_token_above_by_hand()
     the_newest_token_above_stands_in_for_the_one_before_a_row()
     a_row_goes_on_to_where_the_row_above_was_accepted_by_hand()
@@ -282,6 +283,8 @@ def test_forwards_fall_and_neighbours_are_as_equal_as_before() -> None:
     """Rows of 12 codes begin one after the other, so that 12 rows take 13 forwards at the least; `sjd` takes 33."""
     test_defaults_are_the_published_ones()
     test_tokens_of_later_rows_are_tested_by_hand()
+    test_a_rejected_token_of_a_later_row_is_redrawn_from_what_the_drafts_distribution_lacks()
+    test_with_wait_a_rejected_draft_is_drawn_again_without_regard_to_what_it_was()
     test_rows_begin_and_are_guessed_by_hand()
     test_features.test_the_exact_rule_tests_no_preaccepted_token()
     test_features.test_preaccepted_tokens_stay_outside_of_later_filters_unless_constraints_read_the_tokens_before(True)
@@ -315,6 +318,29 @@ def a_row_begins_when_the_one_above_is_ahead_by_hand() -> None:
     assert layout(5, 2) == [[], [2, 5], [4, 5, 6, 7]]
     assert layout(5, 1)[1:] == [[2, 5, 8], [*range(4, 12)]]
     assert Pjd()._lag(toy_pictures(0, 4, 2)) == 1, "a quarter of a row"
+    both = np.zeros((2, 12), dtype=bool)
+    both[0, :2] = both[1, 0] = True  # of the second image row 1 has not begun
+    found = Pjd(window=5)._layout(both, np.array([[1], [0]]), np.array([10, 10]), 3, 4, 2)
+    assert [each[0].nonzero()[0].tolist() for each in found] == [[3], [2, 4, 5], [4, 5, 6, 7]]
+    assert [each[1].nonzero()[0].tolist() for each in found] == [[], [1, 2, 3, 4], []]
+
+
+def only_the_last_forward_s_distributions_draw_drafts_by_hand() -> None:
+    """Cells 1, 2 and 3 were fed, so that 2, 3 and 4 are predicted; 6 was by a forward before."""
+    context, none = _Context(), np.zeros((1, 8), dtype=bool)
+    text = SimpleNamespace(prompt=np.array([1]), length=np.array([3]), host=np.array([[0, 1, 1]]))
+    context.text = text  # type: ignore[assignment]
+    known = np.arange(8)[None] == 6
+    tokens, p, q = torch.zeros(1, 8, dtype=torch.int64), torch.zeros(1, 8, 2), torch.zeros(1, 8, 2)
+    state = Grid(none, tokens, p, q, tokens < 0, np.array([[1, 2, 3]]), none, none, known)
+    probs = torch.tensor([[[0.1, 0.9], [0.2, 0.8], [0.3, 0.7]]])
+    outcome: Any = SimpleNamespace(
+        draft=SimpleNamespace(sizes=np.array([3])), distributions=SimpleNamespace(probs=probs)
+    )
+    Pjd().observe(outcome, context, state)  # type: ignore[arg-type]
+    assert state.known[0].nonzero()[0].tolist() == [2, 3, 4]
+    assert torch.equal(state.p[:, 2:5], probs)
+    assert state.accepted[0].nonzero()[0].tolist() == [0, 1]
 
 
 def the_newest_token_above_stands_in_for_the_one_before_a_row() -> None:

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from pardec.samplers.speculative.cache.rotatekv import Rotated
-from tests.models.test_kv_stores import through
 from tests.reference import naive_stores as naive
 from tests.samplers.spec_checks import refused_specs
-from tests.samplers.store_checks import check_tokens, of_family, target, taught
+from tests.samplers.store_checks import check_tokens, of_family, target, taught, through
 
 
 def rotated(keys: np.ndarray, values: np.ndarray, first: int) -> tuple[np.ndarray, np.ndarray]:

@@ -37,6 +37,7 @@ def accepted(done: Finished) -> float:
 @pytest.mark.seeds("arXiv:2404.11912")
 def test_retrieval_drafts_better_than_a_window_of_its_size() -> None:
     retrieval.test_retrieval_chooses_the_chunks_of_the_plain_version()
+    retrieval.test_chunks_are_chosen_after_the_prompt_and_again_after_every_refresh_rounds()
     triforce.test_both_levels_are_exact()
     triforce.test_a_row_that_has_gamma_tokens_waits_for_the_others()
     with pytest.MonkeyPatch.context() as patches:

@@ -34,6 +34,17 @@ def test_a_chain_by_hand() -> None:
     assert lost.ratio[0].tolist() == pytest.approx([0, 0.5, 0])
 
 
+def test_a_rejected_copy_in_a_chain_of_samples_is_removed_whatever_q_says() -> None:
+    """The copy of token 0 is accepted with .5; rejected, it leaves (.3, .2). q would leave (0, .1, 0)."""
+    q = torch.tensor([0.6, 0.2, 0.2], dtype=torch.float64).expand(1, 3, 3)
+    draft = tree(torch.tensor([[2, 0, 1]]), None, q, is_point_mass=torch.tensor([[False, True, False]]))
+    for u, count, left in ((0.49, 1, [0.0, 1.0, 0.0]), (0.51, 0, [0.0, 0.6, 0.4])):
+        uniforms = Given(torch.tensor([[0.0, u, 2.0]], dtype=torch.float64))
+        made = Speculative().accept(draft, distributions(P[:, :3]), uniforms, None)
+        assert int(made.count) == count
+        assert (uniforms.left[0] / uniforms.left[0].sum()).tolist() == pytest.approx(left)
+
+
 def test_copied_tokens_by_hand() -> None:
     """A point mass is accepted with its token's p and, if rejected, removed from p: siblings 0 (.5) and 1 (.3/.5)."""
     draft = tree(torch.tensor([[2, 0, 1]]), [-1, 0, 0])
