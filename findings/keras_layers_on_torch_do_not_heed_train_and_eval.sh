@@ -42,7 +42,7 @@ for name, parts in layers.items():
     norm = model.norm
     mean = norm.running_mean if name == "torch" else norm.moving_mean.value
     seen[name] = [norm.training, dropped, mean.abs().max().item() > 0]
-    print(f"seen: {name}: training is {norm.training}, drops out {dropped}, mean of the statistics {mean[0].item():.2f}")
+    print(f"seen: {name}: training is {norm.training}, drops out {dropped}, mean of statistics {mean[0].item():.2f}")
 layer = keras.layers.Dropout(0.5)
 layer.eval()
 asked = not torch.equal(layer(inputs, training=True), inputs)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # NumPy and ml_dtypes: NumPy sums float16 in parts, and means are taken in float32: a mean of many numbers is right. For
 # ml_dtypes' bfloat16 both are computed one number after the other in bfloat16, which has 8 bits: at 256 a sum of ones
-# stops, since 257 is not a number of it. The mean of 10,000 numbers around 2 is 0.2, and a softmax of 10,000 logits adds
-# up to almost 4. Nothing is said, means over a few values are right, and a dot product of the same array is too. It
-# matters to whoever takes statistics of weights or activations that came from JAX or a checkpoint as NumPy arrays.
+# stops, since 257 is not a number of it. The mean of 10,000 numbers around 2 is 0.2, and a softmax of 10,000 logits
+# adds up to almost 4. Nothing is said, means over a few values are right, and a dot product of the same array is too.
+# It matters to whoever takes statistics of weights or activations that came from JAX or a checkpoint as NumPy arrays.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

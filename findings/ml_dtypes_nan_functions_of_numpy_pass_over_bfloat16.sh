@@ -24,7 +24,8 @@ with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     for dtype in (np.float16, ml_dtypes.bfloat16, ml_dtypes.float8_e5m2):
         values = np.array([np.nan, 1, 3], np.float32).astype(dtype)
-        seen[dtype] = {name: np.asarray(function(values)).astype(float).tolist() for name, function in functions.items()}
+        results = {name: np.asarray(function(values)) for name, function in functions.items()}
+        seen[dtype] = {name: result.astype(float).tolist() for name, result in results.items()}
         print(f"seen: {np.dtype(dtype).name}:", seen[dtype])
 print("seen: warnings:", [str(one.message) for one in said])
 own, *others = seen.values()

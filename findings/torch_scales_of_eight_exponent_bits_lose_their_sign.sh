@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# PyTorch and ml_dtypes: float8_e8m0fnu holds the scales of MXFP4 and MXFP8: powers of two, and neither a sign nor a zero.
-# Casting a number that it cannot hold gives NaN in ml_dtypes. PyTorch drops the sign, -2.5 becomes 2, and makes zero
-# 5.9e-39: a scale with the wrong sign, or that of a block of zeros, is a plausible number, and a check for NaN finds
-# nothing. Both agree on what lies between two powers: it is rounded to the nearest, 6 up to 8.
+# PyTorch and ml_dtypes: float8_e8m0fnu holds the scales of MXFP4 and MXFP8: powers of two, and neither a sign nor a
+# zero. Casting a number that it cannot hold gives NaN in ml_dtypes. PyTorch drops the sign, -2.5 becomes 2, and makes
+# zero 5.9e-39: a scale with the wrong sign, or that of a block of zeros, is a plausible number, and a check for NaN
+# finds nothing. Both agree on what lies between two powers: it is rounded to the nearest, 6 up to 8.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
