@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Keras and Flax: a mask of attention is boolean, or has floating numbers that are added to the scores: 0 where a query
-# may attend, and minus infinity where not. PyTorch, ONNX Runtime and transformers take both. In keras.layers
-# MultiHeadAttention and flax.nnx.MultiHeadAttention a floating mask is read as truth values: 0 forbids, and minus
-# infinity, which is not 0, allows. Each query attends to just what it must not see, the future or the padding, with
-# outputs of the right shape. There is no error or warning.
+# may attend, and minus infinity where not. PyTorch's scaled_dot_product_attention takes both. In MultiHeadAttention of
+# keras.layers and flax.nnx a floating mask is read as truth values: 0 forbids, and minus infinity, which is not 0,
+# allows. Each query attends to just what it must not see, the future or the padding, with outputs of the right shape.
+# There is no error or warning.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
