@@ -47,13 +47,22 @@ def files_of(folder: Path, gguf: Path | None) -> list[Path]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a checkpoint folder. Raises ModelError if there are none or a shard is missing."""
+    """The weight files of a checkpoint folder.
+
+    Raises ModelError if there are none, a shard is missing, or the folder holds one file and all shards of an index.
+    """
     for single, index in (
         ("model.safetensors", "model.safetensors.index.json"),
         ("pytorch_model.bin", "pytorch_model.bin.index.json"),
         ("checkpoint-last.pth", ""),
     ):
         if there(folder / single):
+            parts = indexed(folder / index) if index and there(folder / index) else []
+            if parts and parts != [single] and all(there(folder / name) for name in parts):
+                raise ModelError(
+                    f"{folder} holds its weights twice: in {single}, and in the {len(parts)} files of {index}",
+                    "they may be two models, saved one after the other: move one of the two out of the folder",
+                )
             return [folder / single]
         if index and there(folder / index):
             names = indexed(folder / index)

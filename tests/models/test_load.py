@@ -83,6 +83,15 @@ def test_shards_and_pickles_hold_the_same_model(tmp_path):
     assert torch.equal(logits(load(single, device="cpu")), expected)
 
 
+@pytest.mark.parametrize("parts", [["model.safetensors"], ["model-1.safetensors", "model-2.safetensors"]])
+def test_a_single_file_beside_an_index_without_its_parts_is_loaded(parts, tmp_path):
+    expected = logits(load(llama_folder(tmp_path), device="cpu"))
+    index = {"weight_map": dict(enumerate(parts))}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "model-1.safetensors").write_bytes(b"a part that was left")
+    assert torch.equal(logits(load(tmp_path, device="cpu")), expected)
+
+
 def test_harmless_tensors_are_passed_over(tmp_path):
     config = llama_config(tie_word_embeddings=True)
     tensors = llama_tensors(config)
@@ -188,6 +197,13 @@ def _indexed(weight_map, *files):
     return damage
 
 
+def _twice(folder):
+    """Writes the weights in parts too, beside the single file."""
+    weights = (folder / "model.safetensors").read_bytes()
+    _indexed(_SHARDS, *_SHARDS.values())(folder)
+    (folder / "model.safetensors").write_bytes(weights)
+
+
 def _config(text="", **changes):
     return lambda folder: (folder / "config.json").write_text(text or json.dumps(llama_config(**changes)))
 
@@ -240,6 +256,7 @@ _SHARDS = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
         (_indexed(None), "cannot be read as a weight index"),
         (_indexed({"a": "../model.safetensors"}), "names files outside its folder"),
         (_indexed(_SHARDS, *_SHARDS.values()), "is in model-1.safetensors and again in model-2.safetensors"),
+        (_twice, "holds its weights twice: in model.safetensors, and in the 2 files of model.safetensors.index.json"),
     ],
 )
 def test_a_broken_checkpoint_is_one_clear_line(damage, message, tmp_path):
