@@ -65,6 +65,10 @@ def test_it_is_its_naive_version_layer_by_layer(
     """A naive version in float64 commits the same tokens and computes the same positions in every layer."""
     test_defaults_are_the_published_ones()
     test_rows_of_a_batch_skip_for_themselves()
+    test_a_known_token_is_not_one_of_the_two_surest()
+    with monkeypatch.context() as patch:
+        test_random_models_skip_as_the_naive_version_does("llada", 0.3, patch)
+        test_shares_are_not_rounded_down(patch)
     model, watched = trained(name).language_model, Watched(monkeypatch)
     mask = model.decoding_config.mask_id
     prompt = np.random.RandomState(5).randint(3, model.vocab_size - 10, 7).tolist()

@@ -86,6 +86,9 @@ def test_it_is_its_naive_version_layer_by_layer(
 ) -> None:
     """A naive version in float64 commits the same tokens and computes the same tokens in every layer."""
     test_defaults_are_the_published_ones()
+    test_rows_of_a_batch_are_their_naive_versions("llada", 0.05)
+    with monkeypatch.context() as patch:
+        test_shares_are_not_rounded_down(patch)
     model, watched = golden(name), Watched(monkeypatch)
     mask, layers = model.decoding_config.mask_id, model.layers
     prompt = np.random.RandomState(5).randint(3, model.vocab_size - 10, 7).tolist()
