@@ -41,7 +41,9 @@ def follow(draft: Draft, pick: Tensor) -> Verdict:
     Greedy decoding if the pick is the argmax; exact sampling if it is a sample of each node's distribution.
     """
     if draft.width == 1:
-        path, count, tested, ratio = _nothing(len(pick), pick.device)
+        path, count, tested, ratio = (
+            _shared_nothing(len(pick)) if suits_numpy(pick) else _nothing(len(pick), pick.device)
+        )
         return Verdict(path, count, pick.squeeze(1), tested, ratio, pick=pick)
     if draft.preaccepted is None and suits_numpy(pick):
         return _follow_chains(draft, pick) if draft.parents is None else _follow_on_host(draft, pick)
@@ -59,19 +61,16 @@ def follow(draft: Draft, pick: Tensor) -> Verdict:
 
 
 def _nothing(rows: int, device: torch.device) -> tuple[Tensor, ...]:
-    """Path, count, nodes tested and ratios where only node 0 was fed. On a CPU all rounds share them."""
-    return _nothing_on_cpu(rows) if device.type == "cpu" else _new_nothing(rows, device)
-
-
-def _new_nothing(rows: int, device: torch.device) -> tuple[Tensor, ...]:
+    """Path, count, nodes tested and ratios where only node 0 was fed."""
     path = torch.zeros(rows, 1, dtype=torch.int64, device=device)
     return path, path.squeeze(1), path.bool(), path.float()
 
 
 @lru_cache(maxsize=8)
-def _nothing_on_cpu(rows: int) -> tuple[Tensor, ...]:
+def _shared_nothing(rows: int) -> tuple[Tensor, ...]:
+    """`_nothing` on a CPU, the same for all rounds: right after a forward each small operation takes 10 us or more."""
     with torch.inference_mode(False):
-        return _new_nothing(rows, torch.device("cpu"))
+        return _nothing(rows, torch.device("cpu"))
 
 
 def _follow_chains(draft: Draft, pick: Tensor) -> Verdict:

@@ -211,7 +211,7 @@ def test_caches_with_readers_or_shared_slots_of_their_own_are_refused(tmp_path: 
     for spec in ("sequential@streaming", "sparsekv"):
         with pytest.raises(pardec.PardecError, match="has an attention sink"):
             pardec.load(tmp_path, device="cpu", attention="causal").generate(input_ids=[[3, 4]], sampler=spec)
-    with pytest.raises(ModelError, match="attention_cap=2.0 with attention_sink"):
+    with pytest.raises(ModelError, match="attention_cap=2.0 and attention_sink cannot be combined"):
         replace(model.decoder.config, attention_cap=2.0)  # type: ignore[attr-defined]
     assert isinstance(model.decoder.config, DecoderConfig)  # type: ignore[attr-defined]
 
