@@ -185,7 +185,7 @@ class Pace:
 
     @property
     def _loses(self) -> bool:
-        """Whether drafting has lost what it may, or is hopeless; a few rounds tell neither."""
+        """Whether drafting has lost as much time as a trial may lose, or is hopeless; never in its first rounds."""
         risk = min(max(_RISK * self.seconds, _LEAST * self.plain.each), _MOST * self.plain.each)
         slower = self.drafted.rounds >= _FEWEST and self.drafted.rate < self.plain.rate
         return (slower and self.lost > risk) or self._is_hopeless
