@@ -59,6 +59,7 @@
 #define STREAMS (LANES == 8 ? 4 : 1) /* panels that few rows read side by side: memory delivers several streams faster */
 #define MATRIX_LEAST 16         /* rows from which on matrices of bytes are multiplied, where the processor does it */
 #define MATRIX_ROWS 16
+#define MATRIX_REST 7           /* rows after whole sixteens, from which on they are too; fewer are faster as vectors */
 /* Bytes from the codes that are read to those that are prefetched, and bytes of a group that are. AMD's processors with
  * AVX-512, which older compilers take for Zen 3, fetch codes of 4 bits in time for 1 or 2 rows of x, and codes of 8 bits
  * for 2 to 4. */
@@ -479,6 +480,15 @@ INLINE ints dot(const int wide, ints sum, words w, words a)
  * unsigned bytes, so that codes with a sign are 128 larger there, and a sum starts at that. */
 struct rows { int8_t *a; float *d, *added; int *start; int groups, together; };
 
+/* Memory for `count` rows, at d. Returns whether there is any. */
+static int make_rows(struct rows *x, int count)
+{
+    size_t all = (size_t)((count + x->together - 1) / x->together) * x->together * x->groups;
+    x->d = malloc(all * (GROUP + 20) + 1);
+    x->added = x->d + all, x->start = (int *)(x->added + 3 * all), x->a = (int8_t *)(x->start + all);
+    return x->d != NULL;
+}
+
 /* The place of the i-th row in d; its sums lie 3 times as far, and its numbers GROUP times. Tiles know `together`, so
  * that nothing is divided. */
 INLINE ptrdiff_t place_of(const struct rows *x, const int together, int i, int g)
@@ -793,68 +803,71 @@ static int has_matrices(void)
     return known;
 }
 
-/* Matrices 0 and 1 have sums [16, 16], 2 and 3 numbers of x [16, GROUP], 4 and 5 codes [GROUP / 4, 16, 4]. */
+/* Matrices 0 to 3 have sums [16, 16], 4 and 5 numbers of x [16, GROUP], 6 and 7 codes [GROUP / 4, 16, 4]. */
 static void open_matrices(void)
 {
     struct { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; } shapes = {.palette = 1};
-    for (int i = 0; i < 6; i++) shapes.bytes[i] = i / 2 == 1 ? GROUP : 64, shapes.rows[i] = i < 4 ? 16 : GROUP / 4;
+    for (int i = 0; i < 8; i++) shapes.bytes[i] = i / 2 == 2 ? GROUP : 64, shapes.rows[i] = i < 6 ? 16 : GROUP / 4;
     __asm__ volatile("" : : "r"(&shapes) : "memory");   /* GCC does not know that all of it is read */
     _tile_loadconfig(&shapes);
 }
 
-/* Sums of groups `g` and `next`, which may be the same, of MATRIX_ROWS rows and 16 columns:
- * whole [2][MATRIX_ROWS][16]. */
-INLINE void multiply(const int wide, const uint8_t *codes, const int8_t *a, int g, int next, int *whole)
+#define MULTIPLY(sums, x, w)                                                                                       \
+    if (wide) _tile_dpbssd(sums, x, w);                                                                            \
+    else _tile_dpbsud(sums, x, w);
+
+/* Sums of MATRIX_ROWS rows and a panel over two groups, of which the second lies `next` groups on: whole
+ * [2][2][MATRIX_ROWS][16]. */
+INLINE void multiply(const int wide, const uint8_t *codes, const int8_t *a, int next, int *whole)
 {
     _tile_zero(0);
     _tile_zero(1);
-    _tile_loadd(2, a + g * MATRIX_ROWS * GROUP, GROUP);
-    _tile_loadd(4, codes + g * CODES, WIDTH * 4);
-    _tile_loadd(3, a + next * MATRIX_ROWS * GROUP, GROUP);
-    _tile_loadd(5, codes + next * CODES, WIDTH * 4);
-    if (wide) _tile_dpbssd(0, 2, 4);
-    else _tile_dpbsud(0, 2, 4);
-    if (wide) _tile_dpbssd(1, 3, 5);
-    else _tile_dpbsud(1, 3, 5);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_loadd(4, a, GROUP);
+    _tile_loadd(6, codes, WIDTH * 4);
+    _tile_loadd(7, codes + 64, WIDTH * 4);
+    MULTIPLY(0, 4, 6)
+    MULTIPLY(1, 4, 7)
+    _tile_loadd(5, a + next * MATRIX_ROWS * GROUP, GROUP);
+    _tile_loadd(6, codes + next * CODES, WIDTH * 4);
+    _tile_loadd(7, codes + next * CODES + 64, WIDTH * 4);
+    MULTIPLY(2, 5, 6)
+    MULTIPLY(3, 5, 7)
     _tile_stored(0, whole, 4 * LANES);
     _tile_stored(1, whole + MATRIX_ROWS * LANES, 4 * LANES);
+    _tile_stored(2, whole + 2 * MATRIX_ROWS * LANES, 4 * LANES);
+    _tile_stored(3, whole + 3 * MATRIX_ROWS * LANES, 4 * LANES);
 }
 
-/* `rows` rows of MATRIX_ROWS, times groups of a panel: added to total [rows][WIDTH]. While the sums of two groups are
- * scaled, those of the next two are made. The next rows' numbers lie `next` bytes on. */
+/* `rows` rows of MATRIX_ROWS, times groups of a panel, MOST at most: added to total [rows][WIDTH]. */
 INLINE void matrix_tile(const int rows, const int wide, const uint8_t *codes, const float *s, const float *m,
-                        int groups, const int8_t *a, const float *d, const float *added, ptrdiff_t next, float *total)
+                        int groups, const int8_t *a, const float *d, const float *added, float *total)
 {
-    int whole[2][2 * MATRIX_ROWS * LANES] __attribute__((aligned(64)));
+    int whole[MOST][2][MATRIX_ROWS * LANES] __attribute__((aligned(64)));
+    for (int g = 0; g < groups; g += 2)
+        multiply(wide, codes + g * CODES, a + g * MATRIX_ROWS * GROUP, g + 1 < groups, whole[g][0]);
     for (int j = 0; j < WIDTH; j += LANES) {
         vec sum[MATRIX_ROWS];
         UNROLL for (int r = 0; r < rows; r++) sum[r] = *(const vec *)(total + r * WIDTH + j);
-        multiply(wide, codes + j * 4, a, 0, least(1, groups - 1), whole[0]);
-        for (int first = 0; first < groups; first += 2) {
-            const int turn = first / 2 % 2;
-            for (int line = 0; j == 0 && line < 2 * MATRIX_ROWS * GROUP; line += 64)
-                __builtin_prefetch(a + next + first * MATRIX_ROWS * GROUP + line, 0, 3);
-            if (first + 2 < groups)
-                multiply(wide, codes + j * 4, a, first + 2, least(first + 3, groups - 1), whole[!turn]);
-            for (int g = first; g < least(first + 2, groups); g++)
-                UNROLL for (int r = 0; r < rows; r++) {
-                    ints own = *(const ints *)(whole[turn] + ((g - first) * MATRIX_ROWS + r) * LANES);
-                    ptrdiff_t at = g * MATRIX_ROWS + r, scale = g * 2 * WIDTH + j;
-                    sum[r] = scaled(wide, *(const vec *)(s + scale), *(const vec *)(m + scale), own, spread(d[at]),
-                                    spread(added[3 * at]), sum[r]);
-                }
-        }
+        for (int g = 0; g < groups; g++)
+            UNROLL for (int r = 0; r < rows; r++) {
+                ints own = *(const ints *)(whole[g][j / LANES] + r * LANES);
+                ptrdiff_t at = g * MATRIX_ROWS + r, scale = g * 2 * WIDTH + j;
+                sum[r] = scaled(wide, *(const vec *)(s + scale), *(const vec *)(m + scale), own, spread(d[at]),
+                                spread(added[3 * at]), sum[r]);
+            }
         UNROLL for (int r = 0; r < rows; r++) *(vec *)(total + r * WIDTH + j) = sum[r];
     }
 }
 
 #define MATRIX_ARGUMENTS                                                                                           \
     const uint8_t *codes, const float *s, const float *m, int groups, const int8_t *a, const float *d,             \
-        const float *added, ptrdiff_t next, float *total
+        const float *added, float *total
 #define MATRIX_TILE(rows, name, wide)                                                                              \
     static void matrix_tile_##rows##_##name(MATRIX_ARGUMENTS)                                                      \
     {                                                                                                              \
-        matrix_tile(rows, wide, codes, s, m, groups, a, d, added, next, total);                                    \
+        matrix_tile(rows, wide, codes, s, m, groups, a, d, added, total);                                          \
     }
 #define MATRIX_TILES(name, wide)                                                                                   \
     MATRIX_TILE(4, name, wide) MATRIX_TILE(8, name, wide) MATRIX_TILE(12, name, wide) MATRIX_TILE(16, name, wide)
@@ -901,10 +914,10 @@ static void rounded_part(int kind, int few, const uint8_t *w, ptrdiff_t panel, i
         for (int from = 0; from < count; from += x->together) {
             int rows = least(x->together, count - from);
 #if MATRICES
-            ptrdiff_t at = place_of(x, MATRIX_ROWS, i + from, first), next = (ptrdiff_t)x->groups * MATRIX_ROWS * GROUP;
+            ptrdiff_t at = place_of(x, MATRIX_ROWS, i + from, first);
             if (x->together == MATRIX_ROWS)
                 MATRIX_TILES_OF[is_wide(kind)][(rows - 1) / 4](codes, s, m, groups, x->a + at * GROUP, x->d + at,
-                                                               x->added + at * 3, next, total + from * WIDTH);
+                                                               x->added + at * 3, total + from * WIDTH);
             else
 #endif
             tiles[rows - 1](codes, s, m, groups, x, i + from, first, total + from * WIDTH);
@@ -964,10 +977,12 @@ static void float_part(int kind, const uint8_t *panel, ptrdiff_t size, int some,
     }
 }
 
-/* The i-th of `rows` from x [length], with the sums that this kind of codes reads; d is no number where one of x is none,
- * or infinite. */
-static void round_row(const int kind, const float *x, const struct rows *rows, int i)
+/* The i-th row, one of `whole` rows or of the rest, from x [length], with the sums that this kind of codes reads; d is
+ * no number where one of x is none, or infinite. */
+static void round_row(const int kind, const float *x, const struct rows *rows, int whole, const struct rows *rest,
+                      int i)
 {
+    if (i >= whole) rows = rest, i -= whole;
     const int together = rows->together, groups = rows->groups;
     ptrdiff_t at = place_of(rows, together, i, 0);
     int8_t *a = rows->a;
@@ -1011,7 +1026,8 @@ INLINE void finish(const int type, const int out_type, const int last, int count
 struct call {
     int kind, rounded, type, out_type, count, columns, most; /* most: panels at once */
     const float *numbers, *sums; /* x, where it is not rounded, and its sums over each group, or NULL */
-    const struct rows *rows;
+    const struct rows *rows, *rest; /* x where it is rounded: `whole` rows, and those after them */
+    int whole;
     const uint8_t *w;
     const void *base;
     void *out;
@@ -1028,15 +1044,17 @@ static void some_panels(const struct call *by, int first, int last)
 #endif
     for (; first < last; first += by->most)
         for (int from = 0, together; from < by->count; from += together) {
-            int some = least(by->most, last - first), few;
-            together = least(ROWS, by->count - from);
-            few = by->rounded && by->rows->together == INT_ROWS && together <= MOST_FEW(by->kind);
+            const int before = from < by->whole, some = least(by->most, last - first);
+            const struct rows *rows = before ? by->rows : by->rest;
+            together = least(ROWS, (before ? by->whole : by->count) - from);
+            int few = by->rounded && rows->together == INT_ROWS && together <= MOST_FEW(by->kind);
             if (few && LANES == 16) together = least(together, 2 * INT_ROWS); /* their sums stay in the nearest cache */
             char *to = past(out_type, by->out, from * by->out_step + (ptrdiff_t)first * WIDTH);
             ptrdiff_t apart = by->out_step * bytes_of(out_type);
             const uint8_t *w = by->w + first * by->panel;
             if (by->rounded)
-                rounded_part(by->kind, few, w, by->panel, some, by->rows, from, together, total, to, apart);
+                rounded_part(by->kind, few, w, by->panel, some, rows, before ? from : from - by->whole, together, total,
+                             to, apart);
             else
                 float_part(by->kind, w, by->panel, some, by->rows->groups, by->numbers + from * by->step, by->step,
                            by->sums ? by->sums + (ptrdiff_t)from * by->rows->groups : NULL, together, total);
@@ -1068,7 +1086,8 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
     float *copy = NULL;
     const float *numbers = (const float *)x;
     float *sums = NULL;
-    struct rows rows = {NULL, NULL, NULL, NULL, groups, INT_ROWS};
+    struct rows rows = {NULL, NULL, NULL, NULL, groups, INT_ROWS}, rest = rows;
+    int whole = count;
     if (type != FLOAT32) {
         copy = malloc(sizeof(float) * count * length + 1);
         if (!copy) return 1;
@@ -1079,20 +1098,20 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
     }
     if (rounded) {
 #if MATRICES
-        if (count >= MATRIX_LEAST && kind != Q6_K && has_matrices()) rows.together = MATRIX_ROWS;
+        if (count >= MATRIX_LEAST && kind != Q6_K && has_matrices()) {
+            rows.together = MATRIX_ROWS;
+            if (count % MATRIX_ROWS < MATRIX_REST) whole -= count % MATRIX_ROWS;
+        }
 #endif
-        size_t all = (size_t)((count + rows.together - 1) / rows.together) * rows.together * groups;
-        rows.d = malloc(all * (GROUP + 20) + 1);
-        if (!rows.d) {
-            free(copy);
+        if (!make_rows(&rows, whole) || (whole < count && !make_rows(&rest, count - whole))) {
+            free(rows.d), free(copy);
             return 1;
         }
-        rows.added = rows.d + all, rows.start = (int *)(rows.added + 3 * all), rows.a = (int8_t *)(rows.start + all);
         if (threads > 1 && count > 7) {
 #pragma omp parallel for num_threads(threads) schedule(static)
-            for (int i = 0; i < count; i++) round_row(kind, numbers + i * step, &rows, i);
+            for (int i = 0; i < count; i++) round_row(kind, numbers + i * step, &rows, whole, &rest, i);
         } else
-            for (int i = 0; i < count; i++) round_row(kind, numbers + i * step, &rows, i);
+            for (int i = 0; i < count; i++) round_row(kind, numbers + i * step, &rows, whole, &rest, i);
     } else if (has_minimum(kind)) {
         sums = malloc(sizeof(float) * count * groups + 1);
         if (!sums) {
@@ -1110,14 +1129,14 @@ int pardec_blocks(int kind, int rounded, int type, const void *x, ptrdiff_t step
     int most = least(beside, (panels + threads - 1) / threads);
     int turns = (panels + most - 1) / most;
     struct call call = {kind,     rounded, type,    out_type, count, columns, most,  numbers, sums,
-                        &rows,    w,       base,    out,      step,  panel,   base_step, out_step};
+                        &rows,    &rest,   whole,   w,        base,  out,     step,  panel,   base_step, out_step};
     if (threads > 1) { /* one thread does not ask OpenMP, which takes a microsecond */
 #pragma omp parallel for num_threads(threads) schedule(static)
         for (int part = 0; part < threads; part++)
             some_panels(&call, (int)((ptrdiff_t)turns * part / threads) * most,
                         least(panels, (int)((ptrdiff_t)turns * (part + 1) / threads) * most));
     } else some_panels(&call, 0, panels);
-    free(copy), free(rows.d), free(sums);
+    free(copy), free(rows.d), free(rest.d), free(sums);
     return 0;
 }
 
