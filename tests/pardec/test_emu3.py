@@ -172,7 +172,6 @@ def test_every_sampler_keeps_to_the_grammar_and_draws_no_other_token(
         assert sum(result.trace.forced[row]) == rows + 3
         assert sum(result.trace.gained[row]) == rows * columns
         assert sum(result.trace.accepted[row]) <= min(sum(result.trace.drafted[row]), rows * columns)
-    assert result.images is not None
     assert [image.size for image in result.images] == [(16, 24)] * 3
 
 
@@ -198,7 +197,6 @@ def test_codes_are_decoded_as_transformers_does(both: Both) -> None:
     assert torch.allclose(both.imaging.decode(codes), expected.float(), atol=1e-4)
     from pardec.models.images.vq import to_images
 
-    assert result.images is not None
     assert (np.asarray(result.images[0]) == to_images(expected)[0]).all()
 
 
@@ -251,7 +249,6 @@ def test_the_command_draws_a_size_that_its_file_records(both: Both, cli: Any, tm
     record = pngs.read(out)
     assert record["size"] == [16, 24]
     again = both.model.generate(**pngs.generate_arguments(record))
-    assert again.images is not None
     from PIL import Image
 
     assert Image.open(out).size == (24, 16)

@@ -82,7 +82,6 @@ def test_a_file_says_how_to_make_its_pictures_again(cli: Cli, classes: Path, tmp
     assert held["timing"]["forwards"] == sum(one["nfe"] for one in held["pictures"])
 
     again = pardec.load(said["loaded"]["name"], device="cpu").generate(**pngs.generate_arguments(said))
-    assert again.images is not None
     assert same(Image.open(out), pngs.sheet(again.images, (2, 2)))
     assert again.nfe == [one["nfe"] for one in said["pictures"]]
     for at, one in enumerate(held["pictures"]):  # and each alone, through the command that its file asks for
@@ -293,8 +292,6 @@ def test_features_are_not_in_a_file(captions: Path) -> None:
 @pytest.mark.parametrize("name", ["run", "run.json"])
 def test_pictures_are_saved_with_a_result(result: pardec.Result, tmp_path: Path, name: str) -> None:
     loaded = pardec.Result.load(result.save(tmp_path / name))
-    assert result.images is not None
-    assert loaded.images is not None
     assert all(same(one, other) for one, other in zip(loaded.images, result.images, strict=True))
     assert (loaded.shown, loaded.grid, loaded.text, loaded.seeds) == ([0, 2, 1], (SIDE, SIDE), None, [5, -6, 7])
     again = pardec.Result.load(loaded.save(tmp_path / f"again-{name}"))
@@ -342,7 +339,6 @@ def test_views_show_pictures(result: pardec.Result, cli: Cli, tmp_path: Path) ->
         image_view.steps(result, row).ravel().tolist() for row in range(3)
     ]
     assert held["most"] == image_view.max_count(result)
-    assert result.images is not None
     data = base64.b64decode(held["pictures"][1]["source"].partition(",")[2])
     assert same(Image.open(io.BytesIO(data)), result.images[1])
     assert result._repr_html_() == fragment(result)
@@ -357,7 +353,6 @@ def test_views_show_pictures(result: pardec.Result, cli: Cli, tmp_path: Path) ->
 
 def test_an_animation_shows_what_each_forward_knew(result: pardec.Result) -> None:
     film = Image.open(io.BytesIO(gif(result)))
-    assert result.images is not None
     last = max(int(image_view.steps(result, row).max()) for row in range(3))
     assert film.n_frames == last + 2
     side = -(-image_view.MIN_HEIGHT // result.images[0].height) * result.images[0].height
@@ -428,7 +423,6 @@ def test_a_terminal_is_drawn_on_in_half_blocks(model: pardec.Model, monkeypatch:
     assert "16 of 16 tokens" in text
     made = model.generate(label=1, temperature=1.0, sampler="sjd")
     assert 1 <= len(decoded) < made.nfe[0]  # not at every event
-    assert made.images is not None
     whole = io.StringIO()
     colours = Console(file=whole, force_terminal=True, color_system="truecolor", highlight=False)
     colours.print(half_blocks(made.images[0]), end="")
@@ -475,7 +469,6 @@ def test_a_terminal_with_images_gets_images(
     text = watched(model, Terminal(), environment)
     last = text.rpartition(start)[2] if environment.get("TERM_PROGRAM") else text[text.rindex("a=T") :]
     data = re.search(r"[;:]([A-Za-z0-9+/=]{40,})(\x1b\\|\a)", last)
-    assert data is not None
     shown = Image.open(io.BytesIO(base64.b64decode(data[1])))
     made = model.generate(label=[0, 1], temperature=1.0, sampler="sjd").images
     assert made is not None

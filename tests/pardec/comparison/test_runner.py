@@ -35,7 +35,6 @@ def test_rows_are_those_of_generate_and_figures_those_of_its_result(
     for figures, spec in zip(table.rows, SPECS, strict=True):
         result = model.generate(texts, sampler=spec, max_new_tokens=6, seed=3, temperature=temperature)
         mine = sorted((row for row in rows if row["sampler"] == spec), key=lambda row: row["index"])
-        assert result.text is not None
         for at, row in enumerate(mine):
             start = result.prompts[at]
             steps = result.trace.forward[at, start : start + len(result.tokens[at])].tolist()

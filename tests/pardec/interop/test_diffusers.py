@@ -78,7 +78,6 @@ def test_the_pipeline_gives_the_text_of_generate(name: str, sampler: str) -> Non
     assert out.sequences.shape == (2, 24)
     for row, tokens in enumerate(expected.tokens):
         assert out.sequences[row, : len(tokens)].tolist() == tokens
-    assert pipeline.result is not None
     assert pipeline.result.tokens == expected.tokens
     assert (
         pipeline.result.nfe
@@ -122,7 +121,6 @@ def test_output_forms_and_end_tokens(dream: pardec.Model) -> None:
     end = int(out.sequences[0, 3])
     first = out.sequences[0].tolist().index(end)
     early = pipeline(TEXTS[1], eos_token_id=end, **how)
-    assert pipeline.result is not None
     assert pipeline.result.tokens[0] == out.sequences[0, : first + 1].tolist()
     assert early.texts[0] == dream.text(out.sequences[0, : first + 1].tolist())
     assert "+eos" in pipeline.result.spec

@@ -106,7 +106,6 @@ def test_random_calls_give_the_rows_of_llada2_pipeline() -> None:
         ours = PardecPipeline(model=pardec.Model(model(seed % 8)))
         assert torch.equal(options(ours, call, seed), expected), call
         result = ours.result
-        assert result is not None
         looks = bool(
             call["editing_threshold"]
         )  # diffusers looks at a complete block once more even where it edits none
@@ -156,8 +155,6 @@ def test_the_result_tells_of_diffusers_loop_what_it_tells_of_pardecs() -> None:
     )
     ours = pipeline.result
     assert torch.equal(out.sequences, again.sequences)
-    assert theirs is not None
-    assert ours is not None
     assert (theirs.tokens, theirs.nfe, theirs.prompts) == (ours.tokens, ours.nfe, ours.prompts)
     assert np.array_equal(theirs.trace.commit_step, ours.trace.commit_step)
     assert np.allclose(theirs.trace.commit_score, ours.trace.commit_score, atol=1e-6)
@@ -218,7 +215,6 @@ def test_other_families_take_an_empty_prompt_and_a_threshold_above_one(family: s
         out = pipeline(input_ids=ids, threshold=2.0, num_inference_steps=2, **how)
         assert out.sequences.shape == (2, 8)
         assert (out.sequences != toys.MASK).all()
-        assert pipeline.result is not None
         assert pipeline.result.nfe == [4, 4]  # two steps per block, whatever is sure
         assert pipeline.result.spec.startswith("confidence:of=filtered+BlockRefinementScheduler:threshold=2.0")
 
