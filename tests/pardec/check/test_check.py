@@ -207,10 +207,9 @@ def test_a_drafter_with_a_wrong_norm_is_found_by_its_card(tmp_path: Path) -> Non
     assert "4.39" in found.faults[0] or "4.40" in found.faults[0]
 
 
-def test_a_drafter_quantized_to_nothing_is_found_by_its_card_and_by_the_published_figure(tmp_path: Path) -> None:
+def test_a_drafter_quantized_to_nothing_is_found_by_the_published_figure(tmp_path: Path) -> None:
     folder = damaged(tmp_path / "nothing", lambda _, weight: (weight / 2).round() * 2)
     model, spec = load(), f'eagle:name="{folder}",k=5'
-    assert model.check(spec, pairs=1).faults
     (folder / "card.json").unlink()
     few = {"pairs": 1, "max_new_tokens": 24}
     assert not model.check(spec, RAGGED, **few).faults

@@ -450,18 +450,6 @@ def test_the_scheduler_draws_by_its_generator() -> None:
     assert torch.equal(render(1, top_k=1), render(2, top_p=1e-6))
 
 
-def test_the_scheduler_saves_and_loads(tmp_path: Path) -> None:
-    made = PardecScheduler("margin+threshold:tau=0.6", block_length=16, num_inference_steps=8)
-    made.save_pretrained(tmp_path)
-    again = PardecScheduler.from_pretrained(tmp_path)
-    assert again.config.sampler == "margin+threshold:tau=0.6"
-    assert again.config.block_length == 16
-    assert len(again.timesteps) == again.num_inference_steps == 8
-    logits, sample = block_of(1)
-    one, other = (s.step(logits, 0, sample, mask_token_id=toys.MASK).prev_sample for s in (made, again))
-    assert torch.equal(one, other)
-
-
 def test_the_scheduler_serves_a_pipeline_of_ours(dream: pardec.Model) -> None:
     out = ours(dream, PardecScheduler("threshold:tau=0.6+eos", block_length=8))(TEXTS[1], gen_length=16)
     expected = dream.generate(TEXTS[1], sampler="threshold:tau=0.6+eos", max_new_tokens=16, block_length=8)
