@@ -109,7 +109,7 @@ class RequestParser:
                 message = f"allowed has {texts} texts, and the most is {_MOST_TEXTS}: give token ids"
                 raise RequestError(message, param="allowed")
         if body.logit_bias:
-            arguments["logit_bias"] = _biases(body.logit_bias)
+            arguments["logit_bias"] = _whole_keys("logit_bias", body.logit_bias, "{}, which is not the id of a token")
         logprobs = _logprobs(body)
         if logprobs is not None:
             arguments |= {"logprobs": logprobs, "logprob_ids": body.logprob_ids}
@@ -344,18 +344,19 @@ def _integer_keys(value: Any) -> Any:
         return [_integer_keys(item) for item in value]
     if not isinstance(value, dict):
         return value
-    wrong = next((key for key in value if not _ID.fullmatch(key)), None)
-    if wrong is not None:
-        raise RequestError(f"allowed has the index {wrong!r}, which is not a whole number", param="allowed")
-    return {int(key): _integer_keys(item) for key, item in value.items()}
+    return _whole_keys(
+        "allowed",
+        {key: _integer_keys(item) for key, item in value.items()},
+        "the index {}, which is not a whole number",
+    )
 
 
-def _biases(value: Mapping[str, float]) -> dict[int, float]:
-    """`logit_bias` from JSON, whose keys are texts."""
+def _whole_keys(name: str, value: Mapping[str, Any], fault: str) -> dict[int, Any]:
+    """An object from JSON with whole numbers as keys; `fault` says what another key, {}, is."""
     wrong = next((key for key in value if not _ID.fullmatch(key)), None)
     if wrong is not None:
-        raise RequestError(f"logit_bias has {wrong!r}, which is not the id of a token", param="logit_bias")
-    return {int(key): number for key, number in value.items()}
+        raise RequestError(f"{name} has {fault.format(repr(wrong))}", param=name)
+    return {int(key): item for key, item in value.items()}
 
 
 def _label(body: ImageBody, classes: int) -> int:
