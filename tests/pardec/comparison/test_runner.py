@@ -122,13 +122,6 @@ def test_only_the_prompt_at_fault_fails(small: Small, model: pardec.Model, tmp_p
     assert {failed[name] for name in ("text", "tokens", "nfe", "generated", "seconds", "batch", "score")} == {None}
 
 
-def test_a_scorer_that_fails_makes_failed_rows(small: Small, model: pardec.Model, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def rate(problem, text):\n    return 1 / (problem.answer != '4')\n")
-    table = small(model=model, scorer=f"{tmp_path / 'mine.py'}:rate", samplers=["threshold"], references=False)
-    assert table.rows[0]["failed"] == 1
-    assert "ZeroDivisionError" in table.rows[0]["error"]
-
-
 def test_an_interrupt_is_no_failure_and_rows_before_it_are_kept(
     small: Small, model: pardec.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
