@@ -24,6 +24,7 @@ from pardec.requests.images import with_defaults
 from pardec.samplers.events import Sampled
 from pardec.views.preview import Preview
 from pardec.views.unfinished import BLANK, Codes, unfinished
+from tests.pardec.terminals import Terminal
 from tests.pardec.vector_painters import CLASSES, DEFAULTS, SIDE, SIZE, vector_painter
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -42,9 +43,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pipe(folder: Path) -> pardec.ImagePipeline:
-    pipe = pardec.ImagePipeline.from_pretrained(folder, device="cpu")
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return pardec.ImagePipeline.from_pretrained(folder, device="cpu")
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -198,14 +197,7 @@ def test_vectors_are_collected_from_events(pipe: pardec.ImagePipeline) -> None:
     assert torch.equal(codes.tensor(), result.latents)
 
 
-def test_the_preview_draws_vectors(pipe: pardec.ImagePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLORTERM", "truecolor")
-    monkeypatch.delenv("NO_COLOR", raising=False)
+def test_the_preview_draws_vectors(pipe: pardec.ImagePipeline, colours: None) -> None:
     terminal, log = Terminal(), io.StringIO()
     for stream, options in ((terminal, {}), (log, {"every": 0.0})):
         with Preview(pipe.imaging, 2, stream, environment={}, **options) as preview:
@@ -287,7 +279,6 @@ def test_the_callback_sees_vectors_and_may_stop(pipe: pardec.ImagePipeline) -> N
 
 def test_vectors_need_no_decoder_and_images_do(bare: Path) -> None:
     pipe = pardec.ImagePipeline(bare)
-    pipe.set_progress_bar_config(disable=True)
     assert pipe(class_labels=1, output_type="latent", sampler=STEPS).images.shape == (1, SIDE, SIDE, SIZE)
     with pytest.raises(ModelError, match="bare has no autoencoder") as caught:
         pipe(class_labels=1)

@@ -29,6 +29,7 @@ from pardec.views.order_image import gif, png
 from pardec.views.preview import Preview, check_watchable
 from pardec.views.unfinished import BLANK, Codes, blank_unknown, unfinished
 from tests.pardec.painters import CLASSES, CODES, DEFAULTS, SIDE, painter
+from tests.pardec.terminals import Terminal
 from tests.script_modules import script_module
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -384,11 +385,6 @@ def test_a_picture_model_streams_without_text(model: pardec.Model) -> None:
 # --- the preview ---
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def watched(
     model: pardec.Model,
     stream: io.StringIO,
@@ -413,10 +409,9 @@ def test_a_log_gets_plain_lines_and_not_too_many(model: pardec.Model) -> None:
     assert watched(model, io.StringIO(), {}) == ""
 
 
-def test_a_terminal_is_drawn_on_in_half_blocks(model: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLORTERM", "truecolor")
-    monkeypatch.delenv("NO_COLOR", raising=False)
+def test_a_terminal_is_drawn_on_in_half_blocks(
+    model: pardec.Model, monkeypatch: pytest.MonkeyPatch, colours: None
+) -> None:
     decoded: list[int] = []
     monkeypatch.setattr("pardec.views.preview.unfinished", lambda *given: decoded.append(1) or unfinished(*given))
     text = watched(model, Terminal(), {}, (1,))
@@ -424,16 +419,13 @@ def test_a_terminal_is_drawn_on_in_half_blocks(model: pardec.Model, monkeypatch:
     made = model.generate(label=1, temperature=1.0, sampler="sjd")
     assert 1 <= len(decoded) < made.nfe[0]  # not at every event
     whole = io.StringIO()
-    colours = Console(file=whole, force_terminal=True, color_system="truecolor", highlight=False)
-    colours.print(half_blocks(made.images[0]), end="")
+    console = Console(file=whole, force_terminal=True, color_system="truecolor", highlight=False)
+    console.print(half_blocks(made.images[0]), end="")
     assert whole.getvalue().strip() in text  # at the end, all of it
     assert ";".join(map(str, BLANK)) not in whole.getvalue()
 
 
-def test_every_step_can_be_drawn(model: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLORTERM", "truecolor")
-    monkeypatch.delenv("NO_COLOR", raising=False)
+def test_every_step_can_be_drawn(model: pardec.Model, monkeypatch: pytest.MonkeyPatch, colours: None) -> None:
     decoded: list[int] = []
     monkeypatch.setattr("pardec.views.preview.unfinished", lambda *given: decoded.append(1) or unfinished(*given))
     watched(model, Terminal(), {}, (1,), each_step=True)
@@ -449,11 +441,9 @@ def test_every_step_can_be_drawn(model: pardec.Model, monkeypatch: pytest.Monkey
     ],
 )
 def test_where_nothing_can_be_watched_the_reason_is_named(
-    stream: io.StringIO, variables: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
+    stream: io.StringIO, variables: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch, colours: None
 ) -> None:
-    monkeypatch.setenv("COLORTERM", "truecolor")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    for name, value in {"TERM": "xterm-256color", **variables}.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SpecError, match=reason):
         check_watchable(stream, {})

@@ -27,9 +27,7 @@ def painter() -> pardec.Model:
 
 @pytest.fixture(scope="module")
 def pipe(painter: pardec.Model) -> Any:
-    pipe = pardec.ImagePipeline(painter)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return pardec.ImagePipeline(painter)
 
 
 def render(painter: pardec.Model, **arguments: Any) -> list[int]:

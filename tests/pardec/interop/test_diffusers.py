@@ -51,15 +51,11 @@ class Theirs(nn.Module):
 
 def theirs(model: LanguageModel, scheduler: Any) -> tuple[LLaDA2Pipeline, Theirs]:
     network = Theirs(model)
-    pipeline = LLaDA2Pipeline(model=network, scheduler=scheduler)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline, network
+    return LLaDA2Pipeline(model=network, scheduler=scheduler), network
 
 
 def ours(model: pardec.Model, scheduler: Any = None) -> PardecPipeline:
-    pipeline = PardecPipeline(model=model, scheduler=scheduler)
-    pipeline.set_progress_bar_config(disable=True)
-    return pipeline
+    return PardecPipeline(model=model, scheduler=scheduler)
 
 
 # --- the pipeline against Model.generate ---
@@ -70,7 +66,6 @@ def ours(model: pardec.Model, scheduler: Any = None) -> PardecPipeline:
 @pytest.mark.covers(1)
 def test_the_pipeline_gives_the_text_of_generate(name: str, sampler: str) -> None:
     pipeline = PardecPipeline.from_pretrained(name, device="cpu")
-    pipeline.set_progress_bar_config(disable=True)
     out = pipeline(TEXTS, gen_length=24, block_length=8, sampler=sampler)
     expected = pipeline.model.generate(TEXTS, sampler=sampler, max_new_tokens=24, block_length=8)
     assert isinstance(out, LLaDA2PipelineOutput)

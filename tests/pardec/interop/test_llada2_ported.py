@@ -111,7 +111,6 @@ def test_a_call_is_that_of_diffusers_pipeline(what: str) -> None:
     seen: list[Any] = []
     for kind in (LLaDA2Pipeline, PardecPipeline):
         made = kind(model=Network(), scheduler=BlockRefinementScheduler(), tokenizer=tokenizer)
-        made.set_progress_bar_config(disable=True)
         steps: list[Any] = []
 
         def callback(pipeline: Any, *step: Any, made: Any = made, steps: list[Any] = steps) -> dict[str, Tensor]:
@@ -225,13 +224,11 @@ def test_it_is_one_of_diffusers_pipelines_and_saves_what_it_is_made_of(tmp_path:
     shape = {"vocab_size": VOCAB, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     network = Qwen2ForCausalLM(Qwen2Config(**shape, num_attention_heads=1, num_key_value_heads=1)).eval()
     made = PardecPipeline(network, BlockRefinementScheduler(threshold=0.6))
-    made.set_progress_bar_config(disable=True)
     assert isinstance(made, LLaDA2Pipeline)
     assert made.device == torch.device("cpu")
     assert made.dtype == torch.float32
     made.save_pretrained(tmp_path)
     theirs = LLaDA2Pipeline.from_pretrained(tmp_path)
-    theirs.set_progress_bar_config(disable=True)
     assert theirs.scheduler.config.threshold == 0.6
     asked = call(output_type="seq")
     assert torch.equal(theirs(**asked).sequences, made(**asked).sequences)
@@ -254,7 +251,6 @@ def test_a_spec_decodes_a_network_of_the_callers_too(model: str) -> None:
             return SimpleNamespace(logits=logits)
 
     made = PardecPipeline(model=Toy() if model == "theirs" else pardec.Model(toy))
-    made.set_progress_bar_config(disable=True)
     how = {"input_ids": ids, "gen_length": 11, "mask_token_id": toys.MASK, "eos_early_stop": False, "block_length": 4}
     out = made(**how, sampler="margin+threshold:tau=0.3")
     expected = toys.fill(toy, "margin+threshold:tau=0.3", ids.tolist(), 11)
@@ -291,7 +287,6 @@ def test_a_padded_batch_of_texts_with_a_pardec_model() -> None:
     dream = pardec.load("tiny-dream", device="cpu")
     toy = toys.toy("sdar", vocab=dream.language_model.vocab_size + 1, sharp=1.0)
     made = PardecPipeline(model=pardec.Model(toy), tokenizer=dream.tokenizer)
-    made.set_progress_bar_config(disable=True)
     texts = ["Tom has 3 cups.", "Ann has 18 cups. She finds 4."]
     encoded = dream.tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
     how = {"gen_length": 6, "output_type": "seq", "eos_token_id": 0}
