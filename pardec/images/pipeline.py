@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from ..api import Model, load
 from ..requests.argument import check_whole, is_number
 from ..requests.call import Call
 from ..requests.images import enlarged, size_and_scale, with_defaults
+from ..requests.other_names import pretrained_arguments
 from ..result import Result
 from ..views.unfinished import Codes, decodable, to_grid, unfinished
 
@@ -72,18 +72,9 @@ class ImagePipeline(DiffusionPipeline):  # type: ignore[misc]
         Raises:
             SpecError: another argument, or a text model. And what `pardec.load` raises.
         """
-        if kwargs.pop("trust_remote_code", False):
-            raise SpecError("trust_remote_code=True, and pardec runs no remote code", hint="leave it out")
-        for theirs, ours in (("torch_dtype", "dtype"), ("local_files_only", "offline")):
-            if theirs in kwargs:
-                kwargs[ours] = kwargs.pop(theirs)
-        known = [name for name in inspect.signature(load).parameters if name != "name"]
-        for argument in kwargs:
-            if argument not in known:
-                raise SpecError(f"from_pretrained takes no {argument!r}", hint=f"pardec.load takes {', '.join(known)}")
-        path = _path(pretrained_model_name_or_path)
-        pipe = cls(load(path, **kwargs))
-        pipe.loading = (path, kwargs)
+        path, arguments = _path(pretrained_model_name_or_path), pretrained_arguments(load, kwargs)
+        pipe = cls(load(path, **arguments))
+        pipe.loading = (path, arguments)
         return pipe
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:

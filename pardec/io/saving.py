@@ -45,6 +45,7 @@ _ROW_FIELDS = (
     "generated", "nfe", "forward_rows", "tokens_fed", "draft_forwards", "deviation", "finish", "prompts", "seeds"
 )  # fmt: skip
 _JSON_FIELDS = (*_ROW_FIELDS, "tokens", "text", "spec", "exact", "model", "settings", "environment")
+_COUNTS_OF_FORWARDS = ("clocks", "drafted", "accepted", "forced")  # of a trace, per row; the last not in every file
 _HINT = "a saved result is the folder or the .json file that result.save(path) or pardec generate -o wrote"
 
 
@@ -117,16 +118,8 @@ def _json_fields(result: ResultData) -> dict[str, Any]:
         "pieces": None if result.latents is not None else result.pieces,
         "lengths": result.trace.lengths.tolist(),
         "fed": [[_pack(fed) for fed in row] for row in result.trace.fed],
-        "clocks": [list(row) for row in result.trace.clocks],
-        "drafted": [list(row) for row in result.trace.drafted],
-        "accepted": [list(row) for row in result.trace.accepted],
-        "forced": [list(row) for row in result.trace.forced],
-        "padding": result.padding,
-        "reused": result.reused,
-        "shown": result.shown,
-        "grid": result.grid,
-        "stride": result.stride,
-        "sides": result.sides,
+        **{name: [list(row) for row in getattr(result.trace, name)] for name in _COUNTS_OF_FORWARDS},
+        **{name: getattr(result, name) for name in ("padding", "reused", "shown", "grid", "stride", "sides")},
         "drawn": result.images is not None,
     }
 
@@ -229,10 +222,7 @@ def _build(kind: type[R], data: dict[str, Any], stored: dict[str, Any], images: 
         commit_score=tensors["commit_score"].numpy(),
         lengths=np.asarray(data["lengths"], dtype=np.int64),
         fed=tuple(tuple(_unpack(fed) for fed in row) for row in data["fed"]),
-        clocks=tuple(map(tuple, data["clocks"])),
-        drafted=tuple(map(tuple, data["drafted"])),
-        accepted=tuple(map(tuple, data["accepted"])),
-        forced=tuple(map(tuple, data.get("forced", ()))),
+        **{name: tuple(map(tuple, data.get(name, ()))) for name in _COUNTS_OF_FORWARDS},
         logprobs=_logprobs(stored, tuple(shape)),
         serial=_serial(stored, tuple(shape)),
     )
@@ -321,7 +311,7 @@ _COUNTS = (
 )  # fmt: skip
 _SCHEMA: Mapping[str, Any] = {
     **{name: [int] for name in _COUNTS},
-    **{name: [[int]] for name in ("clocks", "drafted", "accepted", "forced", "tokens")},
+    **{name: [[int]] for name in (*_COUNTS_OF_FORWARDS, "tokens")},
     **dict.fromkeys(("spec", "exact", "model"), str),
     **dict.fromkeys(("settings", "environment"), dict),
     "deviation": [(float, None)],

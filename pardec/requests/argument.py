@@ -139,6 +139,18 @@ class Whole:
         check_whole(name, value, self.least, hint=example)
 
 
+@dataclass(frozen=True, slots=True)
+class Such:
+    """Checks that `test` holds; the message may have {name} and {value}."""
+
+    test: Callable[[Any], bool]
+    message: str
+
+    def __call__(self, name: str, value: Any, example: str) -> None:
+        if not self.test(value):
+            raise SpecError(self.message.format(name=name, value=value), hint=example)
+
+
 class Number:
     """Checks for finite numbers that satisfy rules, each given as words and a test."""
 

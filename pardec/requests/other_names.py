@@ -8,9 +8,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from pardec.models.errors import ArgumentError, did_you_mean
+from pardec.models.errors import ArgumentError, SpecError, did_you_mean
 
 _PROMPT = 'the prompt comes first: model.generate("..."), with a list of texts or of chat messages for several'
 _STEPS = 'the sampler sets the number of steps: sampler="fixed:steps=32"'
@@ -103,3 +103,19 @@ def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return checked
+
+
+def pretrained_arguments(load: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `load` from those of a pipeline's `from_pretrained`, some of which have diffusers' names.
+
+    Raises SpecError for an argument that `load` does not take.
+    """
+    names = {"torch_dtype": "dtype", "local_files_only": "offline"}
+    arguments = {names.get(name, name): value for name, value in given.items()}
+    if arguments.pop("trust_remote_code", False):
+        raise SpecError("trust_remote_code=True, and pardec runs no remote code", hint="leave it out")
+    known = [name for name in inspect.signature(load).parameters if name != "name"]
+    for name in arguments:
+        if name not in known:
+            raise SpecError(f"from_pretrained takes no {name!r}", hint=f"pardec.load takes {', '.join(known)}")
+    return arguments

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 from pardec.models.errors import SpecError, did_you_mean
 from pardec.samplers.limits import LEAST, MAX_SCALE, RANGE, divides
 
-from .argument import Argument, Number, Option, Takes, Whole, argument, check_count, is_number, is_whole
+from .argument import Argument, Number, Option, Such, Takes, Whole, argument, check_count, is_number, is_whole
 from .other_names import WORDS
 from .stop_strings import read as read_stops
 from .structured.forms import form_of
@@ -111,40 +111,10 @@ def _check_size(name: str, value: Any, example: str) -> None:
         )
 
 
-def _check_align(name: str, value: Any, example: str) -> None:
-    if not isinstance(value, str) or value not in ("prompt", "absolute"):
-        raise SpecError(f'block_align must be "prompt" or "absolute", got {value!r}', hint=example)
-
-
 def _check_seed(name: str, value: Any, example: str) -> None:
     check_count(name, value)
     for seed in value if isinstance(value, Sequence) else [value]:
         Whole()(name, seed, example)
-
-
-def _check_variables(name: str, value: Any, example: str) -> None:
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise SpecError(f"{name} must be a dict (a JSON object) of names and values, got {value!r}", hint=example)
-
-
-def _check_source(name: str, value: Any, example: str) -> None:
-    if not callable(getattr(value, "uniform", None)):
-        raise SpecError(f"source has no method uniform, got {type(value).__name__}", hint=example)
-
-
-def _check_processors(name: str, value: Any, example: str) -> None:
-    if not (isinstance(value, Sequence) and all(map(callable, value))):
-        raise SpecError(f"logits_processor must be a list of processors, got {value!r}", hint=example)
-
-
-def _check_callback(name: str, value: Any, example: str) -> None:
-    if not callable(value):
-        raise SpecError(f"callback cannot be called, got {type(value).__name__}", hint=example)
-
-
-def _check_flag(name: str, value: Any, example: str) -> None:
-    if not isinstance(value, bool):
-        raise SpecError(f"{name} must be True or False, got {value!r}", hint=example)
 
 
 def _check_bias(name: str, value: Any, example: str) -> None:
@@ -160,6 +130,24 @@ def _check_bias(name: str, value: Any, example: str) -> None:
             )
 
 
+_ALIGN = Such(
+    lambda value: isinstance(value, str) and value in ("prompt", "absolute"),
+    'block_align must be "prompt" or "absolute", got {value!r}',
+)
+_VARIABLES = Such(
+    lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
+    "{name} must be a dict (a JSON object) of names and values, got {value!r}",
+)
+_SOURCE = Such(
+    lambda value: callable(getattr(value, "uniform", None)),
+    "source has no method uniform, got {value.__class__.__name__}",
+)
+_PROCESSORS = Such(
+    lambda value: isinstance(value, Sequence) and all(map(callable, value)),
+    "logits_processor must be a list of processors, got {value!r}",
+)
+_CALLBACK = Such(callable, "callback cannot be called, got {value.__class__.__name__}")
+_FLAG = Such(lambda value: isinstance(value, bool), "{name} must be True or False, got {value!r}")
 _PENALTY = Number(("from -2 to 2", lambda x: -2 <= x <= 2))
 
 # --- the declarations ---
@@ -314,7 +302,7 @@ class Settings:
     )
     logits_processor: Any = argument(
         doc="transformers' logits processors, run on the history of each token; AR models only.",
-        check=_check_processors, example="logits_processor=[RepetitionPenaltyLogitsProcessor(1.1)], from transformers",
+        check=_PROCESSORS, example="logits_processor=[RepetitionPenaltyLogitsProcessor(1.1)], from transformers",
         takes=Takes.AR, off=(None, "", [], ()), order="reads the tokens before a position",
         instead={Takes.MASKED: "leave it out; allowed= says which tokens each position may take"},
         related=(
@@ -346,12 +334,12 @@ class Settings:
         check=check_choice, takes=Takes.TEXT, related=("function_call",), hint='tool_choice="required" asks for a call',
     )
     parallel_tool_calls: bool | None = argument(
-        doc="False for one call at most; by default as many as the chat template can write.", check=_check_flag,
+        doc="False for one call at most; by default as many as the chat template can write.", check=_FLAG,
         example="parallel_tool_calls=False allows one call", takes=Takes.TEXT,
     )
     chat_template_kwargs: Any = argument(
         doc='variables of the chat template, such as {"enable_thinking": False}, for prompts that are messages.',
-        check=_check_variables, example='chat_template_kwargs={"enable_thinking": False}', takes=Takes.TEXT,
+        check=_VARIABLES, example='chat_template_kwargs={"enable_thinking": False}', takes=Takes.TEXT,
         off=(None, {}), related=("enable_thinking", "chat_template_args"),
     )
     stop: Any = argument(
@@ -370,7 +358,7 @@ class Settings:
     )
     block_align: str = argument(
         "prompt", doc='count blocks from the end of the "prompt", or "absolute": from position 0.',
-        check=_check_align,
+        check=_ALIGN,
         example='"prompt" counts blocks from the end of the prompt, "absolute" from position 0', compared=True,
         lm_eval=True,
     )
@@ -408,7 +396,7 @@ class Settings:
         option=Option("A caption that guidance moves away from.", images=True),
     )
     source: Any = argument(
-        doc="recorded uniforms in place of a seed.", check=_check_source,
+        doc="recorded uniforms in place of a seed.", check=_SOURCE,
         example="pass an object like pardec.samplers.rng.Keyed, or leave source out",
     )
     logprobs: int | None = argument(
@@ -433,7 +421,7 @@ class Settings:
         check=check_count, takes=Takes.TEXT | Takes.CODES,
     )
     callback: Callable[[Event], object] | None = argument(
-        doc="called with every event.", check=_check_callback, example="pass a function that takes one event",
+        doc="called with every event.", check=_CALLBACK, example="pass a function that takes one event",
     )
     # fmt: on
 

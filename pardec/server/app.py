@@ -158,7 +158,9 @@ class Server:
     async def page(self) -> Response:
         """A page on which two samplers race."""
         if self.model.imaging is not None:
-            raise RequestError(HTTPStatus.NOT_FOUND, f"{self.names[0]} draws images, and the page at / is for text")
+            raise RequestError(
+                f"{self.names[0]} draws images, and the page at / is for text", status=HTTPStatus.NOT_FOUND
+            )
         return HTMLResponse(race_page(self.model, self.names[0], key=self.needs_key))
 
     async def health(self) -> Response:
@@ -180,7 +182,7 @@ class Server:
     async def model_by_name(self, identifier: str) -> Response:
         """One model by its name."""
         if identifier not in self.names:
-            raise RequestError(NO_SUCH_MODEL, f"there is no model {identifier!r}", code="model_not_found")
+            raise RequestError(f"there is no model {identifier!r}", code="model_not_found", status=NO_SUCH_MODEL)
         return JSON(self._card(identifier))
 
     def _card(self, name: str) -> dict[str, Any]:
@@ -212,8 +214,7 @@ class Server:
         """The tokens of a conversation, in the form of Anthropic's API."""
         parsed, deadline = await self._body(request, Conversation), monotonic_deadline(self.limits.seconds)
         if self.parser_processes is None:
-            message = f"{self.names[0]} draws images and has no conversations"
-            raise RequestError(HTTPStatus.BAD_REQUEST, message, param="model")
+            raise RequestError(f"{self.names[0]} draws images and has no conversations", param="model")
         self.request_parser.check_model(parsed.body)
         read = partial(prompt_ids, self.parser_processes.config, parsed.body)
         with named(parsed.body):
@@ -250,7 +251,7 @@ class Server:
     async def embeddings(self) -> Response:
         """Refuses: no model here embeds texts."""
         message = f"/v1/embeddings is not served: {self.names[0]} decodes tokens and computes no embeddings of texts"
-        raise RequestError(HTTPStatus.BAD_REQUEST, message, code="unsupported_endpoint")
+        raise RequestError(message, code="unsupported_endpoint")
 
     async def _text(self, request: Request, parsed: ParsedBody, kind: type[TextAnswer] = TextAnswer) -> Response:
         with named(parsed.body):
@@ -320,7 +321,7 @@ class Server:
         """Reads the body; a separate process parses large bodies and schemas. Raises RequestError."""
         if (encoding := request.headers.get("content-encoding", "identity")) != "identity":
             message = f"a body with Content-Encoding: {encoding} is not read: send it uncompressed"
-            raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
+            raise RequestError(message, status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE)
         data = await request.body()
         if self.parser_processes is None:
             return ParsedBody(await self._off_loop(lambda: parse_body(data, schema)))
@@ -357,7 +358,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     """The error for unknown paths and methods."""
     assert isinstance(error, HTTPException), "registered for it"
     allowed = {name: value for name, value in (error.headers or {}).items() if name.lower() == "allow"}
-    answer = RequestError(error.status_code, f"{error.detail}: see /docs for the endpoints", headers=allowed)
+    answer = RequestError(f"{error.detail}: see /docs for the endpoints", status=error.status_code, headers=allowed)
     return answer.response(request.url.path)
 
 

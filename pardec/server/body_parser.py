@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -104,7 +103,7 @@ def parse_body(data: bytes, schema: type[Body]) -> Body:
         document = json.loads(data, parse_constant=_no_constant, object_pairs_hook=unique_dict)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise RequestError(HTTPStatus.BAD_REQUEST, f"the body is not JSON: {reason}", code="invalid_json") from None
+        raise RequestError(f"the body is not JSON: {reason}", code="invalid_json") from None
     _check(document)
     try:
         return schema.model_validate(document).as_text()
@@ -163,7 +162,7 @@ def check_rows(count: int, most: int) -> None:
     """Refuses a request of more rows than the server takes."""
     if count > most:
         message = f"the request has {count} rows, prompts times n, and the most is {most}"
-        raise RequestError(HTTPStatus.BAD_REQUEST, message, param="n", code="too_many_rows")
+        raise RequestError(message, param="n", code="too_many_rows")
 
 
 def prompt_ids(config: Any, body: TextBody) -> list[list[int]]:
@@ -238,8 +237,7 @@ def _check(document: Any) -> None:
         if not level:
             return
     field = level[0][1]
-    message = f"{field or 'the body'} is nested more than {_DEEPEST} levels deep"
-    raise RequestError(HTTPStatus.BAD_REQUEST, message, param=field or None)
+    raise RequestError(f"{field or 'the body'} is nested more than {_DEEPEST} levels deep", param=field or None)
 
 
 def _check_text(text: str, field: str) -> None:
@@ -249,7 +247,7 @@ def _check_text(text: str, field: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         message = f"{field or 'the body'} holds a lone surrogate, {text[error.start]!a}"
-        raise RequestError(HTTPStatus.BAD_REQUEST, message, param=field or None) from None
+        raise RequestError(message, param=field or None) from None
 
 
 def _no_constant(name: str) -> Any:

@@ -37,9 +37,9 @@ class RequestError(Exception):
 
     def __init__(
         self,
-        status: int,
         message: str,
         *,
+        status: int = HTTPStatus.BAD_REQUEST,
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -91,12 +91,14 @@ def as_request_error(error: BaseException) -> RequestError:
     if isinstance(error, RequestError):
         return error
     if isinstance(error, OutOfMemory):
-        return RequestError(HTTPStatus.SERVICE_UNAVAILABLE, _with_hint(error), code="out_of_memory")
+        return RequestError(_with_hint(error), code="out_of_memory", status=HTTPStatus.SERVICE_UNAVAILABLE)
     if isinstance(error, SpecError):
-        return RequestError(HTTPStatus.BAD_REQUEST, _with_hint(error))
+        return RequestError(_with_hint(error))
     if isinstance(error, ModelError | PardecError):
-        return RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, _with_hint(error), code="model_error")
-    return RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, "the server failed; its log has the reason", code="internal")
+        return RequestError(_with_hint(error), code="model_error", status=HTTPStatus.INTERNAL_SERVER_ERROR)
+    return RequestError(
+        "the server failed; its log has the reason", code="internal", status=HTTPStatus.INTERNAL_SERVER_ERROR
+    )
 
 
 def _with_hint(error: PardecError) -> str:

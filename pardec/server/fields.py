@@ -6,7 +6,6 @@ import re
 import reprlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from pardec.models.errors import SpecError
@@ -43,11 +42,11 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
         instead = names.get(error.param or "")
         if error.code == UNKNOWN and instead is not None:  # the request has the other form's field
             message = f"there is no field {error.param!r}: here it is {instead}"
-            raise RequestError(error.status, message, param=error.param, code=error.code) from error
+            raise RequestError(message, param=error.param, code=error.code, status=error.status) from error
         words = "|".join(names)
         message = re.sub(rf"\b({words})\b", lambda matched: names[matched[1]], error.message)
         param = names.get(error.param or "", error.param)
-        raise RequestError(error.status, message, param=param, code=error.code, headers=error.headers) from error
+        raise RequestError(message, param=param, code=error.code, headers=error.headers, status=error.status) from error
 
 
 def refusal(error: SpecError, body: Body) -> RequestError:
@@ -75,7 +74,7 @@ def refusal(error: SpecError, body: Body) -> RequestError:
         param = param or next((field for field, words in about if field in own and re.search(words, message)), None)
     code = CONTEXT if isinstance(error, ContextError) else None
     text = f"{message}: {hint}" if hint else message
-    return RequestError(HTTPStatus.BAD_REQUEST, text, param=param, code=code)
+    return RequestError(text, param=param, code=code)
 
 
 _RULES = {  # pydantic's rules in the words of other messages
@@ -120,7 +119,7 @@ def invalid(error: ValidationError, document: Any, schema: type[Body]) -> Reques
     opening = name + ("" if text.startswith(":") else " ") if name else ""
     more = faults[0].get("ctx", {})
     text = (opening + text).removeprefix(": ")
-    return RequestError(HTTPStatus.BAD_REQUEST, text, param=name or more.get("field"), code=more.get("code"))
+    return RequestError(text, param=name or more.get("field"), code=more.get("code"))
 
 
 def _said(fault: Mapping[str, Any]) -> str:

@@ -88,7 +88,7 @@ class Guard:
         if not hmac.compare_digest(bearer, self._key) and not hmac.compare_digest(own, self._key):
             headers = {"WWW-Authenticate": "Bearer"}
             message = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
-            raise RequestError(HTTPStatus.UNAUTHORIZED, message, code="invalid_api_key", headers=headers)
+            raise RequestError(message, code="invalid_api_key", headers=headers, status=HTTPStatus.UNAUTHORIZED)
 
     def _bounded(self, receive: Receive) -> Receive:
         """`receive` that refuses a body that is too large."""
@@ -122,13 +122,13 @@ def _too_large(limit: int) -> RequestError:
     message = f"the body is larger than the {limit} bytes that this server takes"
     # The rest of it is not read.
     headers = {"Connection": "close"}
-    return RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, code="body_too_large", headers=headers)
+    return RequestError(message, code="body_too_large", headers=headers, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
 
 
 def _too_slow(seconds: float) -> RequestError:
     message = f"the request did not arrive within {seconds:g} s"
     headers = {"Connection": "close"}
-    return RequestError(HTTPStatus.REQUEST_TIMEOUT, message, code="timeout", headers=headers)
+    return RequestError(message, code="timeout", headers=headers, status=HTTPStatus.REQUEST_TIMEOUT)
 
 
 def as_browsers_write(origins: Sequence[str]) -> list[str]:
@@ -201,4 +201,4 @@ def _is_own(name: str) -> bool:
 
 def _refused(who: str) -> RequestError:
     message = f"{who} is not allowed to use this server: start it with --allow-origin, or with --api-key"
-    return RequestError(HTTPStatus.FORBIDDEN, message, code="origin_not_allowed")
+    return RequestError(message, code="origin_not_allowed", status=HTTPStatus.FORBIDDEN)

@@ -179,7 +179,7 @@ class TextStream(StreamingResponse):
 def too_long() -> RequestError:
     """The error for a request whose time is up."""
     message = "the request took longer than this server allows"
-    return RequestError(HTTPStatus.REQUEST_TIMEOUT, message, code="timeout")
+    return RequestError(message, code="timeout", status=HTTPStatus.REQUEST_TIMEOUT)
 
 
 def monotonic_deadline(seconds: float) -> float:

@@ -13,7 +13,6 @@ import sys
 import threading
 from collections import OrderedDict, deque
 from contextlib import suppress
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from .body_parser import WALL, ParsedBody, parse_request
@@ -143,7 +142,7 @@ class ParserProcesses:
         if isinstance(answer, ParsedBody):
             return answer
         status, message, param, code = answer
-        raise RequestError(status, message, param=param, code=code)
+        raise RequestError(message, param=param, code=code, status=status)
 
     async def _ask(self, job: bytes) -> Any:
         loop = asyncio.get_running_loop()
@@ -158,7 +157,7 @@ class ParserProcesses:
                 return pickle.loads(parts)
             except (OSError, EOFError, pickle.UnpicklingError):  # TimeoutError is an OSError
                 message = f"reading the request took more than {self.seconds:g} s or too much memory: ask for less"
-                raise RequestError(HTTPStatus.BAD_REQUEST, message, code="request_too_complex") from None
+                raise RequestError(message, code="request_too_complex") from None
 
     async def _enter(self, client: str) -> None:
         if self._free:

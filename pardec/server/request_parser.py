@@ -7,7 +7,6 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,9 +82,7 @@ class RequestParser:
         body: TextBody = parsed.body
         self.check_model(body)
         if self.model.imaging is not None:
-            raise RequestError(
-                HTTPStatus.BAD_REQUEST, f"{self.model.name} draws images: post to /v1/images/generations", param="model"
-            )
+            raise RequestError(f"{self.model.name} draws images: post to /v1/images/generations", param="model")
         if isinstance(body, CompletionBody) and body.max_tokens == 0:
             return self._prompts_alone(body, parsed)
         lengths = self._lengths(body)
@@ -110,9 +107,9 @@ class RequestParser:
             texts = _texts_in(body.allowed)
             if texts > _MOST_TEXTS:
                 message = f"allowed has {texts} texts, and the most is {_MOST_TEXTS}: give token ids"
-                raise RequestError(HTTPStatus.BAD_REQUEST, message, param="allowed")
+                raise RequestError(message, param="allowed")
         if body.logit_bias:
-            arguments["logit_bias"] = _biases(body.logit_bias)
+            arguments["logit_bias"] = _whole_keys("logit_bias", body.logit_bias, "{}, which is not the id of a token")
         logprobs = _logprobs(body)
         if logprobs is not None:
             arguments |= {"logprobs": logprobs, "logprob_ids": body.logprob_ids}
@@ -143,8 +140,7 @@ class RequestParser:
         """A request for no new tokens, which repeats and scores its prompts."""
         for name in ("stream", "template", "allowed", "response_format", "min_tokens"):
             if getattr(body, name):
-                message = f"{name} cannot be combined with max_tokens=0, which writes nothing"
-                raise RequestError(HTTPStatus.BAD_REQUEST, message, param=name)
+                raise RequestError(f"{name} cannot be combined with max_tokens=0, which writes nothing", param=name)
         if body.echo:
             self._check_echo(body)
         samples, logprobs = body.n or 1, _logprobs(body)
@@ -182,16 +178,14 @@ class RequestParser:
         if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
             if most not in (None, body.max_completion_tokens):
                 message = "max_tokens and max_completion_tokens differ: leave one of them out"
-                raise RequestError(HTTPStatus.BAD_REQUEST, message, param="max_tokens")
+                raise RequestError(message, param="max_tokens")
             most = body.max_completion_tokens
         values = {
             "max_new_tokens": most,
             "template": body.template,
         }
         if isinstance(body, CompletionBody) and body.best_of not in (None, body.n or 1):
-            raise RequestError(
-                HTTPStatus.BAD_REQUEST, "best_of has to equal n: answers are not ranked", param="best_of"
-            )
+            raise RequestError("best_of has to equal n: answers are not ranked", param="best_of")
         return {name: value for name, value in values.items() if value is not None}
 
     def _to_the_end(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -208,12 +202,12 @@ class RequestParser:
 
     def _check_echo(self, body: CompletionBody) -> None:
         if body.stream:
-            raise RequestError(HTTPStatus.BAD_REQUEST, "echo cannot be streamed", param="echo")
+            raise RequestError("echo cannot be streamed", param="echo")
         if _logprobs(body) is not None and self.model.family != "ar":
             message = (
                 f"echo cannot be combined with logprobs: {self.model.name} is masked and gives prompts no probability"
             )
-            raise RequestError(HTTPStatus.BAD_REQUEST, message, param="echo")
+            raise RequestError(message, param="echo")
 
     def _endings(self, body: TextBody) -> dict[str, Any]:
         stop = [body.stop] if isinstance(body.stop, str) else [text for text in body.stop or () if text is not None]
@@ -231,13 +225,10 @@ class RequestParser:
         self.check_model(body)
         imaging = self.model.imaging
         if imaging is None:
-            raise RequestError(
-                HTTPStatus.BAD_REQUEST, f"{self.model.name} writes text: post to /v1/completions", param="model"
-            )
+            raise RequestError(f"{self.model.name} writes text: post to /v1/completions", param="model")
         for name in ("prompt", "negative_prompt"):
             if len(getattr(body, name) or "") > _MOST_CAPTION:
-                message = f"{name} has more than {_MOST_CAPTION} characters: shorten it"
-                raise RequestError(HTTPStatus.BAD_REQUEST, message, param=name)
+                raise RequestError(f"{name} has more than {_MOST_CAPTION} characters: shorten it", param=name)
         arguments = {**self.defaults, **self._sampling(body)}
         if body.negative_prompt is not None:
             arguments["negative_prompt"] = body.negative_prompt
@@ -245,13 +236,13 @@ class RequestParser:
             arguments["label"] = _label(body, imaging.classes)
         elif body.label is not None:
             message = f"label is a class, and {self.model.name} draws captions: leave label out"
-            raise RequestError(HTTPStatus.BAD_REQUEST, message, param="label")
+            raise RequestError(message, param="label")
         elif body.prompt is not None:
             arguments["prompt"] = body.prompt
         else:
-            raise RequestError(HTTPStatus.BAD_REQUEST, "prompt is missing: describe the image", param="prompt")
+            raise RequestError("prompt is missing: describe the image", param="prompt")
         if not imaging.can_decode:
-            raise RequestError(HTTPStatus.BAD_REQUEST, f"{self.model.name} has no decoder to images", param="model")
+            raise RequestError(f"{self.model.name} has no decoder to images", param="model")
         count = body.n or 1
         check_rows(count, self.limits.rows)
         width, height = _size(body.size)
@@ -260,7 +251,7 @@ class RequestParser:
         except SpecError as error:
             message = re.sub(r"^(height|width)=\d+", f"size={body.size}", error.message)
             hint = re.sub("leave (height|width|one) out", "leave size out", error.hint or "")
-            raise RequestError(HTTPStatus.BAD_REQUEST, f"{message}: {hint}", param="size") from error
+            raise RequestError(f"{message}: {hint}", param="size") from error
         arguments = {**with_defaults(imaging, arguments), "num_images": count}
         arguments |= {} if dimensions is None else {"size": dimensions}
         call = self.model.prepare(**arguments)
@@ -273,7 +264,7 @@ class RequestParser:
         """Refuses the name of another model."""
         if body.model is not None and body.model not in self.names:
             message = f"there is no model {body.model!r}; this server has {self.names[0]!r}"
-            raise RequestError(NO_SUCH_MODEL, message, param="model", code="model_not_found")
+            raise RequestError(message, param="model", code="model_not_found", status=NO_SUCH_MODEL)
 
     def _sampling(self, body: Sampled) -> dict[str, Any]:
         numbers = ((each, getattr(body, field, None)) for field, each in NUMBERS.items())
@@ -297,7 +288,7 @@ class RequestParser:
         if limit is not None and max(lengths) > limit:
             message = f"a row has {max(lengths)} tokens, prompt and answer, and this server takes {limit} at most"
             param = "messages" if isinstance(body, ChatBody) else "prompt"
-            raise RequestError(HTTPStatus.BAD_REQUEST, message, param=param, code=CONTEXT)
+            raise RequestError(message, param=param, code=CONTEXT)
 
 
 def check_sampler(text: str, default: Any) -> None:
@@ -326,7 +317,7 @@ def _logprobs(body: TextBody) -> int | None:
         lacking = ["top_logprobs"] if body.top_logprobs and not body.logprobs else []
         lacking += ["logprob_ids"] if body.logprob_ids and body.logprobs is False else []
         if lacking:
-            raise RequestError(HTTPStatus.BAD_REQUEST, f"{lacking[0]} needs logprobs=true", param=lacking[0])
+            raise RequestError(f"{lacking[0]} needs logprobs=true", param=lacking[0])
         count = (body.top_logprobs or 0) if body.logprobs else None
     else:
         assert isinstance(body, CompletionBody), "the other form"
@@ -335,7 +326,7 @@ def _logprobs(body: TextBody) -> int | None:
         count = 0
     if count is not None and count > MOST_LOGPROBS:
         name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
-        raise RequestError(HTTPStatus.BAD_REQUEST, f"{name} must be at most {MOST_LOGPROBS}, got {count}", param=name)
+        raise RequestError(f"{name} must be at most {MOST_LOGPROBS}, got {count}", param=name)
     return count
 
 
@@ -353,21 +344,19 @@ def _integer_keys(value: Any) -> Any:
         return [_integer_keys(item) for item in value]
     if not isinstance(value, dict):
         return value
-    wrong = next((key for key in value if not _ID.fullmatch(key)), None)
-    if wrong is not None:
-        raise RequestError(
-            HTTPStatus.BAD_REQUEST, f"allowed has the index {wrong!r}, which is not a whole number", param="allowed"
-        )
-    return {int(key): _integer_keys(item) for key, item in value.items()}
+    return _whole_keys(
+        "allowed",
+        {key: _integer_keys(item) for key, item in value.items()},
+        "the index {}, which is not a whole number",
+    )
 
 
-def _biases(value: Mapping[str, float]) -> dict[int, float]:
-    """`logit_bias` from JSON, whose keys are texts."""
+def _whole_keys(name: str, value: Mapping[str, Any], fault: str) -> dict[int, Any]:
+    """An object from JSON with whole numbers as keys; `fault` says what another key, {}, is."""
     wrong = next((key for key in value if not _ID.fullmatch(key)), None)
     if wrong is not None:
-        message = f"logit_bias has {wrong!r}, which is not the id of a token"
-        raise RequestError(HTTPStatus.BAD_REQUEST, message, param="logit_bias")
-    return {int(key): number for key, number in value.items()}
+        raise RequestError(f"{name} has {fault.format(repr(wrong))}", param=name)
+    return {int(key): item for key, item in value.items()}
 
 
 def _label(body: ImageBody, classes: int) -> int:
@@ -376,14 +365,13 @@ def _label(body: ImageBody, classes: int) -> int:
     if prompt is not None:
         if not re.fullmatch(r"-?[0-9]{1,9}", prompt.strip()):
             message = f"this model draws classes: label, or a prompt that is a whole number, is one of 0..{classes - 1}"
-            raise RequestError(HTTPStatus.BAD_REQUEST, message, param="prompt")
+            raise RequestError(message, param="prompt")
         named = int(prompt)
     if body.label is None and named is None:
-        message = f"no class is given: label is one of 0..{classes - 1}"
-        raise RequestError(HTTPStatus.BAD_REQUEST, message, param="label")
+        raise RequestError(f"no class is given: label is one of 0..{classes - 1}", param="label")
     if body.label is not None and named not in (None, body.label):
         message = f"prompt names the class {named}, and label is {body.label}: leave one of them out"
-        raise RequestError(HTTPStatus.BAD_REQUEST, message, param="prompt")
+        raise RequestError(message, param="prompt")
     return body.label if body.label is not None else int(named or 0)
 
 
@@ -393,7 +381,5 @@ def _size(size: str | None) -> tuple[int | None, int | None]:
         return None, None
     match = re.fullmatch(r"(\d{1,5})x(\d{1,5})", size)
     if match is None:
-        raise RequestError(
-            HTTPStatus.BAD_REQUEST, f'size must be "WIDTHxHEIGHT", as "256x256", got {size!r}', param="size"
-        )
+        raise RequestError(f'size must be "WIDTHxHEIGHT", as "256x256", got {size!r}', param="size")
     return int(match[1]), int(match[2])

@@ -65,7 +65,7 @@ class Worker:
                 message = (
                     f"the queue is full: {self._rows} of at most {room} rows are waiting or running; try again later"
                 )
-                raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="queue_full", headers=_RETRY)
+                raise RequestError(message, code="queue_full", headers=_RETRY, status=HTTPStatus.SERVICE_UNAVAILABLE)
             self._rows += len(jobs)
             self._actions.put(lambda: self.scheduler.submit(jobs))
 
@@ -99,14 +99,16 @@ class Worker:
         if not self._thread.is_alive():
             return
         self._thread.join(grace)
-        error = RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is stopping", code="stopping", headers=_RETRY)
+        error = RequestError(
+            "the server is stopping", code="stopping", headers=_RETRY, status=HTTPStatus.SERVICE_UNAVAILABLE
+        )
         self._actions.put(lambda: self.scheduler.close(error))
         self._thread.join(grace + 5.0)  # a forward under way is not interrupted
 
     def _check_open(self) -> None:
         if self._stopping or not self._thread.is_alive():
             message = "the server is stopping"
-            raise RequestError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="stopping", headers=_RETRY)
+            raise RequestError(message, code="stopping", headers=_RETRY, status=HTTPStatus.SERVICE_UNAVAILABLE)
 
     def _run(self) -> None:
         scheduler = self.scheduler

@@ -63,6 +63,14 @@ def cli(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]
 
 
 @pytest.fixture
+def colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variables of a terminal that shows all colours."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+@pytest.fixture
 def without_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps lm-eval from asking pip and the system for their versions, which takes a second a run."""
     monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)

@@ -122,7 +122,6 @@ def test_every_sampler_keeps_to_the_grammar(both: Both, sampler: str) -> None:
         assert sum(result.trace.forced[row]) == forced
         assert sum(result.trace.gained[row]) == 4
         assert sum(result.trace.accepted[row]) <= min(sum(result.trace.drafted[row]), 4)
-    assert result.images is not None
     assert [image.size for image in result.images] == [(32, 32)] * 3
 
 
@@ -132,7 +131,6 @@ def test_codes_are_decoded_in_the_order_of_the_vocabulary(both: Both) -> None:
     codes = torch.tensor([CODE_IDS.index(token) for token in tokens]).view(1, 2, 2)
     from pardec.models.images.vq import to_images
 
-    assert result.images is not None
     assert (np.asarray(result.images[0]) == to_images(vqgan().decode(codes))[0]).all()
 
 
@@ -143,7 +141,6 @@ def test_sizes_are_lumina_s_alone(both: Both) -> None:
         return
     result = both.model.generate("it", size=(32, 64), cfg=2.0, temperature=1.0, sampler="sjd:window=5")
     assert len(result.tokens[0]) == 2 * (4 + 1) + 1
-    assert result.images is not None
     assert result.images[0].size == (64, 32)
     prompt = both.imaging.resized(64, 32)
     start, high, wide = (VOCABULARY[name] for name in ("<racm3:break>", "<reserved08802>", "<reserved08801>"))
@@ -174,7 +171,6 @@ def test_the_joint_law_of_sjd_is_that_of_transformers_logits(tmp_path: Path, kin
 def test_what_is_known_before_loading(tmp_path: Path) -> None:
     write(tmp_path / "anole")
     known = kind_of(tmp_path / "anole")
-    assert known is not None
     assert (known.family, known.draws) == ("ar", "text")
     assert str(describe(tmp_path / "anole")["family"]).startswith("chameleon")
 
@@ -269,7 +265,6 @@ def test_image_tokenizers_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         load_vqgan(tmp_path / "a" / "model.safetensors")
     (tmp_path / "a" / "vqgan.ckpt").unlink()
     alone = pardec.load(tmp_path / "a")
-    assert alone.imaging is not None
     assert not alone.imaging.can_decode
     assert alone.generate("it", cfg=2.0).images is None
 

@@ -131,7 +131,6 @@ def test_what_headers_do_not_tell_is_refused(tmp_path: Path, monkeypatch: pytest
 
 def test_speeds_are_measured(tmp_path: Path) -> None:
     plan: LoadPlan = plan_loading(llama_folder(tmp_path, hidden_size=64, intermediate_size=96), device="cpu")
-    assert plan.tokens_per_second is not None
     assert 1 < plan.tokens_per_second < 1e6
     assert plan.threads == torch.get_num_threads()
 

@@ -46,9 +46,6 @@ def test_values_are_aligned_with_the_tokens_of_an_autoregressive_model(llama: Mo
     stop = {"stop": ["7"], "temperature": 0.7, "sampler": "lookup"}
     result = llama.generate([*PROMPTS, "Repeat: 4 7 2"], max_new_tokens=16, seed=2, **WANTED, **stop)
     assert {"stop"} <= set(result.finish)
-    assert result.token_logprobs is not None
-    assert result.top_logprobs is not None
-    assert result.candidate_logprobs is not None
     for row, tokens in enumerate(result.tokens):
         start, end = result.prompts[row], result.prompts[row] + len(tokens)
         every = llama.logits(result.sequences[row : row + 1, :end])[0, start - 1 : end - 1].log_softmax(-1)
@@ -68,7 +65,6 @@ def test_the_sampling_distribution_follows_from_the_whole_raw_one(dream: Model) 
     size, mask = dream.language_model.vocab_size, dream.language_model.decoding_config.mask_id
     options: dict[str, Any] = {"max_new_tokens": 8, "sampler": "threshold", "temperature": 0.7}
     result = dream.generate(PROMPTS[0], logprobs=size, **options)
-    assert result.top_logprobs is not None
     row = result.top_logprobs[0]
     np.testing.assert_allclose(np.exp(row.top).sum(-1), 1, atol=1e-4)
     logits = torch.from_numpy(np.where(row.ids == mask, -np.inf, row.top)) / 0.7
@@ -90,7 +86,6 @@ def test_what_a_template_gives_has_no_forward(dream: Model) -> None:
     result = dream.generate(PROMPTS[0], template=text, sampler="sequential", **WANTED)
     mask = dream.language_model.decoding_config.mask_id
     given = np.array(dream.tokenizer(text, add_special_tokens=False)["input_ids"]) != mask
-    assert result.token_logprobs is not None
     assert given.any()
     assert (result.step_map[0] == np.where(given, -1, [int(x) for x in np.cumsum(~given) - 1])).all()
     assert (np.isnan(result.token_logprobs[0]) == given).all()
@@ -165,13 +160,11 @@ def test_damaged_files_are_refused(both: Result, tmp_path: Path) -> None:
 
 def test_minus_infinity_is_written_as_json_can_hold_it(both: Result, tmp_path: Path) -> None:
     """A trimmed head gives ids outside of it probability 0; JSON has no -inf."""
-    assert both.trace.logprobs is not None
     both.trace.logprobs.candidates[0, both.prompts[0], 0] = -np.inf
     file = both.save(tmp_path / "run.json")
     assert "Infinity" not in file.read_text()
     assert "NaN" not in file.read_text()
     loaded = Result.load(file).candidate_logprobs
-    assert loaded is not None
     assert loaded[0][0, 0] == -np.inf
     json.dumps(both.rows(), allow_nan=False)
 
@@ -225,19 +218,15 @@ def test_rows_that_want_others_share_no_batch(llama: Model) -> None:
     assert served[1].top_logprobs is None
     assert served[2].top_logprobs is not None
     three, four = served[3].candidate_logprobs, served[4].candidate_logprobs
-    assert three is not None
-    assert four is not None
     assert not np.allclose(three[0], four[0])
     own = [served[index].token_logprobs for index in range(1, 5)]
     for values in own:
-        assert values is not None
         np.testing.assert_allclose(values[0], own[0][0], atol=1e-5)  # type: ignore[index]
 
 
 def test_codes_of_images_have_them_and_continuous_tokens_do_not(tmp_path: Path) -> None:
     model = pardec.load(painter(tmp_path / "classes", "class"), device="cpu")
     result = model.generate(label=1, temperature=1.0, cfg=1.5, sampler="sjd:window=4", logprobs=2)
-    assert result.token_logprobs is not None
     assert np.isfinite(result.token_logprobs[0]).all()
     assert len(result.step_map[0]) == len(result.tokens[0]) == len(result.token_logprobs[0])
     plain = model.generate(label=1, temperature=1.0, cfg=1.5, sampler="sequential", logprobs=2)

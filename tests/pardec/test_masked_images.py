@@ -47,7 +47,6 @@ def test_the_order_of_commits_is_what_views_show(model: pardec.Model) -> None:
 
 def test_a_preview_is_blank_where_nothing_is_committed(model: pardec.Model) -> None:
     imaging = model.imaging
-    assert imaging is not None
     codes = Codes(imaging.layout)
     known = []
     for event in model.stream(CAPTIONS[:1], sampler=SAMPLER, temperature=1.0):

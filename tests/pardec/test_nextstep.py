@@ -81,7 +81,6 @@ def test_images_are_those_of_the_published_sampling(
         )
         own = latents(result)[row].reshape(-1, 16)
         np.testing.assert_allclose(own, expected.numpy(), atol=2e-3, rtol=2e-3)
-        assert result.images is not None
         assert result.images[row].size == (width, height)
     assert result.nfe == [grid[0] * grid[1]] * 2
 
@@ -189,7 +188,6 @@ def test_what_was_fed_is_counted_by_the_token(model: pardec.Model) -> None:
 
 def test_the_pipeline_draws_captions_at_a_size(folder: Path, model: pardec.Model) -> None:
     pipe = pardec.ImagePipeline.from_pretrained(str(folder))
-    pipe.set_progress_bar_config(disable=True)
     out = pipe("a red house", guidance_scale=2.0, height=8, width=16, generator=torch.Generator().manual_seed(4))
     assert [image.size for image in out.images] == [(16, 8)]
     assert pipe.result.shown == ["a red house"]

@@ -64,7 +64,6 @@ def toy() -> pardec.Model:
 def test_everything_follows_the_size_of_the_request(sampler: str) -> None:
     model = toy()
     result = model.generate(prompt_embeds=features([1, 1]), size=(6, 4), sampler=sampler, cfg=2.0)
-    assert result.images is not None
     assert result.grid == (3, 2)
     assert result.stride == 3
     assert result.prompts == [3, 3]
@@ -75,7 +74,6 @@ def test_everything_follows_the_size_of_the_request(sampler: str) -> None:
     assert alone.tokens[0] == result.tokens[1]
     plain = model.generate(prompt_embeds=features([1, 1]), sampler=sampler, cfg=2.0)
     assert (plain.grid, "size" in plain.settings) == ((2, 3), False)
-    assert model.imaging is not None
     assert model.imaging.layout.grid == (2, 3)
 
 
@@ -103,7 +101,6 @@ def test_what_is_no_size_is_refused(size: Any) -> None:
 
 def test_models_of_one_size_take_their_own_and_refuse_others() -> None:
     model = pardec.load("tiny-mar", device="cpu")
-    assert model.imaging is not None
     own = tuple(codes * model.imaging.downsample for codes in model.imaging.layout.grid)
     result = model.generate(label=[4], size=own, sampler=QUICK)
     assert result.settings["size"] == list(own)
@@ -129,7 +126,6 @@ def test_the_pipeline_chooses_a_size_or_enlarges() -> None:
     assert kinds["pil"][0].size == (6, 8)
     assert kinds["np"].shape == (1, 8, 6, 3)
     assert kinds["latent"].shape == (1, 4, 3)
-    assert pipe.result is not None
     assert pipe.result.grid == (4, 3)
     seen = []
 
@@ -163,7 +159,6 @@ def test_the_command_draws_in_a_size(cli: Callable[..., tuple[int, str, str]], t
     assert code
     assert "size is 7 by 9 pixels, and tiny-mar draws images of" in err
     own = pardec.load("tiny-mar", device="cpu").imaging
-    assert own is not None
     side = own.layout.rows * own.downsample
     command = ("image", "tiny-mar", "--class", 1, "--size", f"{side}x{side}", "-s", QUICK, "--quiet", "--json")
     code, out, err = cli(*command, "-o", tmp_path / "a.png")

@@ -67,7 +67,6 @@ def test_what_is_drawn_is_what_the_loop_draws(model: pardec.Model, result: parde
     assert result.step_map[0].tolist() == [0] + [1] * 4 + [2] * 9 + [3] * 16
     assert result.tokens_per_forward == TOKENS / 4
     assert set(result.timing.parts) == {"transformer", "draw"}
-    assert result.images is not None
     assert result.images[0].size == (8, 8)
     assert "no class" not in repr(result)
 
@@ -77,8 +76,6 @@ def test_rows_alone_and_copies_of_a_label(model: pardec.Model, result: pardec.Re
     for row, (label, seed) in enumerate(zip([3, -1, 0], [5, -6, 7], strict=True)):
         alone = model.generate(label=label, seed=[seed], **shaping)
         assert alone.tokens[0] == result.tokens[row]
-        assert alone.images is not None
-        assert result.images is not None
         assert alone.images[0].tobytes() == result.images[row].tobytes()
     copies = model.generate(label=[1, 2], num_images=2, seed=4)
     assert copies.shown == [1, 1, 2, 2]
@@ -170,7 +167,6 @@ def test_results_are_saved_whole(result: pardec.Result, tmp_path: Path, name: st
 
 
 def test_a_file_s_metadata_reproduces_its_image(model: pardec.Model, result: pardec.Result, tmp_path: Path) -> None:
-    assert result.images is not None
     (tmp_path / "image.png").write_bytes(pngs.png(result.images[1], pngs.of_result(result, 1)))
     arguments = pngs.generate_arguments(pngs.read(tmp_path / "image.png"))
     assert model.generate(**arguments).tokens[0] == result.tokens[1]
@@ -201,7 +197,6 @@ def test_the_heat_map_has_a_panel_for_each_map(result: pardec.Result) -> None:
 
 def test_an_unfinished_image_is_decoded_from_the_maps_that_are_known(model: pardec.Model) -> None:
     imaging = model.imaging
-    assert imaging is not None
     codes, images, complete = Codes(imaging.layout), [], []
     for event in model.stream(label=[1, 2], seed=[3, 4]):
         codes(event)
@@ -209,9 +204,7 @@ def test_an_unfinished_image_is_decoded_from_the_maps_that_are_known(model: pard
         complete.append(codes.complete)
     assert complete[:6] == [0, 2, 4, 6, 8, 8]
     whole = model.generate(label=[1, 2], seed=[3, 4])
-    assert whole.images is not None
     assert images[0] is not None
-    assert images[-1] is not None
     assert {tuple(pixel) for pixel in np.asarray(images[0]).reshape(-1, 3)} == {pngs.BLANK}
     assert images[-1].tobytes() == whole.images[0].tobytes()
     assert codes.tensor().tolist() == whole.tokens
@@ -247,7 +240,6 @@ def test_the_pipeline_draws_token_maps(model: pardec.Model) -> None:
     generator = torch.Generator().manual_seed(0)
     images = pipe(class_labels=[1, 2], guidance_scale=1.0, generator=generator).images
     assert len(images) == 2
-    assert pipe.result is not None
     assert pipe.result.settings["cfg"] == 1.0
     codes = pipe(class_labels=1, output_type="latent", generator=generator.manual_seed(0)).images
     assert codes.shape == (1, TOKENS)

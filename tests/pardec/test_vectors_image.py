@@ -24,6 +24,7 @@ from pardec.requests.images import with_defaults
 from pardec.samplers.events import Sampled
 from pardec.views.preview import Preview
 from pardec.views.unfinished import BLANK, Codes, unfinished
+from tests.pardec.terminals import Terminal
 from tests.pardec.vector_painters import CLASSES, DEFAULTS, SIDE, SIZE, vector_painter
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -42,9 +43,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pipe(folder: Path) -> pardec.ImagePipeline:
-    pipe = pardec.ImagePipeline.from_pretrained(folder, device="cpu")
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return pardec.ImagePipeline.from_pretrained(folder, device="cpu")
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -78,10 +77,8 @@ def test_the_command_uses_the_checkpoint_s_defaults_and_its_file_reproduces_it(
     assert (document["timing"]["drafted"], document["timing"]["accepted"]) == (0, 0)
     assert re.search(r" s \(backbone \d+\.\d s, head \d+\.\d s\)$", err.splitlines()[-1])
     again = pardec.load(record["loaded"]["name"], device="cpu").generate(**pngs.generate_arguments(record)).images
-    assert again is not None
     assert near(Image.open(out), pngs.sheet(again, (2, 2)))
     loaded = pardec.Result.load(saved)
-    assert loaded.latents is not None
     assert loaded.latents.shape == (4, SIDE, SIDE, SIZE)
     one = record["pictures"][2]
     flags = ("--class", one["class"], "--seeds", one["seed"], "-s", record["spec"], "-o", tmp_path / "one.png")
@@ -183,14 +180,12 @@ def test_the_script_compares_samplers_of_vectors(
 def test_vectors_are_collected_from_events(pipe: pardec.ImagePipeline) -> None:
     codes = Codes(pipe.imaging.layout)
     result = pipe.model.generate(label=[1, 2], sampler=STEPS, seed=[3, 4])
-    assert result.latents is not None
     last = 0
     for event in pipe.model.stream(label=[1, 2], sampler=STEPS, seed=[3, 4]):
         codes(event)
         assert codes.known >= last
         last = codes.known
         if isinstance(event, Sampled):
-            assert codes.latents is not None
             assert int(codes.fresh.sum()) == int(event.committed.sum())
             there = torch.from_numpy(codes.codes >= 0).view(2, SIDE, SIDE)
             assert torch.equal(codes.tensor()[there], result.latents[there])
@@ -202,14 +197,7 @@ def test_vectors_are_collected_from_events(pipe: pardec.ImagePipeline) -> None:
     assert torch.equal(codes.tensor(), result.latents)
 
 
-def test_the_preview_draws_vectors(pipe: pardec.ImagePipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLORTERM", "truecolor")
-    monkeypatch.delenv("NO_COLOR", raising=False)
+def test_the_preview_draws_vectors(pipe: pardec.ImagePipeline, colours: None) -> None:
     terminal, log = Terminal(), io.StringIO()
     for stream, options in ((terminal, {}), (log, {"every": 0.0})):
         with Preview(pipe.imaging, 2, stream, environment={}, **options) as preview:
@@ -226,11 +214,9 @@ def test_the_preview_draws_vectors(pipe: pardec.ImagePipeline, monkeypatch: pyte
 def test_the_pipeline_draws_vectors(pipe: pardec.ImagePipeline) -> None:
     shape: dict[str, Any] = {"class_labels": [2, 0], "guidance_scale": 3.0, "temperature": 0.8}
     outs = {kind: pipe(**shape, generator=seeded(5), output_type=kind).images for kind in ("pil", "np", "pt", "latent")}
-    assert pipe.result is not None
     assert pipe.result.spec.startswith("mar:steps=3,")  # the checkpoint's own
     seeds = torch.randint(2**62, (2,), generator=seeded(5)).tolist()
     plain = pipe.model.generate(label=[2, 0], cfg=3.0, temperature=0.8, seed=seeds, sampler="mar:steps=3")
-    assert plain.images is not None
     assert plain.latents is not None
     assert [one.tobytes() for one in outs["pil"]] == [one.tobytes() for one in plain.images]
     assert outs["latent"].dtype == torch.float32
@@ -241,7 +227,6 @@ def test_the_pipeline_draws_vectors(pipe: pardec.ImagePipeline) -> None:
 
 def test_inference_steps_are_mar_s(pipe: pardec.ImagePipeline) -> None:
     pipe(class_labels=1, num_inference_steps=7, generator=seeded(0), output_type="latent")
-    assert pipe.result is not None
     assert (pipe.result.spec, pipe.result.nfe) == (
         "mar:steps=7,guidance=linear,last=map,head=none,head_to=none,order=random,uncond_every=1,decoder_every=1,head_every=1,warmup=5,margin=15,layer=3",
         [7],
@@ -294,7 +279,6 @@ def test_the_callback_sees_vectors_and_may_stop(pipe: pardec.ImagePipeline) -> N
 
 def test_vectors_need_no_decoder_and_images_do(bare: Path) -> None:
     pipe = pardec.ImagePipeline(bare)
-    pipe.set_progress_bar_config(disable=True)
     assert pipe(class_labels=1, output_type="latent", sampler=STEPS).images.shape == (1, SIDE, SIDE, SIZE)
     with pytest.raises(ModelError, match="bare has no autoencoder") as caught:
         pipe(class_labels=1)
@@ -325,7 +309,6 @@ def test_a_guidance_below_one_in_the_files_is_the_same_in_the_pipeline(folder: P
     model = pardec.load(vector_painter(tmp_path / "own", cfg=0.5, sampler="mar:steps=3"), device="cpu")
     pipe = pardec.ImagePipeline(model)
     pipe(class_labels=[1], generator=seeded(0), output_type="latent")
-    assert pipe.result is not None
     assert pipe.result.settings["cfg"] == with_defaults(model.imaging, {})["cfg"] == 0.5  # type: ignore[arg-type]
     pipe(class_labels=[1], generator=seeded(0), output_type="latent", guidance_scale=0.5)  # as in diffusers
     assert pipe.result.settings["cfg"] is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from pardec.samplers.masked.contracts import MaskedSampler
 from pardec.samplers.spec import Policy, Spec
 
 from ...api import Model, load
+from ...requests.other_names import pretrained_arguments
 from ...result import Result
 from . import llada2, own_loop
 from .arguments import accepts_pipeline_call, defaults
@@ -87,22 +87,11 @@ class PardecPipeline(LLaDA2Pipeline):  # type: ignore[misc]
                 local_files_only are accepted.
         """
         components: dict[str, Any] = {name: kwargs.pop(name) for name in ("scheduler", "tokenizer") if name in kwargs}
-        if kwargs.pop("trust_remote_code", False):
-            raise SpecError("trust_remote_code=True, and pardec runs no remote code", hint="leave it out")
-        for diffusers_name, pardec_name in (("torch_dtype", "dtype"), ("local_files_only", "offline")):
-            if diffusers_name in kwargs:
-                kwargs[pardec_name] = kwargs.pop(diffusers_name)
         kwargs.pop("low_cpu_mem_usage", None)  # pardec always does this
         if isinstance(device_map := kwargs.get("device_map"), str) and device_map != "auto" and "device" not in kwargs:
             kwargs["device"] = kwargs.pop("device_map")  # one device, as diffusers writes it
-        parameters = inspect.signature(load).parameters
-        for argument in kwargs:
-            if argument not in parameters:
-                raise SpecError(
-                    f"from_pretrained takes no {argument!r}", hint=f"pardec.load takes {', '.join(parameters)}"
-                )
         name, components_of_folder = parts(pretrained_model_name_or_path)
-        return cls(load(name, **kwargs), **{**components_of_folder, **components})
+        return cls(load(name, **pretrained_arguments(load, kwargs)), **{**components_of_folder, **components})
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Saves as in diffusers; for a pardec model, copies the files that it was loaded from."""

@@ -19,6 +19,7 @@ from pardec.models.model import LanguageModel
 
 from ..losses import Loss
 from ..states import Batch, States
+from .parts import linear, matrix, repeat_heads, rotary
 
 _LOGITS = {"cpu": 1 << 20}  # made at once: they stay in a processor's cache
 _LOGITS_ELSEWHERE = 1 << 28
@@ -261,6 +262,24 @@ class Network(nn.Module):
             total = _WithGradient.apply(states, total, gradient)  # type: ignore[no-untyped-call]
         return total, float(right) / max(1, len(states))
 
+    def compare_after(
+        self,
+        batch: Batch,
+        anchors: Tensor,
+        depth: int,
+        states: Tensor,
+        head: Tensor,
+        divergence: Loss,
+        weight: float,
+    ) -> tuple[Tensor, float]:
+        """`compare` for states [B, A, E] that predict the token `depth` positions after each anchor [B, A]."""
+        at = anchors + depth
+        chosen = at < batch.lengths[:, None]
+        source = (at - 1).clamp(max=batch.width - 1)
+        rows = torch.arange(len(at), device=self.device)[:, None].expand_as(source)
+        normed, best = batch.normed[rows, source][chosen], batch.best[rows, source][chosen]
+        return self.compare(states[chosen], head, normed, best, divergence, weight)
+
 
 class _WithGradient(torch.autograd.Function):
     """Returns a number whose gradient with respect to `states` is given."""
@@ -273,6 +292,24 @@ class _WithGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         return ctx.gradient * grads[0], None, None
+
+
+class AttentionNetwork(Network):
+    """A network with one attention, whose queries, keys and values are heads of the target's size."""
+
+    def make_attention(self, inputs: int, noise: torch.Generator) -> None:
+        """Random weights of an attention that reads states of width `inputs`."""
+        shape, width = self.target.shape, self.target.model.width
+        self.heads, self.kv_heads, self.head_dim = shape.heads, self.options.kv_heads or shape.kv_heads, shape.head_dim
+        rows, kv_rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        self.q, self.k = matrix(rows, inputs, noise), matrix(kv_rows, inputs, noise)
+        self.v, self.o = matrix(kv_rows, inputs, noise), matrix(width, rows, noise)
+
+    def project(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [B, H, T, D] of states [B, T, I] at `positions` [T]."""
+        q, k, v = (linear(x, weight).view(*x.shape[:2], -1, self.head_dim) for weight in (self.q, self.k, self.v))
+        q, k = (rotary(each, positions, self.target.theta) for each in (q, k))
+        return q.transpose(1, 2), repeat_heads(k, self.heads), repeat_heads(v, self.heads)
 
 
 class HeadsNetwork(Network):
@@ -299,3 +336,11 @@ class HeadsNetwork(Network):
             total = total + part
             rates.append(rate)
         return total, rates
+
+    @torch.no_grad()
+    def chain(self, batch: Batch, length: int) -> Tensor:
+        tokens = [F.pad(batch.ids[:, 1:], (0, 1))]
+        for head in range(min(length, self.depths)):
+            tokens.append(self.head_logits(self.head_states(batch.normed, tokens, head), head).argmax(-1))
+        drafts = torch.stack(tokens[1:], -1)
+        return F.pad(drafts, (0, length - drafts.shape[-1]), value=-1)

@@ -29,7 +29,7 @@ from ..states import Batch, States
 from .contracts import Network, Options, Target
 from .eagle import default_taps
 from .features import Features
-from .parts import Mlp, linear, matrix, repeat_heads, rms, rotary
+from .parts import Mlp, attention_tensors, copy_attention, linear, matrix, repeat_heads, rms, rotary
 
 _ANCHORS = 0.25  # largest share of the texts' tokens
 
@@ -88,18 +88,16 @@ class BlockLayer(nn.Module):
         """Copies the weights of a layer of the target."""
         self.mlp.copy(layer)
         with torch.no_grad():
-            for own, name in ((self.q, "q_proj"), (self.k, "k_proj"), (self.v, "v_proj"), (self.o, "o_proj")):
-                if own.shape == layer[name].shape:
-                    own.copy_(layer[name])
+            copy_attention(self, layer)
             self.input_norm.copy_(layer["input_layernorm"])
             self.post_norm.copy_(layer["post_attention_layernorm"])
 
     def tensors(self, prefix: str) -> dict[str, Tensor]:
         """The weights under their published names."""
-        parts = {"q_proj": self.q, "k_proj": self.k, "v_proj": self.v, "o_proj": self.o}
-        parts |= {"q_norm": self.q_norm, "k_norm": self.k_norm}
         return {
-            **{f"{prefix}self_attn.{name}.weight": value for name, value in parts.items()},
+            **attention_tensors(self, prefix),
+            f"{prefix}self_attn.q_norm.weight": self.q_norm,
+            f"{prefix}self_attn.k_norm.weight": self.k_norm,
             **self.mlp.tensors(prefix),
             f"{prefix}input_layernorm.weight": self.input_norm,
             f"{prefix}post_attention_layernorm.weight": self.post_norm,
@@ -160,15 +158,8 @@ class DFlash(Network):
         gamma = size / 2
         scale = sum(2.718281828 ** (-k / gamma) for k in range(depths))
         for k in range(1, size):
-            at = (
-                anchors + k
-            )  # row k predicts the token at the anchor's position + k, as the target's state before it does
-            chosen = at < batch.lengths[:, None]
-            source = (at - 1).clamp(max=batch.width - 1)
-            rows = torch.arange(len(room), device=self.device)[:, None].expand_as(source)
-            normed, best = batch.normed[rows, source][chosen], batch.best[rows, source][chosen]
             weight = 2.718281828 ** (-(k - 1) / gamma) / scale
-            part, rate = self.compare(states[:, :, k][chosen], head, normed, best, divergence, weight)
+            part, rate = self.compare_after(batch, anchors, k, states[:, :, k], head, divergence, weight)
             total = total + part
             rates.append(rate)
         return total, rates

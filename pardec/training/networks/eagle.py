@@ -28,7 +28,7 @@ from ..states import Batch, States
 from .contracts import Options, Target
 from .features import Features
 from .pairs import PairNetwork
-from .parts import rms
+from .parts import attention_tensors, rms
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
@@ -106,9 +106,7 @@ class Eagle(PairNetwork):
             "midlayer.post_attention_layernorm.weight": self.post_norm,
             "norm.weight": self.norm,
         }
-        parts = {"q_proj": self.q, "k_proj": self.k, "v_proj": self.v, "o_proj": self.o}
-        tensors |= {f"midlayer.self_attn.{name}.weight": value for name, value in parts.items()}
-        tensors |= self.mlp.tensors("midlayer.")
+        tensors |= attention_tensors(self, "midlayer.") | self.mlp.tensors("midlayer.")
         config = self.decoder_config(
             architectures=["LlamaForCausalLMEagle3"],
             hidden_size=width,

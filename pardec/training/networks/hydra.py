@@ -20,7 +20,6 @@ from pardec.models.draft_modules.contracts import DraftFiles
 from pardec.models.files.weights import count_parts
 from pardec.models.model import LanguageModel
 
-from ..states import Batch
 from .contracts import HeadsNetwork, Options, Target
 from .parts import linear
 
@@ -58,14 +57,6 @@ class Hydra(HeadsNetwork):
     def head_logits(self, states: Tensor, head: int) -> Tensor:
         logits: Tensor = linear(states, self.head[head]) + self.head_bias[head].to(states.dtype)
         return logits
-
-    @torch.no_grad()
-    def chain(self, batch: Batch, length: int) -> Tensor:
-        tokens = [F.pad(batch.ids[:, 1:], (0, 1))]
-        for head in range(min(length, self.depths)):
-            tokens.append(self.head_logits(self.head_states(batch.normed, tokens, head), head).argmax(-1))
-        drafts = torch.stack(tokens[1:], -1)
-        return F.pad(drafts, (0, length - drafts.shape[-1]), value=-1)
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors: dict[str, Tensor] = {}

@@ -24,8 +24,8 @@ from pardec.models.model import LanguageModel
 
 from ..losses import Loss
 from ..states import Batch, States
-from .contracts import Network, Options, Target
-from .parts import linear, matrix, repeat_heads, rms, rotary
+from .contracts import AttentionNetwork, Options, Target
+from .parts import attention_tensors, copy_attention, linear, rms
 
 
 def exit_taps(layers: int) -> tuple[int, ...]:
@@ -33,7 +33,7 @@ def exit_taps(layers: int) -> tuple[int, ...]:
     return (1,) if layers > 4 else (0,)
 
 
-class Kangaroo(Network):
+class Kangaroo(AttentionNetwork):
     kind = "kangaroo"
 
     def __init__(self, target: Target, options: Options) -> None:
@@ -44,13 +44,9 @@ class Kangaroo(Network):
                 f"kangaroo reads the output of one layer below the last, got taps {'-'.join(map(str, self.taps))}",
                 f"name one of 0 .. {target.model.layers - 2}: --taps 1 drafts with the first 2 layers",
             )
-        shape, width = target.shape, target.model.width
-        self.heads, self.kv_heads, self.head_dim = shape.heads, options.kv_heads or shape.kv_heads, shape.head_dim
+        width = target.model.width
         self.depths = 1
-        noise = torch.Generator().manual_seed(options.seed)
-        rows, kv_rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        self.q, self.k = matrix(rows, width, noise), matrix(kv_rows, width, noise)
-        self.v, self.o = matrix(kv_rows, width, noise), matrix(width, rows, noise)
+        self.make_attention(width, torch.Generator().manual_seed(options.seed))
         self.input_norm, self.norm = nn.Parameter(torch.ones(width)), nn.Parameter(target.norm.clone())
 
     def draft_ids(self, ids: Tensor) -> None:
@@ -61,19 +57,14 @@ class Kangaroo(Network):
             return
         layer = self.target.layer(self.taps[0] + 1)
         with torch.no_grad():
-            for own, name in ((self.q, "q_proj"), (self.k, "k_proj"), (self.v, "v_proj"), (self.o, "o_proj")):
-                if own.shape == layer[name].shape:
-                    own.copy_(layer[name])
+            copy_attention(self, layer)
             self.input_norm.copy_(layer["input_layernorm"])
 
     def _states(self, h: Tensor) -> Tensor:
         """The states [B, T, E] for the head, from the outputs h [B, T, E] of the first layers."""
-        eps, theta, (batch, width, _) = self.target.eps, self.target.theta, h.shape
+        eps, (batch, width, _) = self.target.eps, h.shape
         x = rms(h, self.input_norm, eps)
-        q, k, v = (linear(x, weight).view(batch, width, -1, self.head_dim) for weight in (self.q, self.k, self.v))
-        positions = torch.arange(width, device=h.device)
-        q = rotary(q, positions, theta).transpose(1, 2)
-        k, v = repeat_heads(rotary(k, positions, theta), self.heads), repeat_heads(v, self.heads)
+        q, k, v = self.project(x, torch.arange(width, device=h.device))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(batch, width, -1)
         return rms(h + self.drop(linear(out, self.o)), self.norm, eps)
 
@@ -101,8 +92,7 @@ class Kangaroo(Network):
             vocab_size=model.vocab_size,
             tie_word_embeddings=False,
         )
-        attention = {"q_proj": self.q, "k_proj": self.k, "v_proj": self.v, "o_proj": self.o}
-        tensors: dict[str, Tensor] = {f"layers.0.self_attn.{name}.weight": value for name, value in attention.items()}
+        tensors = attention_tensors(self, "layers.0.")
         return config, {**tensors, "layers.0.input_layernorm.weight": self.input_norm, "norm.weight": self.norm}
 
     @classmethod

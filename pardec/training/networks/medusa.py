@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from pardec.models.draft_modules.contracts import DraftFiles
 from pardec.models.model import LanguageModel
 
-from ..states import Batch
 from .contracts import HeadsNetwork, Options, Target
 from .parts import linear
 
@@ -47,12 +46,6 @@ class Medusa(HeadsNetwork):
 
     def head_logits(self, states: Tensor, head: int) -> Tensor:
         return linear(states, self.head[head])
-
-    @torch.no_grad()
-    def chain(self, batch: Batch, length: int) -> Tensor:
-        states = [self.head_states(batch.normed, [], head) for head in range(min(length, self.depths))]
-        drafts = torch.stack([self.head_logits(each, head).argmax(-1) for head, each in enumerate(states)], -1)
-        return F.pad(drafts, (0, length - drafts.shape[-1]), value=-1)
 
     def export(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         layers = self.options.layers

@@ -25,7 +25,7 @@ from pardec.models.model import LanguageModel
 from ..states import Batch, States
 from .contracts import Options, Target
 from .pairs import PairNetwork
-from .parts import linear, rms
+from .parts import attention_tensors, copy_attention, linear, rms
 
 
 class MtpLayer(PairNetwork):
@@ -51,9 +51,7 @@ class MtpLayer(PairNetwork):
         layer = self.target.layer(-1)
         self.mlp.copy(layer)
         with torch.no_grad():
-            for own, name in ((self.q, "q_proj"), (self.k, "k_proj"), (self.v, "v_proj"), (self.o, "o_proj")):
-                if own.shape == layer[name].shape:
-                    own.copy_(layer[name])
+            copy_attention(self, layer)
             self.attn_norm.copy_(layer["input_layernorm"])
             self.post_norm.copy_(layer["post_attention_layernorm"])
 
@@ -80,7 +78,6 @@ class MtpLayer(PairNetwork):
             "input_layernorm": self.attn_norm,
             "post_attention_layernorm": self.post_norm,
         }
-        own |= {f"self_attn.{part}_proj": getattr(self, part) for part in "qkvo"}
         config = self.decoder_config(
             architectures=["LlamaForCausalLM"],
             num_hidden_layers=model.layers,
@@ -90,7 +87,7 @@ class MtpLayer(PairNetwork):
             tie_word_embeddings=False,
         )
         tensors: dict[str, Tensor] = {f"{stem}{name}.weight": value for name, value in own.items()}
-        return config, tensors | self.mlp.tensors(stem)
+        return config, tensors | attention_tensors(self, stem) | self.mlp.tensors(stem)
 
     @classmethod
     def read_shape(cls, files: DraftFiles, target: LanguageModel) -> dict[str, Any]:

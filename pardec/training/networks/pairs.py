@@ -17,11 +17,11 @@ from torch.nn import functional as F
 
 from ..losses import Loss
 from ..states import Batch
-from .contracts import Network
-from .parts import Mlp, linear, matrix, repeat_heads, rms, rotary
+from .contracts import AttentionNetwork
+from .parts import Mlp, linear, rms
 
 
-class PairNetwork(Network):
+class PairNetwork(AttentionNetwork):
     """A decoder layer over pairs. A subclass defines its inputs, the states of the next step, and the head's inputs."""
 
     head: nn.Parameter | None  # None: rows of the target's
@@ -29,14 +29,10 @@ class PairNetwork(Network):
 
     def make_layer(self, inputs: int, noise: torch.Generator) -> None:
         """Random weights of the layer, whose attention reads states of width `inputs`."""
-        shape, options, width = self.target.shape, self.options, self.target.model.width
         self.register_parameter("head", None)
-        self.heads, self.kv_heads, self.head_dim = shape.heads, options.kv_heads or shape.kv_heads, shape.head_dim
-        self.depths = options.unroll
-        rows, kv_rows = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        self.q, self.k = matrix(rows, inputs, noise), matrix(kv_rows, inputs, noise)
-        self.v, self.o = matrix(kv_rows, inputs, noise), matrix(width, rows, noise)
-        self.mlp = Mlp(width, options.mlp_width or shape.mlp_width, noise)
+        self.depths = self.options.unroll
+        self.make_attention(inputs, noise)
+        self.mlp = Mlp(self.target.model.width, self.options.mlp_width or self.target.shape.mlp_width, noise)
 
     def _features(self, batch: Batch) -> Tensor:
         """[B, W - 1, E] the target's states, as the first step's pairs have them."""
@@ -63,10 +59,8 @@ class PairNetwork(Network):
         """[B, T, E] the next step's states, from tokens [B, T] and states g [B, T, E]; appends K and V to `past`."""
         batch, width = tokens.shape
         h, x = self._enter(F.embedding(tokens, self._table), g)
-        q, k, v = (linear(x, weight).view(batch, width, -1, self.head_dim) for weight in (self.q, self.k, self.v))
-        positions = torch.arange(step, step + width, device=g.device)
-        q = rotary(q, positions, self.target.theta).transpose(1, 2)
-        past.append((repeat_heads(rotary(k, positions, self.target.theta), self.heads), repeat_heads(v, self.heads)))
+        q, k, v = self.project(x, torch.arange(step, step + width, device=g.device))
+        past.append((k, v))
         first_k, first_v = past[0]
         if step == 0:
             out = F.scaled_dot_product_attention(q, first_k, first_v, is_causal=True)

@@ -61,3 +61,16 @@ class Mlp(nn.Module):
         """The weights under their published names."""
         parts = {"gate_proj": self.gate, "up_proj": self.up, "down_proj": self.down}
         return {f"{prefix}mlp.{name}.weight": value for name, value in parts.items()}
+
+
+def copy_attention(network: nn.Module, layer: dict[str, Tensor]) -> None:
+    """Copies the target layer's q, k, v and o to a network's where the shapes are the same."""
+    for name in "qkvo":
+        own: Tensor = getattr(network, name)
+        if own.shape == layer[f"{name}_proj"].shape:
+            own.copy_(layer[f"{name}_proj"])
+
+
+def attention_tensors(network: nn.Module, prefix: str) -> dict[str, Tensor]:
+    """A network's q, k, v and o under their published names."""
+    return {f"{prefix}self_attn.{name}_proj.weight": getattr(network, name) for name in "qkvo"}

@@ -85,13 +85,8 @@ class AnchoredNetwork(Network):
         head = self.target.head.to(states.dtype)
         total, rates = torch.zeros((), device=self.device), []
         for step in range(self.depths):
-            at = anchors + 2 + step
-            chosen = at < batch.lengths[:, None]
-            source = (at - 1).clamp(max=batch.width - 1)
-            rows = torch.arange(len(room), device=self.device)[:, None].expand_as(source)
-            normed, best = batch.normed[rows, source][chosen], batch.best[rows, source][chosen]
             weight = self.options.decay**step
-            part, rate = self.compare(states[:, :, step][chosen], head, normed, best, divergence, weight)
+            part, rate = self.compare_after(batch, anchors, 2 + step, states[:, :, step], head, divergence, weight)
             total = total + part
             rates.append(rate)
         return total, rates

@@ -29,6 +29,7 @@ from pardec.views.order_image import gif, png
 from pardec.views.preview import Preview, check_watchable
 from pardec.views.unfinished import BLANK, Codes, blank_unknown, unfinished
 from tests.pardec.painters import CLASSES, CODES, DEFAULTS, SIDE, painter
+from tests.pardec.terminals import Terminal
 from tests.script_modules import script_module
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -82,7 +83,6 @@ def test_a_file_says_how_to_make_its_pictures_again(cli: Cli, classes: Path, tmp
     assert held["timing"]["forwards"] == sum(one["nfe"] for one in held["pictures"])
 
     again = pardec.load(said["loaded"]["name"], device="cpu").generate(**pngs.generate_arguments(said))
-    assert again.images is not None
     assert same(Image.open(out), pngs.sheet(again.images, (2, 2)))
     assert again.nfe == [one["nfe"] for one in said["pictures"]]
     for at, one in enumerate(held["pictures"]):  # and each alone, through the command that its file asks for
@@ -293,8 +293,6 @@ def test_features_are_not_in_a_file(captions: Path) -> None:
 @pytest.mark.parametrize("name", ["run", "run.json"])
 def test_pictures_are_saved_with_a_result(result: pardec.Result, tmp_path: Path, name: str) -> None:
     loaded = pardec.Result.load(result.save(tmp_path / name))
-    assert result.images is not None
-    assert loaded.images is not None
     assert all(same(one, other) for one, other in zip(loaded.images, result.images, strict=True))
     assert (loaded.shown, loaded.grid, loaded.text, loaded.seeds) == ([0, 2, 1], (SIDE, SIDE), None, [5, -6, 7])
     again = pardec.Result.load(loaded.save(tmp_path / f"again-{name}"))
@@ -342,7 +340,6 @@ def test_views_show_pictures(result: pardec.Result, cli: Cli, tmp_path: Path) ->
         image_view.steps(result, row).ravel().tolist() for row in range(3)
     ]
     assert held["most"] == image_view.max_count(result)
-    assert result.images is not None
     data = base64.b64decode(held["pictures"][1]["source"].partition(",")[2])
     assert same(Image.open(io.BytesIO(data)), result.images[1])
     assert result._repr_html_() == fragment(result)
@@ -357,7 +354,6 @@ def test_views_show_pictures(result: pardec.Result, cli: Cli, tmp_path: Path) ->
 
 def test_an_animation_shows_what_each_forward_knew(result: pardec.Result) -> None:
     film = Image.open(io.BytesIO(gif(result)))
-    assert result.images is not None
     last = max(int(image_view.steps(result, row).max()) for row in range(3))
     assert film.n_frames == last + 2
     side = -(-image_view.MIN_HEIGHT // result.images[0].height) * result.images[0].height
@@ -389,11 +385,6 @@ def test_a_picture_model_streams_without_text(model: pardec.Model) -> None:
 # --- the preview ---
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def watched(
     model: pardec.Model,
     stream: io.StringIO,
@@ -418,28 +409,23 @@ def test_a_log_gets_plain_lines_and_not_too_many(model: pardec.Model) -> None:
     assert watched(model, io.StringIO(), {}) == ""
 
 
-def test_a_terminal_is_drawn_on_in_half_blocks(model: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLORTERM", "truecolor")
-    monkeypatch.delenv("NO_COLOR", raising=False)
+def test_a_terminal_is_drawn_on_in_half_blocks(
+    model: pardec.Model, monkeypatch: pytest.MonkeyPatch, colours: None
+) -> None:
     decoded: list[int] = []
     monkeypatch.setattr("pardec.views.preview.unfinished", lambda *given: decoded.append(1) or unfinished(*given))
     text = watched(model, Terminal(), {}, (1,))
     assert "16 of 16 tokens" in text
     made = model.generate(label=1, temperature=1.0, sampler="sjd")
     assert 1 <= len(decoded) < made.nfe[0]  # not at every event
-    assert made.images is not None
     whole = io.StringIO()
-    colours = Console(file=whole, force_terminal=True, color_system="truecolor", highlight=False)
-    colours.print(half_blocks(made.images[0]), end="")
+    console = Console(file=whole, force_terminal=True, color_system="truecolor", highlight=False)
+    console.print(half_blocks(made.images[0]), end="")
     assert whole.getvalue().strip() in text  # at the end, all of it
     assert ";".join(map(str, BLANK)) not in whole.getvalue()
 
 
-def test_every_step_can_be_drawn(model: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.setenv("COLORTERM", "truecolor")
-    monkeypatch.delenv("NO_COLOR", raising=False)
+def test_every_step_can_be_drawn(model: pardec.Model, monkeypatch: pytest.MonkeyPatch, colours: None) -> None:
     decoded: list[int] = []
     monkeypatch.setattr("pardec.views.preview.unfinished", lambda *given: decoded.append(1) or unfinished(*given))
     watched(model, Terminal(), {}, (1,), each_step=True)
@@ -455,11 +441,9 @@ def test_every_step_can_be_drawn(model: pardec.Model, monkeypatch: pytest.Monkey
     ],
 )
 def test_where_nothing_can_be_watched_the_reason_is_named(
-    stream: io.StringIO, variables: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch
+    stream: io.StringIO, variables: dict[str, str], reason: str, monkeypatch: pytest.MonkeyPatch, colours: None
 ) -> None:
-    monkeypatch.setenv("COLORTERM", "truecolor")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    for name, value in {"TERM": "xterm-256color", **variables}.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SpecError, match=reason):
         check_watchable(stream, {})
@@ -475,7 +459,6 @@ def test_a_terminal_with_images_gets_images(
     text = watched(model, Terminal(), environment)
     last = text.rpartition(start)[2] if environment.get("TERM_PROGRAM") else text[text.rindex("a=T") :]
     data = re.search(r"[;:]([A-Za-z0-9+/=]{40,})(\x1b\\|\a)", last)
-    assert data is not None
     shown = Image.open(io.BytesIO(base64.b64decode(data[1])))
     made = model.generate(label=[0, 1], temperature=1.0, sampler="sjd").images
     assert made is not None

@@ -51,7 +51,6 @@ def test_a_sampler_that_loses_answers_is_not_advised(monkeypatch: pytest.MonkeyP
     plain, hasty, good, wrong = found.rows
     assert [row.prompts for row in (plain, hasty, good)] == [3, 3, 3]
     assert plain.score == good.score == 3
-    assert hasty.score is not None
     assert hasty.score < 3
     assert wrong.error is not None
     assert found.spec == good.spec
@@ -62,7 +61,6 @@ def test_a_sampler_that_loses_answers_is_not_advised(monkeypatch: pytest.MonkeyP
     ]
     assert good.forwards == sum(result.nfe[0] for result in alone)
     assert good.tokens == sum(result.generated[0] for result in alone)
-    assert found.beside is not None
     assert found.beside[1].prompts == 3
     assert any(note.startswith("plain decoding of tiny-llama is ") for note in found.notes)
 

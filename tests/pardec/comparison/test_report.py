@@ -409,7 +409,6 @@ def test_commit_order_by_hand() -> None:
     assert list(order) == ["a"]
     assert order["a"] == [pytest.approx((1 / 3, 3)), pytest.approx((0.5, 2)), pytest.approx((0.5, 1))]
     first, second = binned(order["a"], 2)
-    assert first is not None
     assert second is not None
     assert first[0] == pytest.approx((1 / 3 * 3 + 0.5 * 2) / 5)
     assert second == (0.5, "position 3–4: 50.0%, 1 problems")

@@ -35,7 +35,6 @@ def test_rows_are_those_of_generate_and_figures_those_of_its_result(
     for figures, spec in zip(table.rows, SPECS, strict=True):
         result = model.generate(texts, sampler=spec, max_new_tokens=6, seed=3, temperature=temperature)
         mine = sorted((row for row in rows if row["sampler"] == spec), key=lambda row: row["index"])
-        assert result.text is not None
         for at, row in enumerate(mine):
             start = result.prompts[at]
             steps = result.trace.forward[at, start : start + len(result.tokens[at])].tolist()
@@ -121,13 +120,6 @@ def test_only_the_prompt_at_fault_fails(small: Small, model: pardec.Model, tmp_p
     failed = next(row for row in rows if row["error"] is not None)
     assert "row 0 needs" in failed["error"]
     assert {failed[name] for name in ("text", "tokens", "nfe", "generated", "seconds", "batch", "score")} == {None}
-
-
-def test_a_scorer_that_fails_makes_failed_rows(small: Small, model: pardec.Model, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("def rate(problem, text):\n    return 1 / (problem.answer != '4')\n")
-    table = small(model=model, scorer=f"{tmp_path / 'mine.py'}:rate", samplers=["threshold"], references=False)
-    assert table.rows[0]["failed"] == 1
-    assert "ZeroDivisionError" in table.rows[0]["error"]
 
 
 def test_an_interrupt_is_no_failure_and_rows_before_it_are_kept(

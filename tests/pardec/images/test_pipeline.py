@@ -50,10 +50,8 @@ def test_the_images_are_those_of_generate(reading: pardec.ImagePipeline) -> None
     out = reading(texts, guidance_scale=3.0, num_images_per_prompt=2, generator=seeded(1), **shape)
     assert isinstance(out, ImagePipelineOutput)
     assert isinstance(reading, DiffusionPipeline)
-    assert reading.result is not None
     seeds = torch.randint(2**62, (4,), generator=seeded(1)).tolist()
     result = reading.model.generate(texts, cfg=3.0, num_images=2, seed=seeds, **shape)
-    assert result.images is not None
     assert [one.tobytes() for one in out.images] == [one.tobytes() for one in result.images]
     assert reading.result.seeds == seeds
     assert reading.result.shown == [texts[0], texts[0], texts[1], texts[1]]
@@ -61,7 +59,6 @@ def test_the_images_are_those_of_generate(reading: pardec.ImagePipeline) -> None
 
 def test_defaults_are_the_checkpoints(drawing: pardec.ImagePipeline) -> None:
     drawing(class_labels=1, generator=seeded(0), output_type="latent")
-    assert drawing.result is not None
     assert {name: drawing.result.settings[name] for name in DEFAULTS} == DEFAULTS
     assert drawing.result.spec.startswith("sequential")
     for scale in (1.0, 0.0):  # no guidance, as diffusers has it
@@ -119,7 +116,6 @@ def test_the_callback_sees_every_round(drawing: pardec.ImagePipeline) -> None:
     names = ["latents", "committed"]
     shape: dict[str, Any] = {"class_labels": [0, 1, 2], "sampler": "sjd", "generator": seeded(2)}
     final = codes(drawing, **shape, callback_on_step_end=look, callback_on_step_end_tensor_inputs=names)
-    assert drawing.result is not None
     assert [step for step, *_ in calls] == list(range(max(drawing.result.nfe)))
     before = torch.full_like(final, -1)
     for _, timestep, latents, committed in calls:

@@ -27,9 +27,7 @@ def painter() -> pardec.Model:
 
 @pytest.fixture(scope="module")
 def pipe(painter: pardec.Model) -> Any:
-    pipe = pardec.ImagePipeline(painter)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return pardec.ImagePipeline(painter)
 
 
 def render(painter: pardec.Model, **arguments: Any) -> list[int]:
@@ -50,10 +48,6 @@ def test_the_unconditional_prefix_is_that_of_the_negative_caption(painter: parde
     call = painter.prepare([CAPTION, OTHER], cfg=2.0, negative_prompt=[OTHER, ""])
     negative = painter.prepare([OTHER, OTHER], cfg=2.0)
     prefix, expected = call.request.prefix, negative.request.prefix  # type: ignore[union-attr]
-    assert prefix is not None
-    assert expected is not None
-    assert prefix.uncond is not None
-    assert expected.uncond is not None
     assert torch.equal(prefix.uncond[0], expected.cond[0])
     assert torch.equal(prefix.uncond[1], expected.uncond[1])
     assert call.settings["negative_prompt"] == [OTHER, ""]
@@ -121,7 +115,6 @@ def test_files_store_larger_images_and_their_scale(cli: Cli, tmp_path: Path) -> 
     assert (record["scale"], pngs.read(small)["scale"]) == (4, 1)
     assert record["negative_prompt"] == OTHER
     again = pardec.load("tiny-llamagen", device="cpu").generate(**pngs.generate_arguments(record))
-    assert again.images is not None
     assert np.array_equal(np.asarray(again.images[0]), one)
     code, _, err = cli(*same, "-o", large, "--scale", "0")
     assert (code, "--scale" in err) == (2, True)

@@ -1,8 +1,6 @@
-"""The assertions of diffusers' tests of BlockRefinementScheduler, on PardecScheduler with its rule and with specs.
+"""PardecScheduler: without a spec it is diffusers' BlockRefinementScheduler, with one pardec's loop commits and draws.
 
-Written anew. With diffusers' rule (no sampler) all of them hold; the methods that are inherited unchanged are only
-listed. With a spec the private ones have no meaning: pardec's loop commits and draws in their place, and a masked model
-is what it decodes, so that `mask_token_id=None`, the uniform corruption mode, is refused.
+A masked model is what a spec decodes, so that `mask_token_id=None`, the uniform corruption mode, is refused with one.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from pardec.interop.diffusers import PardecScheduler, policy
 from pardec.models.errors import SpecError
 
 MASK, VOCAB = 31, 32
-RULES = [None, "threshold:tau=0.95", "threshold:tau=0.95+edit:tau=0.5"]
+RULES = ["threshold:tau=0.95", "threshold:tau=0.95+edit:tau=0.5"]
 
 
 def scheduler(sampler: str | None = None, **config: Any) -> PardecScheduler:
@@ -34,25 +32,54 @@ def falling(width: int = 8) -> Tensor:
     return logits
 
 
-# --- timesteps and the schedule ---
+# --- without a spec ---
+
+GIVEN = torch.tensor([[10, 20, MASK, MASK]])
 
 
-@pytest.mark.parametrize("sampler", RULES)
-def test_timesteps_count_down(sampler: str | None) -> None:
-    made = scheduler(sampler)
-    made.set_timesteps(8)
-    assert made.num_inference_steps == 8
-    assert made.timesteps.tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
+def differing() -> Tensor:
+    """Logits of another token at position 0, of the same token at 1, and of any tokens at the masks."""
+    logits = torch.zeros(1, 4, VOCAB)
+    logits[0, [0, 1, 2, 3], [15, 20, 5, 6]] = torch.tensor([20.0, 20.0, 5.0, 6.0])
+    return logits
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"threshold": 2.0, "minimal_topk": 2},
+        {"threshold": 0.01, "return_dict": False},
+        {"editing_threshold": 0.5},
+        {"editing_threshold": 0.5, "prompt_mask": torch.tensor([True, True, False, False])},
+        {"temperature": 3.0, "top_k": 9, "top_p": 0.9},
+        {"temperature": 3.0, "sampling_method": "multinomial"},
+        {"mask_token_id": None},
+    ],
+    ids=str,
+)
+def test_without_a_spec_a_step_is_diffusers_own(how: dict[str, Any]) -> None:
+    seen = []
+    for kind in (BlockRefinementScheduler, PardecScheduler):
+        made = kind(block_length=4, num_inference_steps=2)
+        made.set_timesteps(2)
+        draws = torch.Generator().manual_seed(1)
+        out = made.step(differing(), 0, GIVEN, **{"mask_token_id": MASK, "generator": draws, **how})
+        parts = out if isinstance(out, tuple) else tuple(vars(out).values())
+        edited = parts[2] if parts[2] is not None else torch.zeros(1, 4, dtype=torch.bool)
+        state = {"masks_remaining": False, "editing_enabled": True, "editing_transfer_index": edited}
+        rest = {"post_steps": 1, "max_post_steps": 16, "finished": torch.tensor([False])}
+        going = made.check_block_should_continue(step_idx=1, **state, **rest)
+        values = [value.tolist() if isinstance(value, Tensor) else value for value in parts]
+        seen.append((type(out), values, bool(going), made.timesteps.tolist()))
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("sampler", [None, *RULES])
+def test_counts_that_are_not_positive_are_refused(sampler: str | None) -> None:
     for steps, block in ((0, None), (4, 0)):
         with pytest.raises(ValueError, match="at least 1"):
-            made.set_timesteps(steps, block_length=block)
-
-
-def test_the_schedule_is_that_of_the_steps() -> None:
-    made = scheduler(block_length=16)
-    made.set_timesteps(4)
-    assert made._transfer_schedule is not None
-    assert made._transfer_schedule.sum() == 16
+            scheduler(sampler).set_timesteps(steps, block_length=block)
 
 
 # --- configs ---
@@ -81,11 +108,11 @@ def test_what_a_spec_says_itself_is_refused_beside_it(arguments: dict[str, Any])
     assert "spec 'threshold'" in error.value.hint
 
 
-# --- one step ---
+# --- one step of a spec ---
 
 
 @pytest.mark.parametrize("sampler", RULES)
-def test_a_step_commits_what_is_sure_and_at_least_its_share(sampler: str | None) -> None:
+def test_a_step_commits_what_is_sure_and_at_least_its_share(sampler: str) -> None:
     for steps, count in ((2, 4), (8, 4), (1, 8)):
         made = scheduler(sampler, block_length=8)
         made.set_timesteps(steps)
@@ -95,35 +122,13 @@ def test_a_step_commits_what_is_sure_and_at_least_its_share(sampler: str | None)
         assert not out.editing_transfer_index.any()
 
 
-def test_above_one_a_threshold_is_never_passed() -> None:
-    made = scheduler(block_length=8)
-    made.set_timesteps(8)
-    out = made.step(falling(), 0, torch.full((1, 8), MASK), mask_token_id=MASK, threshold=2.0)
-    assert out.transfer_index.sum() == 1
-
-
-GIVEN = torch.tensor([[10, 20, MASK, MASK]])
-
-
-def differing() -> Tensor:
-    """Logits of another token at position 0, of the same token at 1, and of any tokens at the masks."""
-    logits = torch.zeros(1, 4, VOCAB)
-    logits[0, [0, 1, 2, 3], [15, 20, 5, 6]] = torch.tensor([20.0, 20.0, 5.0, 6.0])
-    return logits
-
-
-@pytest.mark.parametrize(
-    ("sampler", "threshold"), [(None, 0.5), (RULES[2], None), (None, None), (RULES[1], None), (None, 0.0)]
-)
+@pytest.mark.parametrize("sampler", RULES)
 @pytest.mark.parametrize("prompt", [None, torch.tensor([True, True, False, False])])
-def test_what_stands_is_edited_where_that_is_asked_for_and_it_is_no_prompt(
-    sampler: str | None, threshold: float | None, prompt: Tensor | None
-) -> None:
+def test_what_stands_is_edited_by_an_edit_stage_unless_it_is_prompt(sampler: str, prompt: Tensor | None) -> None:
     made = scheduler(sampler, block_length=4)
     made.set_timesteps(2)
-    how = {"mask_token_id": MASK, "editing_threshold": threshold, "prompt_mask": prompt}
-    out = made.step(differing(), 0, GIVEN, **how)
-    edits = prompt is None and (bool(threshold) or sampler == RULES[2])
+    out = made.step(differing(), 0, GIVEN, mask_token_id=MASK, prompt_mask=prompt)
+    edits = prompt is None and "edit" in sampler
     assert out.editing_transfer_index.tolist() == [[edits, False, False, False]]
     assert out.prev_sample[0, :2].tolist() == [15 if edits else 10, 20]
     assert not out.transfer_index[0, :2].any()
@@ -132,7 +137,7 @@ def test_what_stands_is_edited_where_that_is_asked_for_and_it_is_no_prompt(
 
 @pytest.mark.parametrize("sampler", RULES)
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_tuple_has_six_parts_and_a_batch_its_rows(sampler: str | None, rows: int) -> None:
+def test_a_tuple_has_six_parts_and_a_batch_its_rows(sampler: str, rows: int) -> None:
     logits = torch.randn(rows, 4, VOCAB, generator=torch.Generator().manual_seed(0))
     sample = torch.full((rows, 4), MASK)
     made = scheduler(sampler, block_length=4)
@@ -157,7 +162,7 @@ def test_a_tuple_has_six_parts_and_a_batch_its_rows(sampler: str | None, rows: i
     ],
     ids=["all rows have ended", "nothing is open and nothing was edited", "the steps are over"],
 )
-def test_a_block_is_left(sampler: str | None, rows: list[bool], how: dict[str, Any]) -> None:
+def test_a_block_is_left(sampler: str, rows: list[bool], how: dict[str, Any]) -> None:
     made = scheduler(sampler)
     made.set_timesteps(8)
     none = torch.zeros(len(rows), 32, dtype=torch.bool)
@@ -192,37 +197,9 @@ def test_a_row_has_ended(row: list[int], committed: list[int], was: bool, expect
         assert finished.tolist() == [expected]
 
 
-# --- what is inherited, of which diffusers' tests assert values ---
-
-
-@pytest.mark.parametrize("sampler", RULES)
-@pytest.mark.parametrize(
-    "name", ["add_noise", "get_num_transfer_tokens", "_top_k_filtering", "_top_p_filtering", "_sample_from_logits"]
-)
-def test_members_are_diffusers_own(sampler: str | None, name: str) -> None:
-    assert name not in {*vars(PardecScheduler), *vars(scheduler(sampler))}
-
-
-def test_the_mode_without_a_mask_token_is_diffusers_own_and_none_of_a_spec() -> None:
-    def committed(made: PardecScheduler, *steps: int, sure: int = 0) -> list[int]:
-        logits, sample, counts = torch.zeros(1, 256, 50), torch.ones(1, 256, dtype=torch.int64), []
-        logits[0, :sure, 0] = 1e6
-        for step in steps:
-            sample = made.step(logits, step, sample, mask_token_id=None).prev_sample
-            counts.append(int(made._committed.sum()))
-        return counts
-
-    how = {"block_length": 256, "num_inference_steps": 48}
-    assert committed(scheduler(threshold=1.0, **how), 0, 1, 47) == [6, 11, 256]
-    assert committed(scheduler(threshold=0.5, **how), 0, sure=20) == [20]
-    assert committed(scheduler(threshold=1.0, **how), 5, 0)[-1] == 6  # a new block
-    made = scheduler(threshold=1.0, editing_threshold=0.5, **how)
-    made._committed = torch.ones(1, 256, dtype=torch.bool)
-    logits, sample = torch.zeros(1, 256, 50), torch.zeros(1, 256, dtype=torch.int64)
-    logits[0, 0, 1] = 1e6
-    assert made.step(logits, 24, sample, mask_token_id=None).prev_sample.tolist() == [[1] + [0] * 255]
+def test_a_mode_without_a_mask_token_is_refused() -> None:
     with pytest.raises(SpecError, match="mask_token_id is missing"):
-        scheduler("threshold").step(logits, 0, sample)
+        scheduler("threshold").step(differing(), 0, GIVEN)
 
 
 # --- as a policy ---

@@ -93,7 +93,6 @@ def random_call(seed: int) -> dict[str, Any]:
 
 
 def options(pipeline: Any, call: dict[str, Any], seed: int) -> Tensor:
-    pipeline.set_progress_bar_config(disable=True)
     sequences: Tensor = pipeline(**call, generator=torch.Generator().manual_seed(seed)).sequences
     return sequences
 
@@ -106,7 +105,6 @@ def test_random_calls_give_the_rows_of_llada2_pipeline() -> None:
         ours = PardecPipeline(model=pardec.Model(model(seed % 8)))
         assert torch.equal(options(ours, call, seed), expected), call
         result = ours.result
-        assert result is not None
         looks = bool(
             call["editing_threshold"]
         )  # diffusers looks at a complete block once more even where it edits none
@@ -140,7 +138,6 @@ def test_a_scheduler_without_a_spec_ends_rows_as_diffusers_does() -> None:
 def test_the_result_tells_of_diffusers_loop_what_it_tells_of_pardecs() -> None:
     """The two loops' results agree where both decode alike: one row, no editing."""
     pipeline = PardecPipeline(model=pardec.Model(model(0)))
-    pipeline.set_progress_bar_config(disable=True)
     call = {
         "input_ids": torch.tensor(toys.prompts([5], seed=1)),
         "gen_length": 11,
@@ -156,8 +153,6 @@ def test_the_result_tells_of_diffusers_loop_what_it_tells_of_pardecs() -> None:
     )
     ours = pipeline.result
     assert torch.equal(out.sequences, again.sequences)
-    assert theirs is not None
-    assert ours is not None
     assert (theirs.tokens, theirs.nfe, theirs.prompts) == (ours.tokens, ours.nfe, ours.prompts)
     assert np.array_equal(theirs.trace.commit_step, ours.trace.commit_step)
     assert np.allclose(theirs.trace.commit_score, ours.trace.commit_score, atol=1e-6)
@@ -169,7 +164,6 @@ def test_the_result_tells_of_diffusers_loop_what_it_tells_of_pardecs() -> None:
 def test_pardecs_own_loop_stays_a_switch_away() -> None:
     """Rows run at their own pace, each like a row alone, with the sampler that the documentation names."""
     pipeline = PardecPipeline(model=pardec.Model(model(2)))
-    pipeline.set_progress_bar_config(disable=True)
     sampler = policy(BlockRefinementScheduler(threshold=0.2), "edit:tau=0.2,post=17+eos", steps=3)
     ids = torch.tensor(toys.prompts([5, 5, 5], seed=2))
     how = {"gen_length": 12, "eos_early_stop": False}
@@ -212,13 +206,11 @@ def test_what_that_loop_refuses_is_pardecs_error(arguments: dict[str, Any], says
 @pytest.mark.parametrize("family", ["llada", "dream"])
 def test_other_families_take_an_empty_prompt_and_a_threshold_above_one(family: str) -> None:
     pipeline = PardecPipeline(model=pardec.Model(toys.toy(family, sharp=1.0)))
-    pipeline.set_progress_bar_config(disable=True)
     how = {"gen_length": 8, "block_length": 4, "eos_early_stop": False, "editing_threshold": None}
     for ids in (torch.empty(2, 0, dtype=torch.int64), torch.tensor(toys.prompts([3, 3]))):
         out = pipeline(input_ids=ids, threshold=2.0, num_inference_steps=2, **how)
         assert out.sequences.shape == (2, 8)
         assert (out.sequences != toys.MASK).all()
-        assert pipeline.result is not None
         assert pipeline.result.nfe == [4, 4]  # two steps per block, whatever is sure
         assert pipeline.result.spec.startswith("confidence:of=filtered+BlockRefinementScheduler:threshold=2.0")
 
@@ -245,7 +237,6 @@ def test_forwards_that_diffusers_makes_after_the_end_are_warned_of() -> None:
     network = toys.biased(model(0), toys.EOS, 30.0)
     how = {"gen_length": 8 * toys.BLOCK, "eos_token_id": toys.EOS, "editing_threshold": None, "threshold": 0.5}
     pipeline = PardecPipeline(model=pardec.Model(network))
-    pipeline.set_progress_bar_config(disable=True)
     with pytest.warns(UserWarning, match=r"made \d+ of \d+ forwards after every row had ended"):
         pipeline(input_ids=torch.tensor([[toys.EOS, 2, 3, 4]]), **how)
     with warnings.catch_warnings():

@@ -1,8 +1,4 @@
-"""The assertions of diffusers' 17 tests of LLaDA2Pipeline, on PardecPipeline with a network of the caller.
-
-Written anew. Five of them call `_prepare_input_ids`, which is private and inherited: what it gives is asserted here by
-what the network is given and by what a call refuses, and then of the method itself.
-"""
+"""PardecPipeline with a network of the caller: its calls are LLaDA2Pipeline's, and what it takes beyond them."""
 
 from __future__ import annotations
 
@@ -90,146 +86,77 @@ def call(**changed: Any) -> dict[str, Any]:
     return usual | changed
 
 
-# --- shapes and outputs ---
+# --- the same call of diffusers' own pipeline ---
+
+TALK = [{"role": "user", "content": "a bc"}]
+PADDED = torch.tensor([[10, 11, 12, 0], [20, 0, 0, 0]])
+TEXT: dict[str, Any] = {"input_ids": None, "output_type": "text", "mask_token_id": None}  # the tokenizer names the mask
+SAME: dict[str, tuple[Any, dict[str, Any]]] = {
+    "a batch": (None, {"input_ids": torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4]]), "gen_length": 24}),
+    "one row": (None, {"input_ids": FOUR[0], "output_type": "seq"}),
+    "ids alone": (Words(), {"output_type": "seq", "return_dict": False}),
+    "no prompt": (None, {"input_ids": torch.empty(1, 0, dtype=torch.int64), "gen_length": 8, "num_inference_steps": 8}),
+    "a mask, and a tail": (None, {"input_ids": PADDED, "attention_mask": (PADDED > 0).long(), "gen_length": 3}),
+    "a text": (Words(), {**TEXT, "prompt": "a bc def"}),
+    "texts": (Words(), {**TEXT, "prompt": ["a bc def", "gh"]}),
+    "a text as a chat": (Chats(), {**TEXT, "use_chat_template": True, "prompt": "a bc"}),
+    "a chat": (Chats(), {**TEXT, "messages": TALK}),
+}
 
 
-def test_a_batch_is_filled() -> None:
-    ids = torch.tensor([[5, 6, 7, 8], [1, 2, 3, 4]])
-    out = pipe()(**call(input_ids=ids, gen_length=24, num_inference_steps=8, output_type="seq"))
-    assert out.sequences.shape == (2, 24)
-    assert (out.sequences != MASK).all()
-    assert out.sequences[0].tolist() == [place % 30 for place in range(4, 28)]
+@pytest.mark.parametrize("what", SAME)
+def test_a_call_is_that_of_diffusers_pipeline(what: str) -> None:
+    """Rows, texts, what the network and the callback are given, and what the pipeline says of itself afterwards."""
+    tokenizer, changed = SAME[what]
+    seen: list[Any] = []
+    for kind in (LLaDA2Pipeline, PardecPipeline):
+        made = kind(model=Network(), scheduler=BlockRefinementScheduler(), tokenizer=tokenizer)
+        steps: list[Any] = []
 
+        def callback(pipeline: Any, *step: Any, made: Any = made, steps: list[Any] = steps) -> dict[str, Tensor]:
+            assert pipeline is made
+            steps.append([*step[:2], {name: value.tolist() for name, value in step[2].items() if value is not None}])
+            return {}
 
-def test_a_tuple_is_returned_where_it_is_asked_for() -> None:
-    sequences, texts = pipe()(**call(output_type="seq", return_dict=False))
-    assert sequences.shape == (1, 16)
-    assert texts is None
-
-
-@pytest.mark.parametrize("output_type", ["seq", "text"])
-def test_there_is_no_text_where_none_is_asked_for_or_no_tokenizer_is_there(output_type: str) -> None:
-    out = pipe()(**call(output_type=output_type))
-    assert out.sequences.shape == (1, 16)
-    assert out.texts is None
-    assert pipe(Words())(**call(output_type="seq")).texts is None
-
-
-def test_a_tokenizer_makes_the_text_and_names_the_mask_token() -> None:
-    made = pipe(Words())
-    asked = call(output_type="text")
-    del asked["mask_token_id"]
-    assert made(**asked).texts == ["16 tokens"]
-    assert made.mask_token_id == MASK
-
-
-def test_another_output_type_is_a_value_error() -> None:
-    with pytest.raises(ValueError, match="output_type"):
-        pipe()(**call(output_type="invalid"))
-
-
-# --- prompts ---
-
-
-@pytest.mark.parametrize("ids", [FOUR, FOUR[0]])
-def test_ids_of_one_row_may_lack_the_batch(ids: Tensor) -> None:
-    made = pipe()
-    assert made(**call(input_ids=ids)).sequences.shape == (1, 16)
-    first, mask = made.model.seen[0]
-    assert torch.equal(first[:, :4], FOUR)
-    assert (mask[:, :4] == 1).all()
-    how = {"use_chat_template": False, "add_generation_prompt": False, "chat_template_kwargs": None}
-    prepared, mask = made._prepare_input_ids(prompt=None, messages=None, input_ids=ids, **how)
-    assert torch.equal(prepared, FOUR)
-    assert torch.equal(mask, torch.ones_like(FOUR))
+        names = LLaDA2Pipeline._callback_tensor_inputs
+        out = made(**call(**changed), callback_on_step_end=callback, callback_on_step_end_tensor_inputs=names)
+        sequences, texts = out if isinstance(out, tuple) else (out.sequences, out.texts)
+        fed = [(ids.tolist(), mask.tolist()) for ids, mask in made.model.seen]
+        seen.append((type(out), sequences.tolist(), texts, fed, steps, made.num_timesteps, made.mask_token_id))
+    assert seen[0] == seen[1]
+    if what == "a batch":
+        assert seen[1][1] == [[place % 30 for place in range(4, 28)]] * 2
+    if what == "a text":
+        assert seen[1][2] == ["16 tokens"]
 
 
 @pytest.mark.parametrize(
     ("tokenizer", "arguments"),
     [
-        (None, {"prompt": "hello"}),
-        (Words(), {"prompt": "hello", "messages": [{"role": "user", "content": "block_end"}]}),
-        (Words(), {}),
+        (None, {"input_ids": None, "prompt": "hello"}),
+        (Words(), {"input_ids": None, "prompt": "hello", "messages": TALK}),
+        (Words(), {"input_ids": None}),
+        (None, {"output_type": "invalid"}),
     ],
 )
-def test_no_tokenizer_two_prompts_and_none_are_value_errors(tokenizer: Any, arguments: dict[str, Any]) -> None:
-    made = pipe()
-    made.tokenizer = tokenizer
-    with pytest.raises(ValueError):  # noqa: PT011
-        made(**call(input_ids=None, **arguments))
-    how = {"use_chat_template": False, "add_generation_prompt": False, "chat_template_kwargs": None}
-    with pytest.raises(ValueError):  # noqa: PT011
-        made._prepare_input_ids(**{"prompt": None, "messages": None, "input_ids": None, **arguments}, **how)
+def test_what_diffusers_pipeline_refuses_is_a_value_error(tokenizer: Any, arguments: dict[str, Any]) -> None:
+    made = pipe(tokenizer)
+    for kind in (made, LLaDA2Pipeline(model=made.model, scheduler=made.scheduler, tokenizer=tokenizer)):
+        with pytest.raises(ValueError):  # noqa: PT011
+            kind(**call(**arguments))
 
 
-def test_text_is_encoded_and_padded_by_the_tokenizer() -> None:
-    made = pipe(Words())
-    made(**call(input_ids=None, prompt=["a bc def", "gh"]))
-    first, mask = made.model.seen[0]
-    assert first[:, :3].tolist() == [[1, 2, 3], [2, 0, 0]]
-    assert mask[:, :4].tolist() == [[1, 1, 1, 1], [1, 0, 0, 1]]
-
-
-def test_chats_and_lists_of_chats() -> None:
-    talk = [{"role": "user", "content": "a bc"}]
-    for arguments, rows in (
-        ({"prompt": "a bc"}, [[9, 1, 2]]),
-        ({"messages": talk}, [[9, 1, 2]]),
-        ({"prompt": ["a bc", "d"]}, [[9, 1, 2], [9, 1, 0]]),
-        ({"messages": [talk, [{"role": "user", "content": "d"}]]}, [[9, 1, 2], [9, 1, 0]]),
-    ):
+def test_lists_of_chats_are_padded() -> None:
+    for arguments in ({"prompt": ["a bc", "d"]}, {"messages": [TALK, [{"role": "user", "content": "d"}]]}):
         made = pipe(Chats())
         made(**call(input_ids=None, use_chat_template=True, **arguments))
-        assert made.model.seen[0][0][:, :3].tolist() == rows
+        assert made.model.seen[0][0][:, :3].tolist() == [[9, 1, 2], [9, 1, 0]]
 
 
-# --- what diffusers mended once ---
-
-
-def test_the_mask_reaches_the_network_and_hides_padding_and_the_tail() -> None:
-    made = pipe()
-    made(
-        **call(
-            input_ids=torch.tensor([[10, 11, 12, 0], [20, 0, 0, 0]]),
-            attention_mask=torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0]]),
-            gen_length=3,
-            block_length=4,
-            num_inference_steps=2,
-        )
-    )
-    assert made.model.seen[0][1].tolist() == [[1, 1, 1, 0, 1, 1, 1, 0], [1, 0, 0, 0, 1, 1, 1, 0]]
-
-
-def test_an_empty_prompt_and_a_block_length_of_the_call() -> None:
-    committed: list[int] = []
-
-    def callback(pipeline: Any, step: int, timestep: int, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        committed.append(int(tensors["transfer_index"].sum()))
-        return {}
-
-    names = ["transfer_index"]
-    asked = call(input_ids=torch.empty(1, 0, dtype=torch.int64), gen_length=8, num_inference_steps=8)
-    made = pipe()
-    made(**asked, callback_on_step_end=callback, callback_on_step_end_tensor_inputs=names)
-    assert committed[:8] == [1] * 8
-    assert made.num_timesteps == 8
-
-
-def test_a_callback_is_given_every_tensor_that_is_promised_and_may_return_nothing() -> None:
-    made, calls = pipe(), []
-
-    def callback(pipeline: Any, step: int, timestep: int, tensors: dict[str, Tensor]) -> None:
-        assert pipeline is made
-        calls.append((step, timestep, set(tensors)))
-
-    names = made._callback_tensor_inputs
-    made(**call(gen_length=8), callback_on_step_end=callback, callback_on_step_end_tensor_inputs=names)
-    assert (
-        {each for *_, arguments in calls for each in arguments}
-        == set(names)
-        == set(LLaDA2Pipeline._callback_tensor_inputs)
-    )
-    assert [step for step, *_ in calls] == list(range(len(calls)))
+def test_a_callback_may_return_nothing() -> None:
+    steps: list[int] = []
+    pipe()(**call(gen_length=8), callback_on_step_end=lambda pipeline, step, *more: steps.append(step))
+    assert steps == list(range(len(steps)))
 
 
 class Replacing(PipelineCallback):
@@ -297,13 +224,11 @@ def test_it_is_one_of_diffusers_pipelines_and_saves_what_it_is_made_of(tmp_path:
     shape = {"vocab_size": VOCAB, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     network = Qwen2ForCausalLM(Qwen2Config(**shape, num_attention_heads=1, num_key_value_heads=1)).eval()
     made = PardecPipeline(network, BlockRefinementScheduler(threshold=0.6))
-    made.set_progress_bar_config(disable=True)
     assert isinstance(made, LLaDA2Pipeline)
     assert made.device == torch.device("cpu")
     assert made.dtype == torch.float32
     made.save_pretrained(tmp_path)
     theirs = LLaDA2Pipeline.from_pretrained(tmp_path)
-    theirs.set_progress_bar_config(disable=True)
     assert theirs.scheduler.config.threshold == 0.6
     asked = call(output_type="seq")
     assert torch.equal(theirs(**asked).sequences, made(**asked).sequences)
@@ -326,7 +251,6 @@ def test_a_spec_decodes_a_network_of_the_callers_too(model: str) -> None:
             return SimpleNamespace(logits=logits)
 
     made = PardecPipeline(model=Toy() if model == "theirs" else pardec.Model(toy))
-    made.set_progress_bar_config(disable=True)
     how = {"input_ids": ids, "gen_length": 11, "mask_token_id": toys.MASK, "eos_early_stop": False, "block_length": 4}
     out = made(**how, sampler="margin+threshold:tau=0.3")
     expected = toys.fill(toy, "margin+threshold:tau=0.3", ids.tolist(), 11)
@@ -363,7 +287,6 @@ def test_a_padded_batch_of_texts_with_a_pardec_model() -> None:
     dream = pardec.load("tiny-dream", device="cpu")
     toy = toys.toy("sdar", vocab=dream.language_model.vocab_size + 1, sharp=1.0)
     made = PardecPipeline(model=pardec.Model(toy), tokenizer=dream.tokenizer)
-    made.set_progress_bar_config(disable=True)
     texts = ["Tom has 3 cups.", "Ann has 18 cups. She finds 4."]
     encoded = dream.tokenizer(texts, padding=True, return_tensors="pt", return_token_type_ids=False)
     how = {"gen_length": 6, "output_type": "seq", "eos_token_id": 0}

@@ -47,7 +47,6 @@ def evaluate(model: PardecLM | str, task: str, **arguments: Any) -> tuple[dict[s
     """Metrics and samples of one of the local tasks."""
     manager = TaskManager(include_path=str(TASKS), include_defaults=False)
     result = simple_evaluate(model=model, tasks=[task], task_manager=manager, bootstrap_iters=0, **arguments)
-    assert result is not None
     return result["results"][task], sorted(result["samples"][task], key=lambda sample: sample["doc_id"])
 
 

@@ -45,7 +45,6 @@ def no_forward(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def valid(result: pardec.Result, schema: dict[str, Any]) -> pardec.Result:
     """The result, after checking that every row is JSON of the schema."""
-    assert result.text is not None
     for text in result.text:
         jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
     assert result.parsed == [json.loads(text) for text in result.text]

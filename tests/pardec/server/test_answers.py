@@ -63,10 +63,8 @@ def test_completions(both: Running) -> None:
     model = model_of(both)
     answer = both.openai().completions.create(model=model.name, prompt=QUESTION, max_tokens=20)
     alone = model.generate(QUESTION, max_new_tokens=20)
-    assert alone.text is not None
     assert answer.choices[0].text == alone.text[0]
     assert answer.choices[0].finish_reason == alone.finish[0]
-    assert answer.usage is not None
     assert answer.usage.completion_tokens == len(alone.tokens[0])
     assert answer.usage.prompt_tokens == alone.prompts[0]
     assert answer.usage.forwards == alone.nfe[0]  # type: ignore[attr-defined]
@@ -79,7 +77,6 @@ def test_several_prompts_and_samples(both: Running) -> None:
     alone = model.generate(prompts(3), max_new_tokens=12, num_return_sequences=2, **arguments)
     assert [choice.text for choice in answer.choices] == alone.text
     assert [choice.index for choice in answer.choices] == list(range(6))
-    assert answer.usage is not None
     assert answer.usage.prompt_tokens == sum(alone.prompts[::2])
 
 
@@ -89,7 +86,6 @@ def test_ids_as_prompts(both: Running) -> None:
     one = both.openai().completions.create(model=model.name, prompt=ids, max_tokens=8)
     two = both.openai().completions.create(model=model.name, prompt=[ids, ids[:7]], max_tokens=8)
     alone = model.generate(input_ids=[ids, ids[:7]], max_new_tokens=8)
-    assert alone.text is not None
     assert one.choices[0].text == alone.text[0]
     assert [choice.text for choice in two.choices] == alone.text
 
@@ -99,7 +95,6 @@ def test_chat(both: Running) -> None:
     messages: Any = [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]
     answer = both.openai().chat.completions.create(model=model.name, messages=messages, max_completion_tokens=20)
     alone = model.generate([{"role": "user", "content": QUESTION}], max_new_tokens=20)
-    assert alone.text is not None
     assert answer.choices[0].message.content == alone.text[0]
     assert answer.choices[0].message.role == "assistant"
 
@@ -109,7 +104,6 @@ def test_stop(both: Running, stop: Any) -> None:
     model = model_of(both)
     answer = both.openai().completions.create(model=model.name, prompt=QUESTION, max_tokens=20, stop=stop)
     alone = model.generate(QUESTION, max_new_tokens=20, stop=stop)
-    assert alone.text is not None
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == (alone.text[0], alone.finish[0])
 
 
@@ -181,21 +175,15 @@ def test_logprobs(both: Running) -> None:
     client = both.openai()
     answer = client.completions.create(model=model.name, prompt=QUESTION, max_tokens=10, logprobs=3)
     alone = model.generate(QUESTION, max_new_tokens=10, logprobs=3)
-    assert alone.token_logprobs is not None
     assert alone.top_logprobs is not None
     own = answer.choices[0].logprobs
-    assert own is not None
     np.testing.assert_allclose(np.array(own.token_logprobs), alone.token_logprobs[0], atol=1e-5)
-    assert own.top_logprobs is not None
     assert [len(top) >= 1 for top in own.top_logprobs] == [True] * len(alone.tokens[0])
     chat = client.chat.completions.create(
         model=model.name, messages=[{"role": "user", "content": QUESTION}], max_tokens=10, logprobs=True, top_logprobs=2
     )
     asked = model.generate([{"role": "user", "content": QUESTION}], max_new_tokens=10, logprobs=2)
-    assert asked.top_logprobs is not None
     content = chat.choices[0].logprobs
-    assert content is not None
-    assert content.content is not None
     np.testing.assert_allclose(
         [[top.logprob for top in token.top_logprobs] for token in content.content], asked.top_logprobs[0].top, atol=1e-5
     )
@@ -214,7 +202,6 @@ def test_logprobs_of_a_stream_are_those_of_the_whole(both: Running) -> None:
     stream = both.openai().chat.completions.create(stream=True, **arguments)
     parts = [chunk.choices[0].logprobs for chunk in stream]
     tokens = [token for part in parts if part is not None for token in part.content or ()]
-    assert whole is not None
     assert [token.token for token in tokens] == [token.token for token in whole.content or ()]
     np.testing.assert_allclose(
         [token.logprob for token in tokens], [token.logprob for token in whole.content or ()], atol=1e-5
@@ -231,8 +218,6 @@ def test_echo_scores_the_prompt(llama: Running) -> None:
         logprobs = model.logits(ids[None])[0].log_softmax(-1)
         wanted = logprobs[:-1].gather(1, ids[1:, None])[:, 0]
         own = choice.logprobs
-        assert own is not None
-        assert own.token_logprobs is not None
         assert own.token_logprobs[0] is None
         np.testing.assert_allclose(np.array(own.token_logprobs[1 : len(ids)], dtype=float), wanted, atol=1e-5)
         assert len(own.token_logprobs) == len(ids) + 2
@@ -242,7 +227,6 @@ def test_echo_scores_the_prompt(llama: Running) -> None:
 def test_echo_lists_equally_likely_tokens_by_their_ids() -> None:
     model: Any = SimpleNamespace(logits=lambda ids: torch.zeros(*ids.shape, 17))
     logprobs = echo(model, [5, 6, 7], 2, None).logprobs
-    assert logprobs is not None
     assert logprobs.ids.tolist() == [[-1, -1], [0, 1], [0, 1]]
     np.testing.assert_allclose(logprobs.top[1:], -np.log(17), rtol=1e-6)
 
@@ -265,11 +249,9 @@ def test_no_new_tokens_score_the_prompt_alone(llama: Running) -> None:
         assert long.logprobs is not None
         for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
             assert getattr(short.logprobs, name) == getattr(long.logprobs, name)[:count]
-    assert alone.usage is not None
     assert (alone.usage.completion_tokens, alone.usage.total_tokens) == (0, alone.usage.prompt_tokens)
     bare = client.completions.create(model="tiny-llama", prompt="Ann", max_tokens=0, n=2, logprobs=1).choices
     assert [(choice.index, choice.text) for choice in bare] == [(0, ""), (1, "")]
-    assert bare[0].logprobs is not None
     assert bare[0].logprobs.tokens == []
     whole = [[5] * model.network.max_positions]  # leaves no room for a new token
     assert client.completions.create(model="tiny-llama", prompt=whole, max_tokens=0, echo=True).choices[0].text
@@ -284,7 +266,6 @@ def test_logprob_ids_alone_report_these_and_the_own_ones(llama: Running) -> None
     prompt = model_of(llama).tokenizer(QUESTION)["input_ids"]
     asked = {"max_tokens": 4, "logprob_ids": [5, 7]}
     alone = model_of(llama).generate(QUESTION, max_new_tokens=4, logprob_ids=[5, 7])
-    assert alone.candidate_logprobs is not None
     wanted = alone.candidate_logprobs[0]
     (choice,) = llama.post("/v1/completions", {"prompt": QUESTION, **asked}).json()["choices"]
     np.testing.assert_allclose(choice["logprobs"]["candidates"], wanted, atol=1e-5)
@@ -311,7 +292,6 @@ def test_what_an_rl_trainer_takes(both: Running) -> None:
     assert choice["token_ids"] == alone.tokens[0]
     assert choice["step_map"] == alone.step_map[0].tolist()
     assert choice["prompt_token_ids"] == alone.sequences[0, : alone.prompts[0]].tolist()
-    assert alone.candidate_logprobs is not None
     np.testing.assert_allclose(choice["logprobs"]["candidates"], alone.candidate_logprobs[0], atol=1e-5)
 
 
@@ -326,8 +306,6 @@ def test_images(name: str) -> None:
         given: dict[str, Any] = {"prompt": prompt} if name == "tiny-llamagen" else {"label": 2}
         assert model.imaging is not None
         alone = model.generate(**with_defaults(model.imaging, {**given, **more}), num_images=2)
-        assert alone.images is not None
-        assert answer.data is not None
         for one, image in zip(answer.data, alone.images, strict=True):
             assert one.b64_json is not None
             drawn = Image.open(io.BytesIO(base64.b64decode(one.b64_json)))

@@ -23,7 +23,6 @@ pytestmark = pytest.mark.usefixtures("without_versions")
 def evaluate(model: Any, task: str, **arguments: Any) -> dict[str, Any]:
     manager = TaskManager(include_path=str(TASKS), include_defaults=False)
     result = simple_evaluate(model=model, tasks=[task], task_manager=manager, bootstrap_iters=0, limit=3, **arguments)
-    assert result is not None
     scores: dict[str, Any] = result["results"][task]
     return {name: value for name, value in scores.items() if "stderr" not in name}
 
@@ -52,7 +51,6 @@ def likelihoods(model: Any, **arguments: Any) -> list[tuple[float, bool]]:
         model=model, tasks=["pardec_local_choose"], task_manager=manager, bootstrap_iters=0, limit=6, log_samples=True,
         **arguments,
     )  # fmt: skip
-    assert result is not None
     samples = result["samples"]["pardec_local_choose"]
     return [(float(value[0]), str(value[1]) == "True") for sample in samples for value in sample["filtered_resps"]]
 

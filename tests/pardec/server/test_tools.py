@@ -307,7 +307,6 @@ def test_parameters_without_properties_may_have_arguments(parameters: Any, schem
     function = {"name": "f"} if parameters is None else {"name": "f", "parameters": parameters}
     model = pardec.load("tiny-llama", device="cpu").language_model
     tools = tools_of(model, Settings.of({"tools": [_function(function)]}))
-    assert tools is not None
     assert tools.parameters == {"f": schema}
 
 
@@ -344,7 +343,6 @@ def test_a_result_has_its_calls_as_values(template: str, tmp_path: Any) -> None:
     model = with_template(template)
     result = model.generate([MESSAGES, MESSAGES], tools=TOOLS, tool_choice="required", max_new_tokens=80, seed=[1, 2])
     calls = result.tool_calls
-    assert calls is not None
     assert len(calls) == 2
     for row in calls:
         assert row

@@ -100,7 +100,6 @@ def pieces_of(events: Iterator[Event], rows: int = 1) -> list[list[str]]:
     found: list[list[str]] = [[] for _ in range(rows)]
     for event in events:
         if isinstance(event, Step):
-            assert event.text is not None
             for row, piece in zip(event.rows.tolist(), event.text, strict=True):
                 found[row].append(piece)
         elif isinstance(event, RowFinished):
@@ -136,7 +135,6 @@ def test_plain_text_is_told_as_soon_as_it_is_final(model: pardec.Model) -> None:
     told, start = "", model.prepare("Ann").request.prompts[0]
     for event in model.stream("Ann", sampler="leftmost", max_new_tokens=8, stop_ids=[]):
         if isinstance(event, Step):
-            assert event.text is not None
             told += event.text[0]
             tokens = event.tokens[0, start : event.settled[0]].tolist()
             assert told == model.tokenizer.decode(tokens, skip_special_tokens=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pardec
@@ -69,6 +69,7 @@ def test_a_byte_order_mark_and_line_separators_inside_json_are_no_ends_of_lines(
     assert [p.prompt for p in FileTask(tmp_path / "p.jsonl").problems()] == ["a\u2028b", "c\x85"]
 
 
+@settings(max_examples=50)
 @given(st.lists(st.text().filter(str.strip), min_size=1))
 def test_any_prompts_written_as_json_lines_are_read_back(prompts: list[str]) -> None:
     for ascii_only in (True, False):

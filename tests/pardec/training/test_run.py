@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 import pardec
 from pardec.models.draft_modules.dflash import DFlashModule
@@ -107,8 +108,43 @@ def test_the_loss_falls_a_resumed_run_is_the_whole_one_and_the_export_loads(
     module = load_draft_module(tmp_path / "out", model.network, kind=kind)
     assert module.kind == kind
     if network.ids is not None:
-        assert module.vocabulary is not None
         assert module.vocabulary.tolist() == network.ids.tolist()
+
+
+@pytest.mark.parametrize("kind", ["dflash", "prompts", "idlm"])
+def test_the_loss_compares_drafts_with_what_the_target_says_of_the_same_token(
+    kind: str, model: pardec.Model, states: States, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pair of a drafted token and the target's is that of a chain: drafts at t are of the tokens from t + 2 on."""
+    network = start(kind, model, states, tmp_path).network
+    batch, pairs = states.batch(states.texts[:8]), []
+
+    def compare(rows: Tensor, head: Tensor, normed: Tensor, best: Tensor, *more: Any) -> tuple[Tensor, float]:
+        drafts = (rows @ head.T).argmax(-1)
+        drafts = drafts if network.ids is None else network.ids[drafts]
+        pairs.append(set(zip(drafts.tolist(), best.tolist(), strict=True)))
+        return torch.zeros(()), 0.0
+
+    monkeypatch.setattr(network, "compare", compare)
+    with torch.no_grad():
+        network.loss(batch, loss("fkl"), torch.Generator().manual_seed(0))
+    chain = network.chain(batch, len(pairs))
+    for depth, found in enumerate(pairs):
+        best = batch.best[:, 1 + depth :]
+        assert found
+        assert found <= set(
+            zip(chain[:, : best.shape[1], depth].flatten().tolist(), best.flatten().tolist(), strict=True)
+        )
+
+
+@pytest.mark.parametrize(("kind", "layer"), [("dflash", 3), ("mtp", 3), ("kangaroo", 1)])
+def test_a_layer_begins_as_one_of_the_target(
+    kind: str, layer: int, model: pardec.Model, states: States, tmp_path: Path
+) -> None:
+    run = start(kind, model, states, tmp_path)
+    own: Any = run.network.layers[0] if kind == "dflash" else run.network
+    for name in "qkv":
+        assert torch.equal(getattr(own, name), run.target.layer(layer)[f"{name}_proj"]), name
 
 
 def test_a_state_that_lacks_a_part_is_refused(model: pardec.Model, states: States, tmp_path: Path) -> None:
@@ -152,7 +188,6 @@ def test_the_commonest_ids_are_drafted_and_the_end_token_is_one(
     model: pardec.Model, states: States, tmp_path: Path
 ) -> None:
     ids = start("eagle", model, states, tmp_path).network.ids
-    assert ids is not None
     assert len(ids) == 120
     assert set(model.network.decoding_config.eos_ids) <= set(ids.tolist())
     counts = states.counts(model.network.vocab_size)

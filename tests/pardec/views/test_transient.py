@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
 import pardec
 from pardec.cli.batches import Batches
 from pardec.io.prompt_files import Item
 from pardec.views.terminal import Watch
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.pardec.terminals import Terminal
 
 
 def test_a_transient_canvas_is_removed_at_the_end(monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -20,6 +20,7 @@ from pardec.views.html import fragment, page
 from pardec.views.order_image import gif, png
 from pardec.views.terminal import Watch, finished
 from pardec.views.token_grid import traced_tokens
+from tests.pardec.terminals import Terminal
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +40,7 @@ def test_a_log_gets_one_line_a_step(model: pardec.Model) -> None:
     assert "\x1b" not in log.getvalue()
 
 
-def test_a_terminal_is_redrawn(model: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("NO_COLOR", raising=False)
+def test_a_terminal_is_redrawn(model: pardec.Model, colours: None) -> None:
     terminal = Terminal()
     with Watch(model.tokenizer, terminal) as watch:
         for event in model.stream(["Tom", "Ann"] * 5, max_new_tokens=4):
@@ -143,13 +138,7 @@ def revised_step(open_: list[bool], tokens: list[int], revised: list[bool], numb
     return Step(number=number, rows=one, nfe=one + number + 1, tokens=np.array([tokens]), settled=one, **flags)
 
 
-def test_a_revision_is_open_again_and_counted(model: pardec.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+def test_a_revision_is_open_again_and_counted(model: pardec.Model, colours: None) -> None:
 
     started = Started(np.array([[50, 4, 4, 4]]), np.array([[False, True, True, True]]), np.array([1]))
     first = revised_step([False, False, False, True], [50, 60, 61, 4], [False] * 4, number=0)
