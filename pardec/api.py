@@ -109,8 +109,29 @@ def load(
     >>> load("tiny-dream", device="cpu").name
     'tiny-dream'
     """
-    arguments = locals()
-    return Model(load_any(arguments.pop("name"), **arguments))
+    return Model(
+        load_any(
+            name,
+            device=device,
+            dtype=dtype,
+            device_map=device_map,
+            revision=revision,
+            offline=offline,
+            mask_id=mask_id,
+            block=block,
+            shift=shift,
+            attention=attention,
+            decoder=decoder,
+            text_encoder=text_encoder,
+            quantize=quantize,
+            packed=packed,
+            activations=activations,
+            tp=tp,
+            cuda_graphs=cuda_graphs,
+            adapter=adapter,
+            images=images,
+        )
+    )
 
 
 class Model(Engine):

@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -117,7 +116,6 @@ def compare(
     >>> [row["sampler"] for row in table.rows]
     ['threshold', 'threshold@dual']
     """
-    given = locals()
     if not isinstance(model, str | Path) and executor != "local":
         raise SpecError(f"the {executor} executor cannot send a loaded model", hint="give the model's name or folder")
     check_folder(out, resume)
@@ -130,7 +128,21 @@ def compare(
         sources.tasks(task, prompts, scorer),
         generate_arguments,
         Grid(limit, tuple(seeds), split, problem_seed, batch_size, references, replays, sweep, points),
-        Loading(**{field.name: given[field.name] for field in fields(Loading)}),
+        Loading(
+            device,
+            dtype,
+            device_map,
+            revision,
+            offline,
+            mask_id,
+            decoder,
+            text_encoder,
+            quantize,
+            packed,
+            activations,
+            cuda_graphs,
+            adapter,
+        ),
         cost_ratio,
         chat,
     )

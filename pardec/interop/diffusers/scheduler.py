@@ -115,9 +115,23 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
         Returns:
             BlockRefinementSchedulerOutput, or its fields as a tuple.
         """
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         if self._sampler is None:
-            return super().step(**given)
+            return super().step(
+                model_output,
+                timestep,
+                sample,
+                mask_token_id=mask_token_id,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                sampling_method=sampling_method,
+                threshold=threshold,
+                editing_threshold=editing_threshold,
+                minimal_topk=minimal_topk,
+                prompt_mask=prompt_mask,
+                generator=generator,
+                return_dict=return_dict,
+            )
         hint = f"write it into the spec; this scheduler runs {self.config.sampler!r}"
         refuse_unless_default("threshold", threshold, hint)
         refuse_unless_default("editing_threshold", editing_threshold, hint)
@@ -153,9 +167,17 @@ class PardecScheduler(BlockRefinementScheduler):  # type: ignore[misc]
 
         A callback that opens positions again in the last step of a block comes too late.
         """
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         if self._sampler is None:
-            return bool(super().check_block_should_continue(**given))
+            again: bool = super().check_block_should_continue(
+                step_idx=step_idx,
+                masks_remaining=masks_remaining,
+                editing_enabled=editing_enabled,
+                editing_transfer_index=editing_transfer_index,
+                post_steps=post_steps,
+                max_post_steps=max_post_steps,
+                finished=finished,
+            )
+            return again
         if self._block is None or bool(finished.all()) or (not masks_remaining and post_steps > max_post_steps):
             return False
         self._block.finished = finished.cpu().numpy()
