@@ -49,10 +49,7 @@ from .scales.contracts import ScaleModel
 
 __all__ = ["embedded_names", "load", "load_any", "load_continuous", "load_scales"]
 
-_UNBOUNDED = (
-    "bidirectional",
-    "block-causal",
-)  # attention kinds that a window of earlier positions does not fit
+_UNBOUNDED = ("bidirectional", "block-causal")  # attention kinds that a window of earlier positions does not fit
 DeviceMap = str | dict[str, Any]
 AnyModel = TypeVar("AnyModel", bound=LanguageModel | ContinuousModel | ScaleModel)
 _OTHER: dict[object, Callable[..., ContinuousModel | ScaleModel]] = {

@@ -15,11 +15,7 @@ from tests import fresh
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {"models": ROOT / "models", "samplers": ROOT / "samplers", "pardec": ROOT / "pardec"}
-BELOW = {
-    "models": ("pardec.models",),
-    "samplers": ("pardec.samplers", "pardec.models"),
-    "pardec": ("pardec",),
-}
+BELOW = {"models": ("pardec.models",), "samplers": ("pardec.samplers", "pardec.models"), "pardec": ("pardec",)}
 
 
 def module_name(file: Path) -> str:

@@ -345,8 +345,7 @@ def defaults(source: Source, config: Config) -> Config:
             own[ours] = float(value) if isinstance(value, str) and theirs == "cfg" else value
         except ValueError as error:
             raise ModelError(
-                f"{source.folder}: {theirs} is {value!r}",
-                "write one number; cfgs of a sampler guides map by map",
+                f"{source.folder}: {theirs} is {value!r}", "write one number; cfgs of a sampler guides map by map"
             ) from error
     return {**_DEFAULTS, **own, **sampling(source.folder)}
 

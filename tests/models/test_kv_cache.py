@@ -101,11 +101,7 @@ def test_move_can_name_rows():
 
 @pytest.mark.parametrize(
     ("positions", "lengths", "more"),
-    [
-        ([[6]], [7], {}),
-        ([[5]], [7], {}),
-        ([[0]], [1], {"uniform": 9}),
-    ],
+    [([[6]], [7], {}), ([[5]], [7], {}), ([[0]], [1], {"uniform": 9})],
     ids=["slot", "length", "uniform"],
 )
 def test_what_does_not_fit_is_refused_with_the_numbers(positions, lengths, more):

@@ -240,10 +240,7 @@ _SHARDS = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
         (_shards, "has weight files and no index that lists them: model-00001-of-00002.safetensors"),
         (lambda folder: os.truncate(folder / "model.safetensors", 9000), "model.safetensors is damaged or cut short"),
         (_weights(b"not a weight file"), "model.safetensors is damaged or cut short"),
-        (
-            _weights(_POINTER),
-            "model.safetensors is a pointer of Git LFS",
-        ),
+        (_weights(_POINTER), "model.safetensors is a pointer of Git LFS"),
         (_weights(_POINTER, "pytorch_model.bin"), "pytorch_model.bin is a pointer of Git LFS"),
         (_linked("model.safetensors"), "model.safetensors is a link to a file that is not there"),
         (_linked("generation_config.json"), "generation_config.json is a link to a file that is not there"),

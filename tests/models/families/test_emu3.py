@@ -235,9 +235,7 @@ def test_an_image_tokenizer_that_lacks_a_tensor(tmp_path: Path) -> None:
     del tensors["decoder.mid.attn_1.q.weight"]
     save_file(tensors, file)
     refused(
-        tmp_path / "gen",
-        "1 of .* missing: decoder.middle_block.attn_1.q_proj.weight",
-        decoder=str(tmp_path / "vision"),
+        tmp_path / "gen", "1 of .* missing: decoder.middle_block.attn_1.q_proj.weight", decoder=str(tmp_path / "vision")
     )
 
 

@@ -290,12 +290,7 @@ def test_llada_is_a_llama_that_sees_everything(tmp_path):
         model.decoding_config.shift,
         model.decoding_config.attention,
         model.decoding_config.mask_id,
-    ) == (
-        "llada",
-        0,
-        "bidirectional",
-        60,
-    )
+    ) == ("llada", 0, "bidirectional", 60)
     assert model.max_positions == 64
     tokens = torch.randint(0, 61, (2, 15), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

@@ -318,10 +318,7 @@ def test_the_canvas_is_as_long_as_the_files_or_the_caller_say(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (
-            {"sampler": "beam"},
-            "sampler to beam in its generation_config.json, and it has to be 'ancestral', '",
-        ),
+        ({"sampler": "beam"}, "sampler to beam in its generation_config.json, and it has to be 'ancestral', '"),
         ({"num_denoising_steps": 0}, "num_denoising_steps to 0"),
         ({"schedule": "square"}, "schedule to square"),
         ({"min_log_snr": 3, "max_log_snr": 2}, "max_log_snr to 2"),

@@ -62,12 +62,7 @@ def test_the_logits_are_those_of_the_library(case, tmp_path):
         model.decoding_config.attention,
         model.decoding_config.mask_id,
         model.decoding_config.eos_ids,
-    ) == (
-        1,
-        "causal",
-        None,
-        (2,),
-    )
+    ) == (1, "causal", None, (2,))
     tokens = torch.randint(3, 61, (3, 18), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = reference(tokens).logits
