@@ -42,13 +42,11 @@ def test_the_card_says_what_encoding_cost() -> None:
         "validation loss": "1.620; 1.611 before the difference was encoded"
     }
     found = difference.load(STATE)
-    assert found is not None
     assert encoding(found[1])
 
 
 def test_the_committed_page_judges_the_committed_state() -> None:
     found = difference.load(STATE)
-    assert found is not None
     assert judged(JUDGED.read_text(encoding="utf-8"), int(str(found[1]["step"])))
 
 

@@ -291,7 +291,6 @@ def test_only_a_finished_state_is_encoded_and_once(
     assert feedback.encode(gguf, tmp_path) == 2
     assert "that of a training that goes on" in capsys.readouterr().err
     found = difference.load(tmp_path)
-    assert found is not None
     difference.save(tmp_path, found[0], {**found[1], "finished": True, "encoded": [1.0, 1.1]})
     assert feedback.encode(gguf, tmp_path) == 2
     assert "has been encoded" in capsys.readouterr().err
@@ -308,7 +307,6 @@ def test_texts_are_saved_and_read_back(texts: Texts, tmp_path: Path, monkeypatch
     monkeypatch.setattr("gpu_runs.texts.FILE_TOKENS", 500)
     assert len(texts.save(tmp_path)) > 2
     again = Texts.load(tmp_path)
-    assert again is not None
     assert all(np.array_equal(getattr(again, name), getattr(texts, name)) for name in ("ids", "prompts", "lengths"))
     assert Texts.load(tmp_path / "none") is None
 

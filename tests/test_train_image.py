@@ -221,7 +221,6 @@ def test_a_drawer_is_exported_as_it_was_trained_and_teaches_another(tmp_path: Pa
         read = run.reader(input_ids=ids, attention_mask=known.long()).last_hidden_state
         network = run.model["drawer"]
         expected = network.output(network.states(*words.right_aligned(read, known), codes))
-    assert model.imaging is not None
     for row, caption in enumerate(said):
         prefix = model.imaging.prefix([Condition(text=caption)])
         (places,) = prefix.lengths

@@ -43,7 +43,6 @@ def test_every_tensor_of_a_published_folder_is_loaded(tmp_path: Path) -> None:
 def test_what_is_known_before_loading(tmp_path: Path) -> None:
     folder = files.write(tmp_path / "model")
     kind = kind_of(folder)
-    assert kind is not None
     assert (kind.family, kind.draws) == ("continuous", "text")
     assert describe(folder)["family"] == "nextstep"
 

@@ -213,7 +213,6 @@ def test_only_published_checkpoints_clean_unless_the_config_says_so(
     source = Source("mine", tmp_path, tmp_path)
     parts = ImagingParts(source, config, {}, 8, torch.device("cpu"), torch.float32, None, str(tmp_path), True)
     made = _encoder(parts, Captions(16, features, 8))
-    assert made is not None
     assert (made.clean, made.most) == (cleans, 16)
 
 

@@ -99,7 +99,6 @@ def check_updated(
 @pytest.mark.covers(1)
 def test_embedded_models(name: str, dtype: str, tmp_path: Path) -> None:
     source = local(name)
-    assert source is not None
     new = other(tensors_in(source.folder))
     shutil.copytree(source.folder, tmp_path / "base")
     for file in source.tokenizer.glob("*.json"):
