@@ -56,16 +56,9 @@ def published(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **ch
 def test_its_text_is_qwen2_that_sees_everything(rope: dict[str, Any], tmp_path: Path) -> None:
     reference = published(tmp_path, **rope)
     model = load(tmp_path, device="cpu")
-    assert (model.family, model.decoding_config.shift, model.decoding_config.attention) == (
-        "dimple",
-        1,
-        "bidirectional",
-    )
-    assert (model.decoding_config.mask_id, model.decoding_config.masked, model.decoding_config.eos_ids) == (
-        60,
-        True,
-        (2,),
-    )
+    config = model.decoding_config
+    assert (model.family, config.shift, config.attention) == ("dimple", 1, "bidirectional")
+    assert (config.mask_id, config.masked, config.eos_ids) == (60, True, (2,))
     tokens = torch.randint(0, 61, (2, 18), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = reference(tokens, attention_mask=torch.zeros(2, 1, 18, 18)).logits
@@ -82,10 +75,4 @@ def test_other_tensors_are_still_named(tmp_path: Path) -> None:
 def test_a_visual_tower_is_not_known_to_other_families(tmp_path: Path) -> None:
     published(tmp_path, model_type="Dream", architectures=["DreamModel"])
     with pytest.raises(ModelError, match="4 not known: .*visual"):
-        load(tmp_path, device="cpu")
-
-
-def test_causal_attention_is_refused(tmp_path: Path) -> None:
-    published(tmp_path, full_attn_mask=False)
-    with pytest.raises(ModelError, match="full_attn_mask=False is not supported"):
         load(tmp_path, device="cpu")

@@ -211,14 +211,9 @@ def test_a_tokenizer_of_another_codebook_is_refused(tmp_path: Path) -> None:
 
 def test_a_loaded_checkpoint_is_a_causal_model_of_one_shift(tmp_path: Path) -> None:
     model = load(write(tmp_path, tensors("t2i"), ARGUMENTS), device="cpu")
-    assert (
-        model.decoding_config.attention,
-        model.decoding_config.shift,
-        model.decoding_config.eos_ids,
-        model.vocab_size,
-    ) == ("causal", 1, (), VOCAB)
-    assert model.max_positions == 6 + CELLS
-    assert not model.decoding_config.masked
+    config = model.decoding_config
+    assert (config.attention, config.shift, config.eos_ids, config.masked) == ("causal", 1, (), False)
+    assert (model.vocab_size, model.max_positions) == (VOCAB, 6 + CELLS)
     assert replace(model.decoder.config, vocab=VOCAB).grid == 3  # type: ignore[attr-defined]
 
 
