@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-
 from gpu_runs import difference, entropy, feedback, smollm2
 from gpu_runs.export import write as write_folder
 from gpu_runs.llama import Weights, states
 from gpu_runs.texts import Texts, _Decoder, packed, views, write
 from gpu_runs.training import Recipe, Training, block_loss, block_states, masked_by, tiny
 from text_training.block_diffusion import streams
+from torch import Tensor
 
 import pardec
 from pardec.models.plan import Plan

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import quick_tests
 
 from tests.conftest import _of_method
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import quick_tests  # noqa: E402
 
 
 def test_quick_runs_lint_own_tests_and_contract_cases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from train_filter import BLOCK, Examples, Recorder, judged, train
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from train_filter import BLOCK, Examples, Recorder, judged, train  # noqa: E402
-
-from pardec.samplers import registry  # noqa: E402
-from pardec.samplers.masked.loop import decode  # noqa: E402
-from tests.samplers.eight_tokens import LAWS, MASK, SURE, TOKENS  # noqa: E402
-from tests.samplers.toys import request, table  # noqa: E402
+from pardec.samplers import registry
+from pardec.samplers.masked.loop import decode
+from tests.samplers.eight_tokens import LAWS, MASK, SURE, TOKENS
+from tests.samplers.toys import request, table
 
 
 def test_every_step_of_a_trace_is_an_example() -> None:
