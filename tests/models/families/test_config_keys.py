@@ -29,6 +29,7 @@ from tests.models import chameleon_files
 from tests.models.emu3_files import write_library
 from tests.models.families.test_diffusion_gemma import published as diffusion_gemma
 from tests.models.families.test_families import CAUSAL, EXPERTS, LLAMA3, published
+from tests.models.toys import rewrite
 
 GROUPED = {"num_key_value_heads": 2}
 GEMMA = GROUPED | {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 24, "pad_token_id": 0}
@@ -328,8 +329,7 @@ def test_a_window_that_only_the_cache_of_transformers_follows_limits_the_text(
 ) -> None:
     """Up to its length all readings agree; past it, one forward of transformers and its decoding do not."""
     build(family, tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"sliding_window": None, key: 6}))
+    rewrite(tmp_path, **{"sliding_window": None, key: 6})
     model = reference(family, tmp_path)
     whole, cached = logits_of(family, model, IDS), cached_logits(model, IDS)
     assert (cached[:, 20:] - whole[:, 20:]).abs().max() > 0.1
@@ -350,8 +350,7 @@ def test_a_cache_that_holds_nothing_or_cannot_be_made_is_refused(
     family: str, change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     build(family, tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    rewrite(tmp_path, **change)
     with pytest.raises(ModelError, match=message):
         load(tmp_path, device="cpu")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from pardec.models.errors import ModelError
 from pardec.models.load import load
 from pardec.models.plan import Plan
-from tests.models.toys import SMALL, library_model
+from tests.models.toys import SMALL, library_model, rewrite
 
 VISUAL = {
     "visual.patch_embed.proj.weight": torch.zeros(8, 3, 2, 4, 4),
@@ -30,16 +29,9 @@ def published(folder: Path, tensors: dict[str, torch.Tensor] | None = None, **ch
     model.save_pretrained(folder)
     file = folder / "model.safetensors"
     save_file(load_file(file) | (VISUAL if tensors is None else tensors), file)
-    written = json.loads((folder / "config.json").read_text())
-    dimple = {
-        "model_type": "dimple",
-        "architectures": ["DimpleModel"],
-        "mask_token_id": 60,
-        "full_attn_mask": True,
-        "mrope_section": [2, 2, 2],
-        "vision_config": {"depth": 1},
-    }
-    (folder / "config.json").write_text(json.dumps(written | dimple | changes))
+    dimple = {"model_type": "dimple", "architectures": ["DimpleModel"], "mask_token_id": 60, "full_attn_mask": True}
+    dimple |= {"mrope_section": [2, 2, 2], "vision_config": {"depth": 1}}
+    rewrite(folder, **dimple | changes)
     return model
 
 

@@ -19,6 +19,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 from tests.models.chameleon_files import change_tensors
 from tests.models.emu3_files import CODES, processor, write_authors, write_library
+from tests.models.toys import rewrite
 
 TEXT = "the red cat, aed"
 
@@ -138,7 +139,7 @@ def test_the_range_may_be_stated_where_newer_processors_are_saved(copied: tuple[
     plain = load(copied[0], device="cpu").imaging.decode(codes)
     saved = Emu3ImageProcessor()
     inner = {name: getattr(saved, name) for name in ("image_mean", "image_std", "rescale_factor", "do_normalize")}
-    new.write_text(json.dumps(json.loads(new.read_text()) | {"image_processor": inner}))
+    rewrite(copied[0], "processor_config.json", image_processor=inner)
     assert torch.equal(load(copied[0], device="cpu").imaging.decode(codes), expected)
     assert not torch.equal(plain, expected)
     new.write_text(json.dumps({"image_processor": inner | {"do_normalize": False}}))

@@ -21,7 +21,7 @@ from pardec.models.families import FAMILIES, match
 from pardec.models.families.base import FamilySpec, Unsupported, register
 from pardec.models.load import load
 from pardec.models.plan import Plan, Visible
-from tests.models.toys import ROOT, SMALL, library_model
+from tests.models.toys import ROOT, SMALL, library_model, rewrite
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -148,11 +148,6 @@ def published(kind: str, folder: Path, **changes: Any) -> Any:
     model = library_model(getattr(transformers, f"{kind}Config")(**SMALL | changes))
     model.save_pretrained(folder)
     return model
-
-
-def rewrite(folder: Path, **changes: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def agree(found: torch.Tensor, expected: torch.Tensor) -> None:

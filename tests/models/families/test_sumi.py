@@ -21,6 +21,7 @@ from pardec.models.families.base import Unsupported
 from pardec.models.kernels import attention
 from pardec.models.load import load
 from pardec.models.plan import Plan
+from tests.models.toys import family_folder
 from tests.reference import naive_uniform
 from tests.reference.naive_uniform import Rule
 
@@ -48,33 +49,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 def published(folder: Path, spread: float = 0.2, **changes: Any) -> dict[str, Tensor]:
     """A random checkpoint saved to `folder`; its tensors."""
-    config = SHAPE | changes
-    torch.manual_seed(0)
-    width, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    rows = {"q": config["num_attention_heads"] * dim, **dict.fromkeys("kv", config["num_key_value_heads"] * dim)}
-    biased = {"qkv": config["attention_bias"] or config["add_qkv_bias"], "o": config["attention_bias"]}
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config["vocab_size"], width),
-        "model.norm.weight": (width,),
-    }
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (config["vocab_size"], width)
-    for layer in range(config["num_hidden_layers"]):
-        at = f"model.layers.{layer}."
-        shapes |= {at + "input_layernorm.weight": (width,), at + "post_attention_layernorm.weight": (width,)}
-        for part, size in rows.items():
-            shapes[at + f"self_attn.{part}_proj.weight"] = (size, width)
-            shapes |= {at + f"self_attn.{part}_proj.bias": (size,)} if biased["qkv"] else {}
-        shapes[at + "self_attn.o_proj.weight"] = (width, rows["q"])
-        shapes |= {at + "self_attn.o_proj.bias": (width,)} if biased["o"] else {}
-        for part, size in {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}.items():
-            shapes[at + f"mlp.{part}_proj.weight"] = size
-            shapes |= {at + f"mlp.{part}_proj.bias": size[:1]} if config["mlp_bias"] else {}
-    tensors = {name: torch.randn(shape) * spread + ("norm" in name) for name, shape in shapes.items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    return tensors
+    return family_folder(folder, SHAPE | changes, spread=spread)
 
 
 def plain_logits(tensors: dict[str, Tensor], config: dict[str, Any], ids: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ from tests.models.loading.gguf_files import (
     MERGES,
     TEMPLATE,
     TOKENS,
+    finish,
     tokenizer_fields,
     write_embedded_gguf,
     write_gguf,
@@ -318,10 +319,7 @@ def test_what_cannot_be_read_faithfully_is_named(tmp_path: Path, more: dict[str,
 def test_another_architecture_is_refused(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "toy.gguf", "mamba")
     writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     with pytest.raises(ModelError, match="of architecture 'mamba'") as caught:
         load(tmp_path / "toy.gguf", device="cpu")
     assert "llama, qwen2, qwen3" in str(caught.value.hint)
