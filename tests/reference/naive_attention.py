@@ -72,10 +72,10 @@ def attention(
 ) -> Tensor:
     """One softmax over what each query sees, in float64: q [B, Q, H, D], k and v [B, S, K, D], allowed [B, Q, S].
 
-    A sink adds one to each sum. A query that sees nothing gets 0, and slots that none sees may hold NaN.
+    A sink adds one to each sum. A query that sees nothing gets 0. Slots that none sees may hold NaN, or lie beyond S.
     """
     q, k, v = q.double(), k.double(), v.double().nan_to_num()
-    k, v = (each.repeat_interleave(q.shape[2] // k.shape[2], 2) for each in (k, v))
+    k, v = (each[:, : allowed.shape[2]].repeat_interleave(q.shape[2] // k.shape[2], 2) for each in (k, v))
     scores = torch.einsum("bqhd,bshd->bqhs", q, k) / q.shape[-1] ** 0.5
     scores = scores if cap is None else cap * (scores / cap).tanh()
     powers = scores.exp().masked_fill(~allowed[:, :, None], 0)
