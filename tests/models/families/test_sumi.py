@@ -45,6 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "by its architecture": {"model_type": "another"},
     "by its model_type": {"architectures": None},
 }
+BIASED = {"biases of queries, keys and values": "qkv", "all biases": (*"qkvo", "gate", "up", "down")}
 
 
 def published(folder: Path, spread: float = 0.2, **changes: Any) -> dict[str, Tensor]:
@@ -99,6 +100,9 @@ def tokens(*shape: int) -> Tensor:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_are_those_of_plain_pytorch(variant: str, dtype: str, tmp_path: Path) -> None:
     tensors, ids = published(tmp_path, **VARIANTS[variant]), tokens(2, 17)
+    biased = {name.split(".")[-2].removesuffix("_proj") for name in tensors if name.endswith(".bias")}
+    assert biased == set(BIASED.get(variant, ()))
+    assert ("lm_head.weight" in tensors) == (variant != "tied")
     expected = plain_logits(tensors, SHAPE | VARIANTS[variant], ids)
     model = load(tmp_path, device="cpu")
     model.decoder.to(getattr(torch, dtype))  # type: ignore[attr-defined]
