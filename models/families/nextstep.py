@@ -228,9 +228,9 @@ def load_nextstep(checkpoint: Checkpoint) -> ContinuousModel:
         config.get("max_position_embeddings"),
     )
     reader = NextStepReader(stack, projectors, network, prompts, normalise=normalise)
-    parts = {"backbone": reader, "head": head, "imaging": imaging}
-    made = replace(checkpoint, config=config)
-    return made.model(ContinuousModel, stack, projectors, network, family="nextstep", **parts)
+    made = {"backbone": reader, "head": head, "imaging": imaging}
+    checkpoint = replace(checkpoint, config=config)
+    return checkpoint.model(ContinuousModel, stack, projectors, network, family="nextstep", **made)
 
 
 def defaults(source: Source, config: Config) -> Config:

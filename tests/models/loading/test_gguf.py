@@ -109,11 +109,6 @@ def test_settings_are_those_of_the_file(tmp_path: Path) -> None:
     assert (decoding.eos_ids, decoding.bos_id, decoding.pad_id, model.max_positions) == (ends, 1, 2, 128)
 
 
-def test_every_end_token_ends_a_text(tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "toy.gguf", metadata={"tokenizer.ggml.eot_token_id": 0})
-    assert load(file, device="cpu").decoding_config.eos_ids == (2, 0)
-
-
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_the_rotary_scaling_of_llama_3(tmp_path: Path, factor: float) -> None:
     from transformers import LlamaConfig
@@ -515,14 +510,18 @@ def test_a_tokenizer_that_does_not_say_how_it_splits_is_refused(tmp_path: Path) 
         load(file, device="cpu")
 
 
-def test_unused_tokens_print_as_nothing_and_no_text_has_them(tmp_path: Path) -> None:
+def with_tokens(file: Path, more: dict[str, int]) -> Path:
+    """Writes a file with further tokens of these types."""
     fields = tokenizer_fields()
-    tokens = [*fields["tokenizer.ggml.tokens"], "[PAD268]", "<|unknown|>"]
-    types = [*fields["tokenizer.ggml.token_type"], 5, 2]
+    tokens = [*fields["tokenizer.ggml.tokens"], *more]
+    types = [*fields["tokenizer.ggml.token_type"], *more.values()]
     new: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
-    file = write_gguf(tmp_path / "toy.gguf", metadata=new, changes={"vocab_size": len(tokens)})
-    own = pardec.load(file, device="cpu").tokenizer
-    at = len(tokens) - 2
+    return write_gguf(file, metadata=new, changes={"vocab_size": len(tokens)})
+
+
+def test_unused_tokens_print_as_nothing_and_no_text_has_them(tmp_path: Path) -> None:
+    own = pardec.load(with_tokens(tmp_path / "toy.gguf", {"[PAD268]": 5, "<|unknown|>": 2}), device="cpu").tokenizer
+    at = len(TOKENS)
     assert own.decode([at]) == ""
     assert own.decode([40, at, 41]) == own.decode([40, 41])
     assert at not in own.encode("a [PAD268] b")
@@ -532,12 +531,8 @@ def test_unused_tokens_print_as_nothing_and_no_text_has_them(tmp_path: Path) -> 
 
 
 def test_the_bytes_of_tokens_are_known_after_an_unused_one(tmp_path: Path) -> None:
-    fields = tokenizer_fields()
-    tokens = [*fields["tokenizer.ggml.tokens"], "[PAD268]", "zz"]
-    types = [*fields["tokenizer.ggml.token_type"], 5, 1]
-    new: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
-    file = write_gguf(tmp_path / "toy.gguf", metadata=new, changes={"vocab_size": len(tokens)})
-    assert TokenBytes(pardec.load(file, device="cpu").tokenizer, len(tokens) + 1).tokens[-3:] == [b"", b"zz", b""]
+    own = pardec.load(with_tokens(tmp_path / "toy.gguf", {"[PAD268]": 5, "zz": 1}), device="cpu").tokenizer
+    assert TokenBytes(own, len(TOKENS) + 3).tokens[-3:] == [b"", b"zz", b""]
 
 
 def test_an_end_token_is_added_where_the_file_says_so(tmp_path: Path) -> None:
@@ -549,10 +544,17 @@ def test_an_end_token_is_added_where_the_file_says_so(tmp_path: Path) -> None:
         assert own.encode("the", add_special_tokens=False) == plain
 
 
-def test_tokens_that_end_a_turn_or_a_gap_end_a_text(tmp_path: Path) -> None:
-    fields: dict[str, Any] = {"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.fim_pad_token_id": 9}
-    file = write_gguf(tmp_path / "toy.gguf", metadata=fields)
-    assert load(file, device="cpu").decoding_config.eos_ids == (0, 9, 2)  # 2 is <|im_end|>
+@pytest.mark.parametrize(
+    ("fields", "ends"),
+    [({"eot_token_id": 7}, (2, 7, 0)), ({"eos_token_id": 0, "fim_pad_token_id": 9}, (0, 9, 2))],  # 2 is <|im_end|>
+    ids=str,
+)
+def test_tokens_that_end_a_turn_or_a_gap_end_a_text(
+    tmp_path: Path, fields: dict[str, int], ends: tuple[int, ...]
+) -> None:
+    metadata = {f"tokenizer.ggml.{name}": number for name, number in fields.items()}
+    file = write_gguf(tmp_path / "toy.gguf", metadata=metadata)
+    assert load(file, device="cpu").decoding_config.eos_ids == ends
 
 
 def test_an_end_of_text_ends_a_chat_models_answer_too(tmp_path: Path) -> None:
