@@ -25,7 +25,7 @@ from .files.sources import generation_of, locate, read_json
 from .files.tokenizers import load_tokenizer
 from .files.weights import Published
 from .hf.adapt import load_adapter
-from .images.contracts import CodeImaging, ImagingParts
+from .images.contracts import Checkpoint, CodeImaging, ImagingParts
 from .kernels.cpu.memory import return_free_memory
 from .layers.quantize import Quantizer, in_blocks, quantizer
 from .loading import assemble
@@ -49,13 +49,10 @@ from .scales.contracts import ScaleModel
 
 __all__ = ["embedded_names", "load", "load_any", "load_continuous", "load_scales"]
 
-_UNBOUNDED = (
-    "bidirectional",
-    "block-causal",
-)  # attention kinds that a window of earlier positions does not fit
+_UNBOUNDED = ("bidirectional", "block-causal")  # attention kinds that a window of earlier positions does not fit
 DeviceMap = str | dict[str, Any]
 AnyModel = TypeVar("AnyModel", bound=LanguageModel | ContinuousModel | ScaleModel)
-_OTHER: dict[object, Callable[..., ContinuousModel | ScaleModel]] = {
+_OTHER: dict[object, Callable[[Checkpoint], ContinuousModel | ScaleModel]] = {
     "mar": mar.load_mar,
     "var": var.load_var,
     "infinity": infinity.load_infinity,
@@ -65,29 +62,25 @@ _OTHER: dict[object, Callable[..., ContinuousModel | ScaleModel]] = {
 
 def load(name_or_path: str | os.PathLike[str], **more: Any) -> LanguageModel:
     """`load_any` for a model whose tokens are ids. Raises ModelError for one whose tokens are vectors."""
-    model = load_any(name_or_path, **more)
-    if not isinstance(model, LanguageModel):
-        raise ArgumentError(
-            f"{model.name} samples vectors and has no distribution over ids", "use a model whose tokens are ids"
-        )
-    return model
+    wrong = "samples vectors and has no distribution over ids", "use a model whose tokens are ids"
+    return _of_kind(LanguageModel, load_any(name_or_path, **more), *wrong)
 
 
 def load_continuous(name_or_path: str | os.PathLike[str], **more: Any) -> ContinuousModel:
     """`load_any` for a model whose tokens are vectors. Raises ModelError for one whose tokens are ids."""
-    model = load_any(name_or_path, **more)
-    if not isinstance(model, ContinuousModel):
-        raise ArgumentError(f"{model.name} predicts ids, and a model of vectors is needed", "use one such as tiny-mar")
-    return model
+    wrong = "predicts ids, and a model of vectors is needed", "use one such as tiny-mar"
+    return _of_kind(ContinuousModel, load_any(name_or_path, **more), *wrong)
 
 
 def load_scales(name_or_path: str | os.PathLike[str], **more: Any) -> ScaleModel:
     """`load_any` for a model that predicts token maps. Raises ModelError for any other."""
-    model = load_any(name_or_path, **more)
-    if not isinstance(model, ScaleModel):
-        raise ArgumentError(
-            f"{model.name} predicts no token maps, and a model of scales is needed", "use one such as tiny-var"
-        )
+    wrong = "predicts no token maps, and a model of scales is needed", "use one such as tiny-var"
+    return _of_kind(ScaleModel, load_any(name_or_path, **more), *wrong)
+
+
+def _of_kind(kind: type[AnyModel], model: object, wrong: str, hint: str) -> AnyModel:
+    if not isinstance(model, kind):
+        raise ArgumentError(f"{getattr(model, 'name', model)} {wrong}", hint)
     return model
 
 
@@ -142,34 +135,25 @@ def load_any(
     found = read_checkpoint(source, attention=attention, adapted=lora is not None)
     config, published, why = found.config, found.published, found.why
     if (other := _OTHER.get(config.get("model_type"))) is not None:
-        foreign = {
-            "mask_id": mask_id,
-            "block": block,
-            "shift": shift,
-            "attention": attention,
-            "device_map": device_map,
-            "text_encoder": text_encoder,
-        }
-        foreign |= {"quantize": quantize, "tp": tp or None}
+        foreign: dict[str, Any] = {"mask_id": mask_id, "block": block, "shift": shift, "attention": attention}
+        foreign |= {"device_map": device_map, "text_encoder": text_encoder, "quantize": quantize, "tp": tp or None}
         foreign |= {"packed": packed, "activations": activations}
-        more: dict[str, Any] = {}
         if config["model_type"] == "infinity":  # it reads captions, which are other tensors at every request
             foreign |= {"text_encoder": None, "cuda_graphs": graphs_wanted}
-            more, captured = {"text_encoder": text_encoder, "offline": offline}, False
+            captured = False
         for name, value in foreign.items():
             if value is not None:
                 raise ArgumentError(
                     f"{name}={value} was given, and {source.name} is no language model", f"leave {name} out"
                 )
         kind, dtype_reason = choose_dtype(dtype, target, stored_dtype(published))
-        choice = f"on {target} ({device_reason}), {short(kind)} ({dtype_reason})"
         if lora is not None:
             published = lora.merge(published, base=source.name)
-        make = partial(
-            other, source, config, published, device=target, dtype=kind, decoder=image_decoder, choice=choice, **more
-        )
+        files = Checkpoint(source, config, published, target, kind, image_decoder, text_encoder, offline)
         with configs.reading(source.name):
-            other_model = _described(guarded(source.name, make, published, kind), lora)
+            other_model = guarded(source.name, partial(other, files), published, kind)
+        other_model.choice = f"on {target} ({device_reason}), {short(kind)} ({dtype_reason})"
+        _described(other_model, lora)
         if captured:
             other_model.capture(Graphs)
             other_model.choice += ", by CUDA graphs"
@@ -242,9 +226,10 @@ def load_any(
         where += f" and {shares.count - 1} more of {shares.count} processes"
     imaging = None
     if draws:
-        files = (source, config, published, shape.vocab, entry, kind, image_decoder, text_encoder, offline)
+        named = (image_decoder, text_encoder, offline, shape.vocab)
+        parts = ImagingParts(source, config, published, entry, kind, *named, lambda: stack.embedding)
         with configs.reading(source.name):
-            imaging = _imaging(spec.imaging, ImagingParts(*files, embedding=lambda: stack.embedding))
+            imaging = _imaging(spec.imaging, parts)
     if captured:
         where += ", by CUDA graphs"
     model = LanguageModel(

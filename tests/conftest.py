@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -29,6 +30,7 @@ gc.disable()  # until the tests are collected, which makes few cycles and many o
 gc.set_threshold(20_000, 10, 10)
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path += [str(ROOT / folder) for folder in ("scripts", "benchmarks", "docs")]  # last: some have everyday names
 LONGEST_SLOW = 7200  # seconds, for one test that is marked slow and has no limit of its own
 
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from adapt_text import options
+from text_training.adaptation import Adaptation
+from text_training.block_diffusion import complementary_loss, logits_of, streams
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from adapt_text import options  # noqa: E402
-from text_training.adaptation import Adaptation  # noqa: E402
-from text_training.block_diffusion import complementary_loss, logits_of, streams  # noqa: E402
-
-import pardec  # noqa: E402
-from pardec.models.errors import ModelError, SpecError  # noqa: E402
-from pardec.models.plan import Plan  # noqa: E402
+import pardec
+from pardec.models.errors import ModelError, SpecError
+from pardec.models.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("without_autocast")
 BLOCK, MASK = 8, 4

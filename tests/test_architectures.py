@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import architectures
+import pytest
 
 FEW = {"llama4_text": "equal", "gpt2": "equal", "mamba": "refused", "gpt_oss": "refused"}
 

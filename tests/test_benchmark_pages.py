@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "docs")]
-
-import curves  # noqa: E402
-import endurance  # noqa: E402
-import numerics  # noqa: E402
-from pages import benchmarks, claims  # noqa: E402
-
-del sys.path[:2]  # their other modules have everyday names
+import curves
+import endurance
+import numerics
+from pages import benchmarks, claims
 
 
 def point(sampler: str, accuracy: float, nfe: float, gain: dict[str, float] | None = None) -> dict[str, Any]:

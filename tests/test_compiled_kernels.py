@@ -239,7 +239,6 @@ def turn(dtype: torch.dtype, dim: int, *, queries: int = 32, turned: int | None 
     for slots in (cache.slots(Plan(order, order, order, Visible.causal(), ints(2), order)), None):
         triton_ops(all_of_them=True).rotary_and_cache(qkv, angle, angle, 32, slots, 0)
     fused = triton_ops(all_of_them=True, fused=True).fused
-    assert fused is not None
     gain = empty(dim, dtype=dtype)
     fused.norm_rotary(qkv, angle, angle, 32, slots, 0, (gain, gain, 1e-5))
 

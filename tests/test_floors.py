@@ -15,11 +15,7 @@ from tests import fresh
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {"models": ROOT / "models", "samplers": ROOT / "samplers", "pardec": ROOT / "pardec"}
-BELOW = {
-    "models": ("pardec.models",),
-    "samplers": ("pardec.samplers", "pardec.models"),
-    "pardec": ("pardec",),
-}
+BELOW = {"models": ("pardec.models",), "samplers": ("pardec.samplers", "pardec.models"), "pardec": ("pardec",)}
 
 
 def module_name(file: Path) -> str:
@@ -35,18 +31,23 @@ def sources(floor: str) -> list[Path]:
 
 
 @cache
-def imported(file: Path) -> set[str]:
-    """Modules a file imports anywhere, relative ones resolved."""
+def imports(file: Path) -> set[tuple[str, str]]:
+    """The modules that a file imports anywhere, relative ones resolved, each with a name from it, or none."""
     package = module_name(file) if file.name == "__init__.py" else module_name(file).rpartition(".")[0]
-    found: set[str] = set()
+    found: set[tuple[str, str]] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            found.update((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
-            stem = f"{base}.{node.module}".rstrip(".") if node.level else node.module or ""
-            found.update({f"{stem}.{alias.name}" for alias in node.names} if stem == "pardec" else {stem})
+            stem = ".".join(filter(None, (base, node.module))) if node.level else str(node.module)
+            found.update((stem, alias.name) for alias in node.names)
     return found
+
+
+def imported(file: Path) -> set[str]:
+    """The modules that a file imports anywhere; a name from `pardec` itself counts as one."""
+    return {f"{stem}.{name}" if stem == "pardec" and name else stem for stem, name in imports(file)}
 
 
 def python(code: str, cwd: Path = ROOT) -> str:
@@ -73,20 +74,10 @@ def test_imports_point_down_only(floor: str) -> None:
 MODULES = {module_name(file): file for floor in FLOORS for file in sources(floor)}
 
 
-@cache
 def files_imported(module: str) -> set[str]:
     """The files of the package that a file imports anywhere, also in functions and for types only."""
-    file = MODULES[module]
-    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
-            stem = ".".join(filter(None, (base, node.module))) if node.level else str(node.module)
-            names = (f"{stem}.{alias.name}" for alias in node.names)
-            found.update(name if name in MODULES else stem for name in names)
+    pairs = imports(MODULES[module])
+    found = {whole if (whole := f"{stem}.{name}") in MODULES else stem for stem, name in pairs}
     return (found & set(MODULES)) - {module}
 
 

@@ -11,15 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from gpu_runs import difference
+from gpu_runs.export import JUDGED, encoding, judged
+from gpu_runs.parcels import STATE
 
 import pardec
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from gpu_runs import difference  # noqa: E402
-from gpu_runs.export import JUDGED, encoding, judged  # noqa: E402
-from gpu_runs.parcels import STATE  # noqa: E402
 
 
 def test_the_card_has_the_figures_of_the_state_that_was_judged() -> None:
@@ -42,13 +40,11 @@ def test_the_card_says_what_encoding_cost() -> None:
         "validation loss": "1.620; 1.611 before the difference was encoded"
     }
     found = difference.load(STATE)
-    assert found is not None
     assert encoding(found[1])
 
 
 def test_the_committed_page_judges_the_committed_state() -> None:
     found = difference.load(STATE)
-    assert found is not None
     assert judged(JUDGED.read_text(encoding="utf-8"), int(str(found[1]["step"])))
 
 

@@ -14,12 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from gpu_runs import page, parcels, run_queue
+from gpu_runs.report import Report
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from gpu_runs import page, parcels, run_queue  # noqa: E402
-from gpu_runs.report import Report  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-
 from gpu_runs import repeatability
 from gpu_runs.repeatability import checksum, compare, record
 from gpu_runs.shapes import MASKED, model

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-
 from gpu_runs import difference, entropy, feedback, smollm2
 from gpu_runs.export import write as write_folder
 from gpu_runs.llama import Weights, states
 from gpu_runs.texts import Texts, _Decoder, packed, views, write
 from gpu_runs.training import Recipe, Training, block_loss, block_states, masked_by, tiny
 from text_training.block_diffusion import streams
+from torch import Tensor
 
 import pardec
 from pardec.models.plan import Plan
@@ -291,7 +287,6 @@ def test_only_a_finished_state_is_encoded_and_once(
     assert feedback.encode(gguf, tmp_path) == 2
     assert "that of a training that goes on" in capsys.readouterr().err
     found = difference.load(tmp_path)
-    assert found is not None
     difference.save(tmp_path, found[0], {**found[1], "finished": True, "encoded": [1.0, 1.1]})
     assert feedback.encode(gguf, tmp_path) == 2
     assert "has been encoded" in capsys.readouterr().err
@@ -308,7 +303,6 @@ def test_texts_are_saved_and_read_back(texts: Texts, tmp_path: Path, monkeypatch
     monkeypatch.setattr("gpu_runs.texts.FILE_TOKENS", 500)
     assert len(texts.save(tmp_path)) > 2
     again = Texts.load(tmp_path)
-    assert again is not None
     assert all(np.array_equal(getattr(again, name), getattr(texts, name)) for name in ("ids", "prompts", "lengths"))
     assert Texts.load(tmp_path / "none") is None
 

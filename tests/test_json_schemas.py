@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
+import json_schemas
 import jsonschema
 import pytest
+from schema_cases import CASES, Case
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import json_schemas  # noqa: E402
-from schema_cases import CASES, Case  # noqa: E402
-
-del sys.path[0]
-
 DOCUMENT = json.loads((ROOT / "benchmarks" / "json_schemas.json").read_text())
 
 

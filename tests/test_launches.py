@@ -56,13 +56,7 @@ def test_views_and_reserved_memory_start_nothing_and_sums_elsewhere_copy() -> No
         z = torch.addmm(x, x, torch.empty(8, 8, device="meta", dtype=torch.bfloat16))
         z.addmm_(x, torch.empty(8, 8, device="meta", dtype=torch.bfloat16))
         z.mul_(2)
-    assert counted.counts == {
-        "aten::contiguous": 1,
-        "aten::addmm": 1,
-        "copy": 1,
-        "aten::addmm_": 1,
-        "aten::mul_": 1,
-    }
+    assert counted.counts == {"aten::contiguous": 1, "aten::addmm": 1, "copy": 1, "aten::addmm_": 1, "aten::mul_": 1}
 
 
 def test_the_table_has_a_row_for_each_shape_and_forward() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
+import masked_answers as judge
 import pytest
 import torch
 
@@ -13,9 +13,6 @@ import pardec
 from pardec.training.texts import chat_ids
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
-
-import masked_answers as judge  # noqa: E402
 
 
 def test_agreement_counts_up_to_the_shorter_answer() -> None:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import method_plans
+import methods
 import numpy as np
 import pytest
 
 from pardec.samplers import measured, registry
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "benchmarks")]
-
-import method_plans  # noqa: E402
-import methods  # noqa: E402
-
-del sys.path[:1]  # their other modules have everyday names
 
 
 def test_every_method_has_exactly_one_row_and_those_of_its_further_plans() -> None:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 import tomllib
 from collections import Counter
 from functools import cache
 from pathlib import Path
 
+import mutants
 import pytest
+from pages.papers import seeds
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "docs")]
-
-import mutants  # noqa: E402
-from pages.papers import seeds  # noqa: E402
-
-del sys.path[:2]  # their other modules have everyday names
-
 ALL = mutants.read(sorted(mutants.LISTS.glob("*.jsonl")))
 named = cache(lambda: seeds(ROOT / "tests"))
 

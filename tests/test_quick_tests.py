@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import quick_tests
 
 from tests.conftest import _of_method
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import quick_tests  # noqa: E402
 
 
 def test_quick_runs_lint_own_tests_and_contract_cases(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,10 +32,10 @@ def test_quick_runs_lint_own_tests_and_contract_cases(monkeypatch: pytest.Monkey
     assert {"tests/samplers/masked/test_contract.py", "tests/samplers/test_registry.py"} <= set(shared)
     assert not any("speculative" in file for file in shared)
     assert [quick_tests.main(name) for name in ("nosuch", "../x")] == [2, 2]
-    assert quick_tests.main("gemma") == 0
+    assert quick_tests.main("nemotron") == 0
     families = ["tests/models/families/test_config_keys.py", "tests/models/families/test_families.py"]
-    assert commands[-3][-1] == "tests/models/families/test_gemma.py"
-    assert commands[-1][1:] == ["tests/models/families/test_gemma.py", *families, "--method", "gemma"]
+    assert commands[-3][-1] == "tests/models/families/test_nemotron.py"
+    assert commands[-1][1:] == ["tests/models/families/test_nemotron.py", *families, "--method", "nemotron"]
     assert quick_tests.main("dsb") == 0
     assert {"tests/samplers/masked/test_dsb.py", "tests/samplers/masked/test_blocks_contract.py"} <= set(commands[-1])
     ids = {"::test_a[localleap+fixed@dual-0.0]": True, "::test_a[masked/localleap]": True, "::test_a[leap]": False}

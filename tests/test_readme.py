@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
+import generate
 from PIL import Image
 
 import pardec
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))
-import generate
-
 from tests import fresh
 
 ROOT = Path(__file__).resolve().parent.parent

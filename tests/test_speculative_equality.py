@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import speculative_equality as program
+from cpu_engines import Arm, Left
 
 from tests.test_random_gguf import random_gguf
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "benchmarks")]
-
-import speculative_equality as program  # noqa: E402
-from cpu_engines import Arm, Left  # noqa: E402
-
-del sys.path[:1]
 
 PROMPTS = {7: [1, 2], 9: [3, 4], 11: [5, 6]}
 STOP = [0]

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import threading
 from pathlib import Path
 
+import claims
+import masked_answers
 import pytest
+import text_claims
 
 import pardec
 from pardec.training.texts import chat_ids
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
 
-import claims  # noqa: E402
-import masked_answers  # noqa: E402
-import text_claims  # noqa: E402
-
-del sys.path[0]
 MODEL = ROOT / "models" / "embedded" / "tiny-dream"
 ASKED = ["Tom has 8 cups. He loses 3. How many cups does Tom have now?", "Repeat this list: ant bee cat."]
 

@@ -140,5 +140,4 @@ def test_transformers_decodes_the_embedded_causal_model_as_pardec_does() -> None
     asked = tokenizer("Reverse the list: 4 7 2 9 1.", return_tensors="pt")
     out = theirs.float().generate(**asked, max_new_tokens=16, do_sample=False)[0, asked["input_ids"].shape[1] :]
     ours = model.generate("Reverse the list: 4 7 2 9 1.", max_new_tokens=16)
-    assert ours.text is not None
     assert tokenizer.decode(out, skip_special_tokens=True) == ours.text[0]

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import train_draft  # noqa: E402
+import train_draft
 
 ROW = {"prompt": [2, 160, 300], "answer": [103, 104, 3]}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,31 +11,27 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from image_training import codebook, corpus, data, tokenizer, words
+from image_training.drawer import DrawerRun
+from image_training.evaluate import reconstruction
+from image_training.run import Training
+from image_training.tokenizer import TokenizerRun
 from safetensors.torch import load_file
+from train_image import options
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from image_training import codebook, corpus, data, tokenizer, words  # noqa: E402
-from image_training.drawer import DrawerRun  # noqa: E402
-from image_training.evaluate import reconstruction  # noqa: E402
-from image_training.run import Training  # noqa: E402
-from image_training.tokenizer import TokenizerRun  # noqa: E402
-from train_image import options  # noqa: E402
-
-import pardec  # noqa: E402
-from pardec.images.drawing import draw  # noqa: E402
-from pardec.images.scenes import COLOURS, parse  # noqa: E402
-from pardec.models.images.conditioned import Conditioned  # noqa: E402
-from pardec.models.images.contracts import Condition  # noqa: E402
-from pardec.models.images.vq import (  # noqa: E402
+import pardec
+from pardec.images.drawing import draw
+from pardec.images.scenes import COLOURS, parse
+from pardec.models.images.conditioned import Conditioned
+from pardec.models.images.contracts import Condition
+from pardec.models.images.vq import (
     VQ,
     VQShape,
     load_vq,
     to_pixels,
 )
-from pardec.models.plan import Plan, Visible  # noqa: E402
-from tests.resumed import check_a_resumed_run  # noqa: E402
+from pardec.models.plan import Plan, Visible
+from tests.resumed import check_a_resumed_run
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("without_autocast")
@@ -221,7 +216,6 @@ def test_a_drawer_is_exported_as_it_was_trained_and_teaches_another(tmp_path: Pa
         read = run.reader(input_ids=ids, attention_mask=known.long()).last_hidden_state
         network = run.model["drawer"]
         expected = network.output(network.states(*words.right_aligned(read, known), codes))
-    assert model.imaging is not None
     for row, caption in enumerate(said):
         prefix = model.imaging.prefix([Condition(text=caption)])
         (places,) = prefix.lengths

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import train_judge
+from train_judge import PENALTIES, Answer, Label, auc, fit, mine, states_of, threshold, trained
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import train_judge  # noqa: E402
-from train_judge import PENALTIES, Answer, Label, auc, fit, mine, states_of, threshold, trained  # noqa: E402
-
-from tests.samplers.ar_toys import rows, run  # noqa: E402
-from tests.samplers.two_spellings_model import counting, guess, right  # noqa: E402
+from tests.samplers.ar_toys import rows, run
+from tests.samplers.two_spellings_model import counting, guess, right
 
 __all__ = ["auc", "fit", "states_of"]
 LENGTH = 8  # of an answer

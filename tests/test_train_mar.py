@@ -4,38 +4,33 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from image_training import latents as corpora
+from image_training import mar, painted
+from image_training.autoencoder import AutoencoderRun, apart, spread
+from image_training.evaluate import kept
+from image_training.export_mar import loaded, published
+from image_training.run import Training
 from safetensors.torch import load_file
 from torch.distributions import Normal, kl_divergence
+from train_image import options
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from image_training import latents as corpora  # noqa: E402
-from image_training import mar, painted  # noqa: E402
-from image_training.autoencoder import AutoencoderRun, apart, spread  # noqa: E402
-from image_training.evaluate import kept  # noqa: E402
-from image_training.export_mar import loaded, published  # noqa: E402
-from image_training.run import Training  # noqa: E402
-from train_image import options  # noqa: E402
-
-import pardec  # noqa: E402
-from pardec.images.classes import Score, score  # noqa: E402
-from pardec.models.continuous.diffusion_head import denoising  # noqa: E402
-from pardec.models.images.kl import (  # noqa: E402  # noqa: E402
+import pardec
+from pardec.images.classes import Score, score
+from pardec.models.continuous.diffusion_head import denoising
+from pardec.models.images.kl import (
     KL,
     KLShape,
     Latents,
     load_kl,
     save_kl,
 )
-from tests.resumed import check_a_resumed_run  # noqa: E402
+from tests.resumed import check_a_resumed_run
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("without_autocast")

@@ -6,30 +6,28 @@ import json
 import sys
 from pathlib import Path
 
+import average_models
 import pytest
 import torch
 from safetensors.torch import load_file
+from text_training import data, networks
+from text_training.drills import task_or_drill
+from text_training.export import read_weights
+from text_training.loop import Run
 from tokenizers import Tokenizer
+from train_text import options
 from transformers import LlamaForCausalLM
+from until_done import until_done
+
+import pardec
+from pardec.models.errors import ModelError, SpecError
+from pardec.models.load import load
+from pardec.models.plan import Plan
+from pardec.tasks import Generator, task
+from pardec.tasks.chains import Chains
+from tests.samplers.speculative import test_sorted as exits
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import average_models  # noqa: E402
-from text_training import data, networks  # noqa: E402
-from text_training.drills import task_or_drill  # noqa: E402
-from text_training.export import read_weights  # noqa: E402
-from text_training.loop import Run  # noqa: E402
-from train_text import options  # noqa: E402
-from until_done import until_done  # noqa: E402
-
-import pardec  # noqa: E402
-from pardec.models.errors import ModelError, SpecError  # noqa: E402
-from pardec.models.load import load  # noqa: E402
-from pardec.models.plan import Plan  # noqa: E402
-from pardec.tasks import Generator, task  # noqa: E402
-from pardec.tasks.chains import Chains  # noqa: E402
-from tests.samplers.speculative import test_sorted as exits  # noqa: E402
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("without_autocast")

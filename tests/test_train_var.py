@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,30 +11,26 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from image_training import export_var, multiscale_run, scale_draft, var
+from image_training import features as corpora
+from image_training.export_var import loaded
+from image_training.multiscale import features, quantize
+from image_training.multiscale import tokenizer as untrained
+from image_training.run import Training
 from safetensors.torch import load_file
+from train_image import RUNS, options
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-from image_training import export_var, multiscale_run, scale_draft, var  # noqa: E402
-from image_training import features as corpora  # noqa: E402
-from image_training.export_var import loaded  # noqa: E402
-from image_training.multiscale import features, quantize  # noqa: E402
-from image_training.multiscale import tokenizer as untrained  # noqa: E402
-from image_training.run import Training  # noqa: E402
-from train_image import RUNS, options  # noqa: E402
-
-import pardec  # noqa: E402
-from pardec.models.images.kl import (  # noqa: E402
+import pardec
+from pardec.models.images.kl import (
     KL,
     KLShape,
     load_kl,
     save_kl,
 )
-from pardec.models.scales.contracts import Scales  # noqa: E402
-from pardec.models.scales.tokenizer import TokenizerShape  # noqa: E402
-from pardec.models.scales.tokenizer_files import load_tokenizer  # noqa: E402
-from tests.resumed import check_a_resumed_run  # noqa: E402
+from pardec.models.scales.contracts import Scales
+from pardec.models.scales.tokenizer import TokenizerShape
+from pardec.models.scales.tokenizer_files import load_tokenizer
+from tests.resumed import check_a_resumed_run
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("without_autocast")

@@ -14,12 +14,7 @@ if TYPE_CHECKING:
 
 Config = dict[str, Any]  # a published config.json
 Names = Mapping[str, str | tuple[str, ...]]
-BLOCK_KEYS = (
-    "block_size",
-    "block_length",
-    "bd_size",
-    "canvas_length",
-)  # config keys with the length of a block
+BLOCK_KEYS = ("block_size", "block_length", "bd_size", "canvas_length")  # config keys with the length of a block
 
 
 class Unsupported(ModelError):

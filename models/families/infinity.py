@@ -29,8 +29,7 @@ from ..errors import ArgumentError, ModelError
 from ..files.sources import Source
 from ..files.weights import Published, count_parts, tensors_of
 from ..images.captions import TextEncoder, encoder_name
-from ..images.contracts import Condition
-from ..images.weight_files import only_file
+from ..images.contracts import Checkpoint, Condition
 from ..layers.empty_weights import empty_weights
 from ..loading.modules import fill_modules, named_tensors
 from ..scales.bitwise import PATTERNS, BitwiseDecoder, BitwiseQuantizer, find_decoder, load_decoder
@@ -252,49 +251,25 @@ class InfinityImaging:
         return self.encode([text])[0]
 
 
-def load_infinity(
-    source: Source,
-    config: Config,
-    published: dict[str, Published],
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    decoder: str | None,
-    choice: str,
-    text_encoder: str | None = None,
-    offline: bool = False,
-) -> ScaleModel:
+def load_infinity(checkpoint: Checkpoint) -> ScaleModel:
     """Builds the model. Raises ModelError for missing, surplus or misshapen tensors."""
-    if decoder is not None:
-        find_decoder(decoder)  # a missing one is reported before weights are read
+    source, config, published = checkpoint.source, checkpoint.config, checkpoint.published
+    if checkpoint.decoder is not None:
+        find_decoder(checkpoint.decoder)  # a missing one is reported before weights are read
     with empty_weights():
         transformer = network(config)
     expected = {_published(name, published): entry for name, entry in named_tensors(transformer).items()}
-    fill_modules(source.name, _loaded(published), expected, dtype=dtype, device=device)
+    where: dict[str, Any] = {"device": checkpoint.device, "dtype": checkpoint.dtype}
+    fill_modules(source.name, _loaded(published), expected, **where)
     uncond = transformer.cfg_uncond
-    named = text_encoder or config.get("text_encoder") or _folder(source.folder, config.get("text_encoder_ckpt"))
+    named = checkpoint.text_encoder or config.get("text_encoder")
+    named = named or _folder(source.folder, config.get("text_encoder_ckpt"))
     named = encoder_name(source.folder, named, uncond.shape[1])
-    imaging = InfinityImaging(
-        config,
-        decoder or config.get("image_tokenizer") or _beside(source.folder, config.get("vae_path")),
-        None if named is None else TextEncoder(named, most=len(uncond), device=device, dtype=dtype, offline=offline),
-        uncond,
-        defaults=defaults(source, config),
-        name=source.name,
-    )
-    return ScaleModel(
-        transformer=transformer,
-        guidance="constant",
-        imaging=imaging,
-        config=config,
-        name=source.name,
-        path=source.folder,
-        family="infinity",
-        device=device,
-        dtype=dtype,
-        parameters=sum(value.numel() for value in transformer.parameters()),
-        choice=choice,
-    )
+    encode = None if named is None else TextEncoder(named, most=len(uncond), offline=checkpoint.offline, **where)
+    tokenizer = checkpoint.named_decoder(PATTERNS)
+    imaging = InfinityImaging(config, tokenizer, encode, uncond, defaults=defaults(source, config), name=source.name)
+    parts = {"transformer": transformer, "imaging": imaging}
+    return checkpoint.model(ScaleModel, transformer, family="infinity", guidance="constant", **parts)
 
 
 def _scales(size: str) -> Scales:
@@ -345,8 +320,7 @@ def defaults(source: Source, config: Config) -> Config:
             own[ours] = float(value) if isinstance(value, str) and theirs == "cfg" else value
         except ValueError as error:
             raise ModelError(
-                f"{source.folder}: {theirs} is {value!r}",
-                "write one number; cfgs of a sampler guides map by map",
+                f"{source.folder}: {theirs} is {value!r}", "write one number; cfgs of a sampler guides map by map"
             ) from error
     return {**_DEFAULTS, **own, **sampling(source.folder)}
 
@@ -355,12 +329,3 @@ def _folder(folder: Path, named: str | None) -> str | None:
     """The folder with the last name of a path, if it is in the weights' folder."""
     beside = folder / Path(named).name if named else None
     return str(beside) if beside is not None and beside.is_dir() else None
-
-
-def _beside(folder: Path, named: str | None) -> str | None:
-    """The image tokenizer's file in the weights' folder: the one with the stated name, or the only one."""
-    if named:
-        file = folder / Path(named).name
-        return str(file) if file.is_file() else None
-    only = only_file(folder, PATTERNS)
-    return None if only is None else str(only)

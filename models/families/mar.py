@@ -24,8 +24,7 @@ from ..continuous.mar import MARBackbone, Reader
 from ..errors import ModelError
 from ..files.sources import Source
 from ..files.weights import Published, count_parts
-from ..images.contracts import ImageLayout, Imaging, OneSize
-from ..images.weight_files import only_file
+from ..images.contracts import Checkpoint, ImageLayout, OneSize
 from ..layers.empty_weights import empty_weights
 from ..loading.modules import fill_modules, named_tensors
 from .base import Config, ConfigKeys
@@ -192,46 +191,22 @@ class MARImaging(OneSize):
         return finite.pixels(self.name, decoder.decode(tokens.to(self._device)), decoder)
 
 
-def load_mar(
-    source: Source,
-    config: Config,
-    published: dict[str, Published],
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    decoder: str | None,
-    choice: str,
-) -> ContinuousModel:
+def load_mar(checkpoint: Checkpoint) -> ContinuousModel:
     """Builds the model. Raises ModelError for missing, surplus or misshapen tensors."""
     from ..images.kl import find_kl
 
-    if decoder is not None:
-        find_kl(decoder)  # a missing one is reported before weights are read
+    source, config, device = checkpoint.source, checkpoint.config, checkpoint.device
+    if checkpoint.decoder is not None:
+        find_kl(checkpoint.decoder)  # a missing one is reported before weights are read
     with empty_weights():
         backbone, net = networks(config)
     expected = named_tensors(backbone) | named_tensors(net, _HEAD)
-    fill_modules(source.name, published, expected, dtype=dtype, device=device)
+    fill_modules(source.name, checkpoint.published, expected, dtype=checkpoint.dtype, device=device)
+    decoder = checkpoint.named_decoder(("kl*.ckpt", "kl*.pt", "kl*.safetensors"))
+    imaging = MARImaging(config, decoder, defaults=defaults(source, config), device=device, name=source.name)
     head = DiffusionHead(net, int(config["num_sampling_steps"]))
-    imaging: Imaging = MARImaging(
-        config,
-        decoder or config.get("image_tokenizer") or _beside(source.folder, config.get("vae_path")),
-        defaults=defaults(source, config),
-        device=device,
-        name=source.name,
-    )
-    return ContinuousModel(
-        backbone=Reader(backbone, net),
-        head=head,
-        imaging=imaging,
-        config=config,
-        name=source.name,
-        path=source.folder,
-        family="mar",
-        device=device,
-        dtype=dtype,
-        parameters=sum(value.numel() for part in (backbone, net) for value in part.parameters()),
-        choice=choice,
-    )
+    parts = {"backbone": Reader(backbone, net), "head": head, "imaging": imaging}
+    return checkpoint.model(ContinuousModel, backbone, net, family="mar", **parts)
 
 
 def named_weights(model: ContinuousModel) -> dict[str, Tensor]:
@@ -249,12 +224,3 @@ def defaults(source: Source, config: Config) -> Config:
     if settings := [f"{ours}={config[theirs]}" for theirs, ours in names.items() if theirs in config]:
         own["sampler"] = f"mar:{','.join(settings)}"
     return own | sampling(source.folder)
-
-
-def _beside(folder: Path, named: str | None) -> str | None:
-    """The autoencoder's file in the weights' folder: the one with the stated name, or the only one."""
-    if named is not None:
-        file = folder / Path(named).name
-        return str(file) if file.is_file() else None
-    only = only_file(folder, ("kl*.ckpt", "kl*.pt", "kl*.safetensors"))
-    return None if only is None else str(only)

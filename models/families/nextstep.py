@@ -27,7 +27,7 @@ from ..errors import ArgumentError, ModelError
 from ..files.sources import Source
 from ..files.tokenizers import load_tokenizer
 from ..files.weights import Published, count_parts, unwrapped
-from ..images.contracts import AnySize, Condition, ImageLayout
+from ..images.contracts import AnySize, Checkpoint, Condition, ImageLayout
 from ..images.latent_vae import LatentVAE, find_vae
 from ..layers.empty_weights import empty_weights
 from ..loading import assemble
@@ -185,19 +185,11 @@ class CaptionPrompts:
         return list(self.tokenizer(text)["input_ids"])
 
 
-def load_nextstep(
-    source: Source,
-    config: Config,
-    published: dict[str, Published],
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    decoder: str | None,
-    choice: str,
-) -> ContinuousModel:
+def load_nextstep(checkpoint: Checkpoint) -> ContinuousModel:
     """Builds the model. Raises ModelError for missing, surplus or misshapen tensors, and without a tokenizer."""
-    config, settings = _with_biases(config, published), _settings(source.folder)
-    vae = _vae(source.folder, config, decoder, device)  # a missing one is reported before weights are read
+    source, published, device, dtype = checkpoint.source, checkpoint.published, checkpoint.device, checkpoint.dtype
+    config, settings = _with_biases(checkpoint.config, published), _settings(source.folder)
+    vae = _vae(source.folder, config, checkpoint.decoder, device)  # a missing one is reported before weights are read
     normalise = settings.get("use_norm", False)
     own = defaults(source, config)
     imaging = NextStepImaging(config, vae, name=source.name, defaults=own, normalise=normalise)
@@ -235,20 +227,10 @@ def load_nextstep(
         lambda size: (imaging if size is None else imaging.resized(*size)).layout.grid,
         config.get("max_position_embeddings"),
     )
-    weights = [*stack.parameters(), *projectors.parameters(), *network.parameters()]
-    return ContinuousModel(
-        backbone=NextStepReader(stack, projectors, network, prompts, normalise=normalise),
-        head=head,
-        imaging=imaging,
-        config=config,
-        name=source.name,
-        path=source.folder,
-        family="nextstep",
-        device=device,
-        dtype=dtype,
-        parameters=sum(weight.numel() for weight in weights),
-        choice=choice,
-    )
+    reader = NextStepReader(stack, projectors, network, prompts, normalise=normalise)
+    made = {"backbone": reader, "head": head, "imaging": imaging}
+    checkpoint = replace(checkpoint, config=config)
+    return checkpoint.model(ContinuousModel, stack, projectors, network, family="nextstep", **made)
 
 
 def defaults(source: Source, config: Config) -> Config:

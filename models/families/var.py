@@ -21,8 +21,7 @@ from .. import finite
 from ..errors import AGAIN, ModelError
 from ..files.sources import Source
 from ..files.weights import Published, count_parts, tensors_of
-from ..images.contracts import OneSize
-from ..images.weight_files import only_file
+from ..images.contracts import Checkpoint, OneSize
 from ..layers.empty_weights import empty_weights
 from ..loading.modules import fill_modules, named_tensors
 from ..scales.contracts import MultiScaleQuantizer, ScaleLayout, ScaleModel, Scales
@@ -196,44 +195,20 @@ class VARImaging(OneSize):
         return self.tokenizer.encode(pixels.to(self._device))
 
 
-def load_var(
-    source: Source,
-    config: Config,
-    published: dict[str, Published],
-    *,
-    device: torch.device,
-    dtype: torch.dtype,
-    decoder: str | None,
-    choice: str,
-) -> ScaleModel:
+def load_var(checkpoint: Checkpoint) -> ScaleModel:
     """Builds the model. Raises ModelError for missing, surplus or misshapen tensors."""
     from ..scales.tokenizer_files import find_tokenizer
 
-    if decoder is not None:
-        find_tokenizer(decoder)  # a missing one is reported before weights are read
+    source, config, device = checkpoint.source, checkpoint.config, checkpoint.device
+    if checkpoint.decoder is not None:
+        find_tokenizer(checkpoint.decoder)  # a missing one is reported before weights are read
     with empty_weights():
         transformer = network(config)
-    used = loaded(published, config["patch_nums"])
-    fill_modules(source.name, used, named_tensors(transformer), dtype=dtype, device=device)
-    imaging = VARImaging(
-        config,
-        decoder or config.get("image_tokenizer") or _beside(source.folder),
-        defaults=defaults(source, config),
-        device=device,
-        name=source.name,
-    )
-    return ScaleModel(
-        transformer=transformer,
-        imaging=imaging,
-        config=config,
-        name=source.name,
-        path=source.folder,
-        family="var",
-        device=device,
-        dtype=dtype,
-        parameters=sum(value.numel() for value in transformer.parameters()),
-        choice=choice,
-    )
+    used = loaded(checkpoint.published, config["patch_nums"])
+    fill_modules(source.name, used, named_tensors(transformer), dtype=checkpoint.dtype, device=device)
+    tokenizer = checkpoint.named_decoder(("vae*.pth", "vae*.pt", "vae*.safetensors"))
+    imaging = VARImaging(config, tokenizer, defaults=defaults(source, config), device=device, name=source.name)
+    return checkpoint.model(ScaleModel, transformer, family="var", transformer=transformer, imaging=imaging)
 
 
 def named_weights(model: ScaleModel) -> dict[str, Tensor]:
@@ -255,9 +230,3 @@ def loaded(published: Mapping[str, Published], sides: Sequence[int]) -> dict[str
                 f"{name} does not agree with token maps of sides {list(sides)}", "leave it out of the file"
             )
     return {name: entry for name, entry in published.items() if name not in buffers}
-
-
-def _beside(folder: Path) -> str | None:
-    """The image tokenizer's file in the weights' folder, if there is one."""
-    file = only_file(folder, ("vae*.pth", "vae*.pt", "vae*.safetensors"))
-    return None if file is None else str(file)

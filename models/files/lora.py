@@ -310,8 +310,7 @@ def _check_config(name: str, config: Mapping[str, Any]) -> None:
     unknown = [key for key, value in config.items() if value and key not in _KNOWN | _OURS | _FOREIGN.keys()]
     if unknown:
         warnings.warn(
-            f"the adapter {name} has unknown settings, which are ignored as in PEFT: {listed(unknown)}",
-            stacklevel=3,
+            f"the adapter {name} has unknown settings, which are ignored as in PEFT: {listed(unknown)}", stacklevel=3
         )
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_OTHER_BASE):

@@ -22,10 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ModelError, listed
+from ..errors import ModelError
 from ..files.sources import Source
 from ..files.tokenizers import load_tokenizer
 from .captioned import CaptionedImaging, generation_defaults
+from .code_words import CodeWords
 from .contracts import AnySize, ImageLayout, ImagingParts, OneSize
 from .vqgan import PATTERNS, VQGAN, find_vqgan, load_vqgan
 from .weight_files import only_file
@@ -173,41 +174,23 @@ def _size(config: Mapping[str, Any], name: str) -> int:
 
 BOS, IMAGE_START, IMAGE_END, MESSAGE_END = "<s>", "<racm3:break>", "<eoss>", "<reserved08706>"
 ROW_END, GRID = "<reserved08799>", 8800  # Lumina-mGPT's end of a row; a grid of n units is number 8800 + n
-CODE = re.compile(r"IMGIMG([A-J]+)Z")  # a code by its digits, A for 0 to J for 9
 _MOST_GRID = 64  # units of 32 pixels; larger grids have no token
 
 
-class ChameleonWords:
-    """The tokens that a checkpoint writes before, between and after the codes of an image."""
+class ChameleonWords(CodeWords):
+    """The tokens of images in the vocabulary of Chameleon and its descendants."""
+
+    code, first = re.compile(r"IMGIMG([A-J]+)Z"), "IMGIMGAZ"  # a code by its digits, A for 0 to J for 9
 
     def __init__(self, tokenizer: Any, vocabulary: Mapping[str, int], name: str, *, rows: bool = False) -> None:
-        """`rows`: whether images have sizes and end tokens of rows.
-
-        Raises ModelError for a vocabulary without codes, or without a token that stands around an image.
-        """
+        """`rows`: whether images have sizes and end tokens of rows. Raises ModelError as `CodeWords` does."""
         wanted = (BOS, IMAGE_START, IMAGE_END, MESSAGE_END, *((ROW_END, _grid(1)) if rows else ()))
-        missing = [token for token in wanted if token not in vocabulary]
-        if missing:
-            raise ModelError(
-                f"the vocabulary of {name} lacks the tokens {listed(missing)}",
-                "vocabulary_map in config.json must have every token of an image",
-            )
-        self.tokenizer, self.name, self.vocabulary = tokenizer, name, vocabulary
+        super().__init__(tokenizer, vocabulary, name, wanted)
         self.bos, self.image_start, self.image_end, self.message_end = (int(vocabulary[token]) for token in wanted[:4])
-        codes = {_code(match[1]): int(i) for token, i in vocabulary.items() if (match := CODE.fullmatch(token))}
-        if not codes or max(codes) != len(codes) - 1:
-            have = f"{len(codes)} codes of images, up to {max(codes)}" if codes else "no codes of images"
-            raise ModelError(
-                f"the vocabulary of {name} has {have}", "it must have IMGIMGAZ and all following codes, without a gap"
-            )
-        self.ids: Tensor = torch.tensor([codes[code] for code in range(len(codes))])  # [codes] int64
-        if tokenizer is not None:
-            other = [t for t in wanted if tokenizer.convert_tokens_to_ids(t) != vocabulary[t]]
-            if other:
-                raise ModelError(
-                    f"the tokenizer of {name} gives {listed(other)} other ids than its vocabulary_map",
-                    "the files of the folder are from different checkpoints",
-                )
+
+    @staticmethod
+    def number(text: str) -> int:
+        return int("".join(str(ord(letter) - ord("A")) for letter in text))
 
     @classmethod
     def of(cls, parts: ImagingParts, *, rows: bool) -> ChameleonWords:
@@ -219,8 +202,7 @@ class ChameleonWords:
         if not isinstance(vocabulary, Mapping):
             raise ModelError(f"{name} does not say which ids are codes of images", "add vocabulary_map to config.json")
         words = cls(tokenizer, vocabulary, name, rows=rows)
-        if int(words.ids.max()) >= parts.vocab:
-            raise ModelError(f"{name} has codes up to id {int(words.ids.max())} and a vocabulary of {parts.vocab}")
+        words.check_size(parts.vocab)
         return words
 
     @property
@@ -239,17 +221,7 @@ class ChameleonWords:
 
     def message(self, text: str) -> list[int]:
         """The ids of a user's message. Raises ModelError without a tokenizer."""
-        if self.tokenizer is None:
-            raise ModelError(
-                f"{self.name} has no tokenizer, so it cannot read captions",
-                "copy the tokenizer's files into its folder",
-            )
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return [self.bos, *ids, self.message_end]
-
-
-def _code(letters: str) -> int:
-    return int("".join(str(ord(letter) - ord("A")) for letter in letters))
+        return [self.bos, *self.encoded(text), self.message_end]
 
 
 def _grid(units: int) -> str:

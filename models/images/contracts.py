@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..cuda_graphs.capture import Capturer
 from ..cuda_graphs.functions import Capturable, FunctionGraphs
@@ -17,6 +17,7 @@ from ..errors import ArgumentError, ModelError
 from ..files.sources import Source
 from ..files.weights import Published
 from .conditioned import Prefix
+from .weight_files import only_file
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,21 +101,42 @@ class ImageLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class ImagingParts:
-    """The inputs from which the image interface of a checkpoint is built."""
+class Checkpoint:
+    """The files of an image model, and how the caller wants them loaded."""
 
     source: Source
     config: dict[str, Any]
-    published: Mapping[str, Published]
-    vocab: int
+    published: dict[str, Published]
     device: torch.device
     dtype: torch.dtype
     decoder: str | None  # the image tokenizer that the caller names
     text_encoder: str | None  # the text encoder that the caller names
     offline: bool
-    embedding: Callable[[], Tensor] | None = (
-        None  # the input embeddings [V, E], for captions that the model itself reads
-    )
+
+    def named_decoder(self, patterns: Sequence[str]) -> str | None:
+        """The image tokenizer or autoencoder that the caller or the config names, or the one beside the weights.
+
+        `vae_path` in the config names a file there; without it, a file that alone has one of the patterns is taken.
+        """
+        if named := self.decoder or self.config.get("image_tokenizer"):
+            return str(named)
+        folder, stated = self.source.folder, self.config.get("vae_path")
+        beside = folder / Path(stated).name if stated else only_file(folder, patterns)
+        return None if beside is None or not beside.is_file() else str(beside)
+
+    def model(self, kind: Callable[..., AnyImageModel], *modules: nn.Module, **own: Any) -> AnyImageModel:
+        """A model of this kind from loaded modules, which hold all of its weights, and its `own` arguments."""
+        source, parameters = self.source, sum(each.numel() for part in modules for each in part.parameters())
+        common = {"config": self.config, "device": self.device, "dtype": self.dtype, "parameters": parameters}
+        return kind(name=source.name, path=source.folder, **common, **own)
+
+
+@dataclass(frozen=True, slots=True)
+class ImagingParts(Checkpoint):
+    """The inputs from which the image interface of a checkpoint is built."""
+
+    vocab: int
+    embedding: Callable[[], Tensor] | None = None  # gives the input embeddings [V, E], for models that read captions
 
 
 class Imaging(Protocol):
@@ -282,3 +304,6 @@ class ImageModel:
         """Where and how the model runs, and why, in one line."""
         known = f"{self.name}: {self.family}" + (f", {self.choice}" if self.choice else "")
         return f"{known}, weights version {self.weights_version}" if self.weights_version else known
+
+
+AnyImageModel = TypeVar("AnyImageModel", bound=ImageModel)

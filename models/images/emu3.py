@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ModelError, listed, one_line
+from ..errors import ModelError, one_line
 from ..files.sources import Source, read_json
 from ..files.tokenizers import load_tokenizer
 from .captioned import CaptionedImaging, generation_defaults
+from .code_words import CodeWords
 from .contracts import AnySize, Condition, ImageLayout, ImagingParts
 from .emu3_vq import Emu3VQ
 
@@ -127,7 +128,6 @@ TOKENS = (
     *("<|extra_203|>", "<|extra_204|>", "<|image start|>", "<|image token|>"),
     *("<|extra_200|>", "<|extra_201|>", "<|image end|>"),
 )
-CODE = re.compile(r"<\|visual token (\d+)\|>")
 RANKS, VISION = "emu3.tiktoken", "emu3_vision_tokens.txt"  # the authors' own tokenizer
 _EXTRAS = 205
 SPLIT = (
@@ -149,34 +149,15 @@ class Tokens:
     image_end: int
 
 
-class Emu3Words:
-    """The tokens that a checkpoint writes before, between and after the codes of an image."""
+class Emu3Words(CodeWords):
+    """The tokens of images in Emu3's vocabulary."""
+
+    code, first = re.compile(r"<\|visual token (\d+)\|>"), "<|visual token 000000|>"
 
     def __init__(self, tokenizer: Any, vocabulary: Mapping[str, int], name: str) -> None:
-        """Raises ModelError for a vocabulary without codes, or without one of the tokens around an image."""
-        missing = [token for token in TOKENS if token not in vocabulary]
-        if missing:
-            raise ModelError(
-                f"the vocabulary of {name} lacks the tokens {listed(missing)}",
-                "vocabulary_map in config.json must have every token of an image",
-            )
-        self.tokenizer, self.name = tokenizer, name
+        """Raises ModelError as `CodeWords` does."""
+        super().__init__(tokenizer, vocabulary, name, TOKENS)
         self.tokens = Tokens(*(int(vocabulary[token]) for token in TOKENS))
-        codes = {int(match[1]): int(i) for token, i in vocabulary.items() if (match := CODE.fullmatch(token))}
-        if not codes or max(codes) != len(codes) - 1:
-            have = f"{len(codes)} codes of images, up to {max(codes)}" if codes else "no codes of images"
-            raise ModelError(
-                f"the vocabulary of {name} has {have}",
-                "it must have <|visual token 000000|> and all following codes, without a gap",
-            )
-        self.ids = torch.tensor([codes[code] for code in range(len(codes))])  # [codes] int64
-        if tokenizer is not None:
-            other = [t for t in TOKENS if tokenizer.convert_tokens_to_ids(t) != vocabulary[t]]
-            if other:
-                raise ModelError(
-                    f"the tokenizer of {name} gives {listed(other)} other ids than its vocabulary_map",
-                    "the files of the folder are from different checkpoints",
-                )
 
     @classmethod
     def of(cls, parts: ImagingParts) -> Emu3Words:
@@ -194,20 +175,13 @@ class Emu3Words:
         else:
             tokenizer = load_tokenizer(folder)
         words = cls(tokenizer, vocabulary, name)
-        if int(words.ids.max()) >= parts.vocab:
-            raise ModelError(f"{name} has codes up to id {int(words.ids.max())} and a vocabulary of {parts.vocab}")
+        words.check_size(parts.vocab)
         return words
 
     def prompt(self, caption: str, grid: tuple[int, int]) -> Tensor:
         """[P] int64: the ids of a prompt. Raises ModelError without a tokenizer."""
-        if self.tokenizer is None:
-            raise ModelError(
-                f"{self.name} has no tokenizer, so it cannot read captions",
-                "copy the tokenizer's files into its folder",
-            )
         bos, _, start, image, *_ = TOKENS
-        ids = self.tokenizer(f"{bos}{caption}{start}{grid[0]}*{grid[1]}{image}", add_special_tokens=False)["input_ids"]
-        return torch.tensor(ids)
+        return torch.tensor(self.encoded(f"{bos}{caption}{start}{grid[0]}*{grid[1]}{image}"))
 
 
 def from_ranks(folder: Path) -> Any:

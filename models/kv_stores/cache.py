@@ -113,10 +113,7 @@ class StoredCache(KVCache):
             shape = (self.batch, self.capacity + 1, *part.shape[2:])
             key = (*part.shape[2:], part.device)
             if key not in self._dense:
-                self._dense[key] = (
-                    room_for(shape, part.dtype, part.device),
-                    room_for(shape, part.dtype, part.device),
-                )
+                self._dense[key] = (room_for(shape, part.dtype, part.device), room_for(shape, part.dtype, part.device))
 
     def _chunks(self, codec: Codec, like: Tensor) -> EncodedKV:
         heads, dim = like.shape[2:]

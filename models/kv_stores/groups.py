@@ -20,11 +20,7 @@ _INFO = torch.finfo(KIND)
 
 def group_layout(count: int, groups: int, bits: int) -> Layout:
     """The parts of `count` numbers in `groups` groups."""
-    return {
-        "codes": ((packed_size(count, bits),), torch.uint8),
-        "scale": ((groups,), KIND),
-        "low": ((groups,), KIND),
-    }
+    return {"codes": ((packed_size(count, bits),), torch.uint8), "scale": ((groups,), KIND), "low": ((groups,), KIND)}
 
 
 def quantize(x: Tensor, bits: int, clip: float = 1.0) -> Parts:
@@ -41,11 +37,7 @@ def quantize(x: Tensor, bits: int, clip: float = 1.0) -> Parts:
     scale = checked_scale((high - low.to(x.dtype)) / top)
     step = scale.to(x.dtype)
     codes = ((x - low.to(x.dtype)) / step.masked_fill(step == 0, 1)).round_().clamp_(0, top)
-    return {
-        "codes": pack(codes.to(torch.uint8).flatten(1), bits),
-        "scale": scale[..., 0],
-        "low": low[..., 0],
-    }
+    return {"codes": pack(codes.to(torch.uint8).flatten(1), bits), "scale": scale[..., 0], "low": low[..., 0]}
 
 
 def checked_scale(scale: Tensor) -> Tensor:

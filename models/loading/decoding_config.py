@@ -332,8 +332,7 @@ def _mask(
     own = candidates["the tokenizer"]
     if override is None and stated is not None and own not in (None, stated):
         warnings.warn(
-            f"the mask token is {stated} in config.json, which is used, and {own} in the tokenizer",
-            stacklevel=4,
+            f"the mask token is {stated} in config.json, which is used, and {own} in the tokenizer", stacklevel=4
         )
     source, mask = next(((where, value) for where, value in candidates.items() if value is not None), ("", None))
     if mask is None or not 0 <= mask < vocab:

@@ -26,7 +26,7 @@ from pardec.samplers import registry
 from pardec.views import html, order_image, terminal
 from tests.fuzz.mutate import DEEP, ODD, bytes_of, odd, shaken, text_of
 from tests.models import llamagen_files
-from tests.models.toys import llama_config, llama_tensors, write_checkpoint
+from tests.models.toys import family_tensors, llama_config, llama_tensors, write_checkpoint
 
 Case = tuple[str, Callable[[], object]]
 IDS = [[5, 6, 7]]
@@ -50,11 +50,7 @@ def checkpoints(folder: Path) -> dict[str, Path]:
     dream = llama_config(
         vocab_size=361, model_type="Dream", architectures=["DreamModel"], mask_token_id=4, pad_token_id=0
     )
-    tensors = llama_tensors(dream)
-    for layer in range(2):
-        for name, rows in (("q", 16), ("k", 8), ("v", 8)):
-            tensors[f"model.layers.{layer}.self_attn.{name}_proj.bias"] = torch.zeros(rows)
-    made["dream"] = write_checkpoint(folder / "dream", dream, tensors)
+    made["dream"] = write_checkpoint(folder / "dream", dream, family_tensors(dream))
     for name in ("llama", "dream"):
         shutil.copytree(TOKENIZER, made[name], dirs_exist_ok=True)
         (made[name] / "generation_config.json").write_text(json.dumps({"eos_token_id": [3], "pad_token_id": 0}))
@@ -63,15 +59,7 @@ def checkpoints(folder: Path) -> dict[str, Path]:
         "rms_norm_eps": 1e-5, "rope_theta": 1e4, "mask_token_id": 4, "eos_token_id": 3, "pad_token_id": 0,
         "max_sequence_length": 64, "weight_tying": False, "block_type": "llama", "rope": True, "layer_norm_type": "rms",
     }  # fmt: skip
-    stem, held = "model.transformer.", {}
-    for name, shape in (("wte.weight", (40, 16)), ("ln_f.weight", (16,)), ("ff_out.weight", (40, 16))):
-        held[stem + name] = torch.randn(shape)
-    for name, shape in (
-        ("attn_norm", (16,)), ("ff_norm", (16,)), ("q_proj", (16, 16)), ("k_proj", (16, 16)), ("v_proj", (16, 16)),
-        ("attn_out", (16, 16)), ("ff_proj", (24, 16)), ("up_proj", (24, 16)), ("ff_out", (16, 24)),
-    ):  # fmt: skip
-        held[f"{stem}blocks.0.{name}.weight"] = torch.randn(shape)
-    made["llada"] = write_checkpoint(folder / "llada", llada, held)
+    made["llada"] = write_checkpoint(folder / "llada", llada, family_tensors(llada))
     picture = {"model_type": "llamagen", "dim": 16, "n_head": 2, "n_layer": 2, "vocab_size": 12, "ffn_hidden": 24}
     picture |= {"block_size": 9, "cls_token_num": 1, "gpt_type": "c2i", "class_num": 4}
     made["llamagen"] = write_checkpoint(folder / "llamagen", picture, llamagen_files.tensors())

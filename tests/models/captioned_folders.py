@@ -12,11 +12,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pardec.models.families import FAMILIES
 from pardec.models.files.catalog import TOKENIZER
 from pardec.models.images.autoencoders import published_tensors
 from pardec.models.images.magvit import MAGVIT, MAGVITShape, published
-from pardec.models.loading import assemble
+from tests.models.toys import family_tensors
 
 SIDE, CODES, FIRST = 3, 16, 126356
 _SHAPE = {
@@ -50,13 +49,7 @@ def tensors(family: str) -> dict[str, Tensor]:
     return dict(_tensors(family))
 
 
-@cache
-def _tensors(family: str) -> dict[str, Tensor]:
-    spec = FAMILIES[family]
-    wanted = assemble.targets(spec, assemble.empty(spec.decoder(CONFIGS[family])))
-    generator = torch.Generator().manual_seed(7)
-    made = {name: torch.randn(target.shape, generator=generator) * 0.4 for name, target in wanted.items()}
-    return {name: tensor + 1 if "norm" in name or "ln_f" in name else tensor for name, tensor in made.items()}
+_tensors = cache(lambda family: family_tensors(CONFIGS[family], spread=0.4, seed=7))
 
 
 def folder(root: Path, family: str, *, decoder: bool = True, sharded: bool = False) -> Path:

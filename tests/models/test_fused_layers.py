@@ -40,7 +40,6 @@ def packed(weight: Tensor, kind: str) -> Tensor:
 
 def decoder(kind: str = "panels", **shape: Any) -> Decoder:
     network = model(**(SHAPE | shape)).decoder
-    assert isinstance(network, Decoder)
     for layer in network.layers:
         for name in MATRICES:
             setattr(layer, name, nn.Parameter(packed(getattr(layer, name).data, kind), requires_grad=False))
@@ -189,7 +188,6 @@ def test_chain_of_one_row_equals_forward(kind: str, shape: dict[str, Any], wante
     for cache in (ours, theirs):
         network(Plan.full(tokens[:, :60], Visible.causal()), cache)
     chain = network.chain(ours, wanted)
-    assert chain is not None
     for start, stop in ((60, 61), (61, 64), (64, 65), (65, 78), (78, 90)):
         if start == 64:
             ours.grow(100)
@@ -198,7 +196,6 @@ def test_chain_of_one_row_equals_forward(kind: str, shape: dict[str, Any], wante
         plan = Plan(tokens[:, start:stop], place, place, Visible.causal(), torch.tensor([stop]), want, **known)
         hidden = network(plan, theirs)
         found = chain.run(tokens[:, start:stop], start)
-        assert found is not None
         logits, states = found
         assert torch.equal(logits, hidden.logits(in_order=True))
         assert (states is None) == (wanted == TargetStates())
@@ -212,7 +209,6 @@ def test_chain_reads_replaced_weights() -> None:
     network, tokens = decoder("plain"), ids(1, 9)
     cache = network.new_cache(1, 20)
     chain = network.chain(cache, TargetStates())
-    assert chain is not None
     network(Plan.full(tokens[:, :8], Visible.causal()), cache)
     seen = []
     for name in ("", "layer", "norm", "head", "embed"):
@@ -222,7 +218,6 @@ def test_chain_reads_replaced_weights() -> None:
             weight = getattr(network, name).weight
             getattr(network, name).weight = nn.Parameter(weight.flip(0) * 2, requires_grad=False)
         found = chain.run(tokens[:, 8:], 8)
-        assert found is not None
         seen.append(found[0])
         place = torch.tensor([[8]])
         plan = Plan(tokens[:, 8:], place, place, Visible.causal(), torch.tensor([9]), place - 8, uniform=9, span=(8, 9))
@@ -247,7 +242,6 @@ def test_chain_is_not_made_for_several_rows_or_what_a_hook_sees() -> None:
     assert network.chain(network.new_cache(1, 20), TargetStates()) is None
     hook.remove()
     chain = network.chain(network.new_cache(1, 20), TargetStates())
-    assert chain is not None
     assert chain.run(ids(1, 1), 0) is None, "gradients are on"
 
 
@@ -255,7 +249,6 @@ def test_chain_is_not_made_for_several_rows_or_what_a_hook_sees() -> None:
 def test_chain_does_not_run_while_operations_are_followed_or_layers_do_more() -> None:
     network = decoder()
     chain = network.chain(network.new_cache(1, 20), TargetStates())
-    assert chain is not None
     assert chain.run(ids(1, 1), 0) is not None
     with FlopCounterMode(display=False):
         assert chain.run(ids(1, 1), 0) is None
@@ -271,7 +264,6 @@ def test_chain_refuses_what_is_no_token(kind: str, token: int) -> None:
     if "activations" in kind:
         network.embed.weight = nn.Parameter(packed(network.embed.weight.data, kind), requires_grad=False)
     chain = network.chain(network.new_cache(1, 20), TargetStates())
-    assert chain is not None
     with pytest.raises(IndexError, match=str(token)):
         chain.run(torch.tensor([[3, token]]), 0)
 

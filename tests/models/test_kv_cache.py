@@ -101,11 +101,7 @@ def test_move_can_name_rows():
 
 @pytest.mark.parametrize(
     ("positions", "lengths", "more"),
-    [
-        ([[6]], [7], {}),
-        ([[5]], [7], {}),
-        ([[0]], [1], {"uniform": 9}),
-    ],
+    [([[6]], [7], {}), ([[5]], [7], {}), ([[0]], [1], {"uniform": 9})],
     ids=["slot", "length", "uniform"],
 )
 def test_what_does_not_fit_is_refused_with_the_numbers(positions, lengths, more):
@@ -148,7 +144,6 @@ def test_a_text_that_grows_leaves_no_views_of_its_steps_behind() -> None:
         at = torch.tensor([[place]])
         plan = Plan(at, at, at, Visible.causal(), at[0] + 1, at * 0, uniform=place + 1, span=(place, place + 1))
         views = cache.views(plan)
-        assert views is not None
         assert cache.views(plan) is views  # a window that comes again has its own
         assert views[1][3].data_ptr() == cache.v[1].data_ptr()
         assert views[1][2].shape[1] == place + 1

@@ -24,7 +24,7 @@ from pardec.models.loading.update import load_weights
 from pardec.models.parallel import placement
 from pardec.models.plan import Plan
 from tests import fresh
-from tests.models.toys import llama_config, llama_folder, llama_tensors, write_checkpoint
+from tests.models.toys import llama_config, llama_folder, llama_tensors, rewrite, write_checkpoint
 
 
 def logits(model):
@@ -240,10 +240,7 @@ _SHARDS = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
         (_shards, "has weight files and no index that lists them: model-00001-of-00002.safetensors"),
         (lambda folder: os.truncate(folder / "model.safetensors", 9000), "model.safetensors is damaged or cut short"),
         (_weights(b"not a weight file"), "model.safetensors is damaged or cut short"),
-        (
-            _weights(_POINTER),
-            "model.safetensors is a pointer of Git LFS",
-        ),
+        (_weights(_POINTER), "model.safetensors is a pointer of Git LFS"),
         (_weights(_POINTER, "pytorch_model.bin"), "pytorch_model.bin is a pointer of Git LFS"),
         (_linked("model.safetensors"), "model.safetensors is a link to a file that is not there"),
         (_linked("generation_config.json"), "generation_config.json is a link to a file that is not there"),
@@ -409,8 +406,7 @@ def test_a_masked_model_published_as_an_autoregressive_one_is_refused(file, mode
         for name in [name for name in tensors if re.search(r"\.[qkv]_proj\.weight", name)]:
             tensors[name.replace("weight", "bias")] = tensors[name][:, 0].clone()
     write_checkpoint(tmp_path, config, tensors)
-    values = json.loads((tmp_path / file).read_text()) if (tmp_path / file).is_file() else {}
-    (tmp_path / file).write_text(json.dumps(values | {"mask_token_id": 5}))
+    rewrite(tmp_path, file, mask_token_id=5)
     with pytest.raises(ModelError, match=rf"{file} of .* has mask_token_id=5: it is a masked model") as error:
         load(tmp_path, device="cpu")
     assert 'attention="bidirectional"' in str(error.value.hint)
@@ -440,9 +436,7 @@ def with_tokens(folder, *tokens, **settings):
     config = llama_config(vocab_size=400)
     write_checkpoint(folder, config, llama_tensors(config))
     shutil.copytree(catalog.TOKENIZER, folder, dirs_exist_ok=True)
-    file = folder / "tokenizer_config.json"
-    stated = json.loads(file.read_text()) | {"mask_token": None} | settings
-    file.write_text(json.dumps(stated))
+    rewrite(folder, "tokenizer_config.json", **{"mask_token": None} | settings)
     words = json.loads((folder / "tokenizer.json").read_text())
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     for number, token in enumerate(tokens, 370):
@@ -467,8 +461,7 @@ def test_a_mask_token_that_only_the_tokenizer_names_is_said_in_one_line(tokens, 
         masked = load(folder, device="cpu", attention="bidirectional", mask_id=number, shift=0)
         assert not load(folder, device="cpu", attention="causal").decoding_config.masked
     assert masked.decoding_config.mask_id == number
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForMaskedDiffusion"]}))
+    rewrite(folder, architectures=["LlamaForMaskedDiffusion"])
     with pytest.raises(ModelError, match="it is a masked model, published as an autoregressive one"):
         load(folder, device="cpu")
 

@@ -19,7 +19,6 @@ SHARED, CAPACITY = 7, 20
 
 def make(batch: int = 3, capacity: int = 6, shared: int = 2) -> KVCache:
     cache = KVCache(layers=2, batch=batch, capacity=capacity, kv_heads=2, head_dim=1, shared=shared)
-    assert cache.shared is not None
     for number, tensor in enumerate((*cache.shared.k, *cache.shared.v)):
         tensor.copy_(torch.arange(shared + 1).view(1, -1, 1, 1) - 10.0 * number)
     for tensor in (*cache.k, *cache.v):

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from pardec.models.caches.kv_cache import KVCache
 from pardec.models.decoder import Decoder, DecoderConfig
+from pardec.models.families import match
 from pardec.models.layers.rope import default_frequencies
+from pardec.models.loading import assemble
 from pardec.models.model import DecodingConfig, LanguageModel
 from pardec.models.plan import Plan, Visible
 
@@ -95,6 +97,30 @@ def write_checkpoint(folder: Path, config: dict[str, Any], tensors: dict[str, Te
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+def family_tensors(config: dict[str, Any], *, spread: float = 0.3, seed: int = 4) -> dict[str, Tensor]:
+    """Random tensors under every published name that the family of a config has; those of norms are about 1."""
+    spec, generator = match(config), torch.Generator().manual_seed(seed)
+    wanted = assemble.targets(spec, assemble.empty(spec.decoder(config)))
+    return {
+        name: torch.randn(target.shape, generator=generator) * spread + ("norm" in name or "ln_f" in name)
+        for name, target in wanted.items()
+    }
+
+
+def family_folder(folder: Path, config: dict[str, Any], **more: Any) -> dict[str, Tensor]:
+    """Writes a checkpoint with the tensors of `family_tensors`, which it returns."""
+    tensors = family_tensors(config, **more)
+    write_checkpoint(folder, config, tensors)
+    return tensors
+
+
+def rewrite(folder: Path, file: str = "config.json", **changes: Any) -> Path:
+    """Sets keys of a JSON file in a folder, which it returns; a file that is not there is written."""
+    held = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
+    (folder / file).write_text(json.dumps(held | changes))
     return folder
 
 

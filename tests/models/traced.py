@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pardec.models.cuda_graphs.capture import CaptureError, Step
 from pardec.models.cuda_graphs.runner import GraphRunner
-from pardec.models.decoder import Decoder
 from pardec.models.model import LanguageModel
 
 _TO_HOST = ("numpy", "tolist", "item", "cpu", "__bool__", "__int__", "__float__", "__index__", "__array__")
@@ -121,5 +120,4 @@ class Traced:
 def captured(model: LanguageModel) -> LanguageModel:
     """The model with its forwards captured; `decoder` is a `GraphRunner`."""
     stack = model.decoder
-    assert isinstance(stack, Decoder)
     return replace(model, decoder=GraphRunner(stack, Traced(lambda: [*stack.parameters(), *stack.rope.tables()])))

@@ -21,7 +21,7 @@ from tests.models.adapters import pairs, write_adapter
 from tests.models.families import test_experts
 from tests.models.loading.gguf_files import write_gguf
 from tests.models.loading.test_packing import masked_file
-from tests.models.toys import llama_folder
+from tests.models.toys import family_folder, llama_folder
 
 Cli = Callable[..., tuple[int, str, str]]
 needs_kernel = pytest.mark.skipif(blocks.kernel() is None, reason="no kernel for packed weights here")
@@ -62,7 +62,7 @@ def test_bytes_of_a_gguf_file_are_those_of_the_loaded_model(
 
 def test_a_folder_of_safetensors_and_experts(tmp_path: Path) -> None:
     folder = llama_folder(tmp_path / "llama", hidden_size=64, intermediate_size=96)
-    test_experts.published(tmp_path / "experts", test_experts.LLADA2)
+    family_folder(tmp_path / "experts", test_experts.LLADA2)
     for where in (folder, tmp_path / "experts"):
         for arguments in ({}, {"dtype": "bfloat16"}, *([{"quantize": "int8"}] if blocks.kernel() else [])):
             if where != folder and "quantize" in arguments:

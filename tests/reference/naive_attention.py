@@ -1,4 +1,4 @@
-"""Forwards with eager attention, written from a decoder's weights: one row, one head at a time, in float64.
+"""Attention by its formula, and forwards with it from a decoder's weights: one row, one head at a time, in float64.
 
 Keys and values of every layer are kept until they are computed again, so that a cache is defined by the positions that
 are computed.
@@ -65,6 +65,22 @@ class Eager:
             weights.append(scores.masked_fill(~seen, -torch.inf).softmax(-1))
             outs.append(weights[-1] @ self.v[index, :, head // group])
         return torch.cat(outs, -1), torch.stack(weights).mean(0)
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, *, cap: float | None = None, sink: bool = False
+) -> Tensor:
+    """One softmax over what each query sees, in float64: q [B, Q, H, D], k and v [B, S, K, D], allowed [B, Q, S].
+
+    A sink adds one to each sum. A query that sees nothing gets 0. Slots that none sees may hold NaN, or lie beyond S.
+    """
+    q, k, v = q.double(), k.double(), v.double().nan_to_num()
+    k, v = (each[:, : allowed.shape[2]].repeat_interleave(q.shape[2] // k.shape[2], 2) for each in (k, v))
+    scores = torch.einsum("bqhd,bshd->bqhs", q, k) / q.shape[-1] ** 0.5
+    scores = scores if cap is None else cap * (scores / cap).tanh()
+    powers = scores.exp().masked_fill(~allowed[:, :, None], 0)
+    weights = powers / (powers.sum(-1, keepdim=True) + sink).clamp(min=torch.finfo(torch.float64).tiny)
+    return torch.einsum("bqhs,bshd->bqhd", weights, v)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

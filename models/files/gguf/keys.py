@@ -147,7 +147,4 @@ def _check_flag(header: Header, key: str, value: Any, wanted: bool | None) -> No
 
 def _refusal(header: Header, key: str, value: Any) -> ModelError:
     text = str(np.float32(value)) if isinstance(value, float) else repr(value)[:80]
-    return ModelError(
-        f"{header.file}: {key} is {text}: not supported",
-        ORIGINAL,
-    )
+    return ModelError(f"{header.file}: {key} is {text}: not supported", ORIGINAL)

@@ -61,8 +61,7 @@ def tokenizer_files(header: Header, vocabulary: int, positions: int) -> dict[str
     kind, split = fields[_PREFIX + "model"], fields.get(_PREFIX + "pre")
     if kind != "gpt2":
         raise ModelError(
-            f"{file} has a tokenizer of type {str(kind)[:80]!r}, and only gpt2 (byte-level BPE) is supported",
-            ORIGINAL,
+            f"{file} has a tokenizer of type {str(kind)[:80]!r}, and only gpt2 (byte-level BPE) is supported", ORIGINAL
         )
     if split is None:
         raise ModelError(

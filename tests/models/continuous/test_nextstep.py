@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from pardec.models.continuous.contracts import Backbone, ContinuousModel, States
-from pardec.models.continuous.nextstep import NextStepReader
 from pardec.models.cuda_graphs.runner import GraphRunner
 from pardec.models.errors import ArgumentError
 from pardec.models.images.contracts import Condition
@@ -111,7 +110,6 @@ def test_captured_forwards_give_what_uncaptured_ones_give(model: ContinuousModel
     """One token after the other, as the loop does: states and the transitions of a token."""
     other = load_continuous(files.write(tmp_path / "model"))
     reader = other.backbone
-    assert isinstance(reader, NextStepReader)
     decoder = reader.decoder
     weights = [*other.backbone.parameters(), *(weight for _, weight in other.head.named_parameters())]  # type: ignore[attr-defined]
     other.capture(lambda: Traced(lambda: [*weights, *decoder.tables()]))
@@ -128,7 +126,6 @@ def test_captured_forwards_give_what_uncaptured_ones_give(model: ContinuousModel
             torch.testing.assert_close(found[0], found[1], atol=1e-4, rtol=1e-4)
     assert isinstance(reader.decoder, GraphRunner)
     for graphs in (reader.decoder, other.graphs):
-        assert graphs is not None
         assert graphs.counts["replayed"] > 3, graphs.describe()
         assert not [why for why in graphs.counts if why.startswith("refused")]
 

@@ -32,26 +32,22 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @BOTH
 def test_the_config_tells_the_family(family: str) -> None:
     spec = match(CONFIGS[family])
-    assert spec is not None
     assert spec.name == family
     plain = {name: value for name, value in CONFIGS[family].items() if name != "architectures"} | {
         "model_type": "llada", "architectures": ["LLaDAModelLM"],
     }  # fmt: skip
     other = match(plain)
-    assert other is not None
     assert other.name == "llada"
 
 
 @BOTH
 def test_it_draws_and_writes(family: str, path: Callable[[str], Path]) -> None:
     kind = kind_of(path(family))
-    assert kind is not None
     assert (kind.family, kind.draws, kind.writes) == ("masked", "text", True)
     model = pardec.load(path(family), device="cpu")
     done = model.generate(
         ["a cat", "two dogs in a row"], sampler="maskgit:steps=3,noise=1", temperature=1.0, cfg=2.0, seed=3
     )
-    assert done.images is not None
     assert [image.size for image in done.images] == [(2 * SIDE, 2 * SIDE)] * 2
     assert done.generated == [SIDE**2] * 2
     assert done.nfe == [3, 3]
@@ -90,7 +86,6 @@ def test_other_tensors_are_refused_by_name(family: str, damage: str, tmp_path: P
 def test_without_an_image_tokenizer_codes_are_drawn_and_not_decoded(family: str, tmp_path: Path) -> None:
     model = pardec.load(folder(tmp_path / family, family, decoder=False), device="cpu")
     assert model.generate("a cat", sampler="maskgit:steps=2").images is None
-    assert model.imaging is not None
     with pytest.raises(ModelError, match="has no image tokenizer"):
         model.imaging.decode(torch.zeros(1, SIDE, SIDE, dtype=torch.int64))
 
@@ -100,7 +95,6 @@ def test_an_image_tokenizer_may_lie_elsewhere(tmp_path: Path) -> None:
     torch.save(magvit_tensors(), tmp_path / "magvit.bin")
     for family, decoder in (("lumina_dimoo", tmp_path / "other"), ("mmada", tmp_path / "magvit.bin")):
         model = load(folder(tmp_path / family, family, decoder=False), decoder=decoder)
-        assert model.imaging is not None
         assert model.imaging.downsample == 2
     with pytest.raises(ModelError, match="holds no VQ model"):
         load(tmp_path / "lumina_dimoo", decoder=tmp_path / "mmada")
@@ -120,7 +114,6 @@ def test_a_codebook_of_another_size_is_refused(tmp_path: Path) -> None:
     config = CONFIGS["mmada"] | {"codebook_size": 8}
     (root / "config.json").write_text(json.dumps(config))
     imaging = load(root).imaging
-    assert imaging is not None
     with pytest.raises(ModelError, match=r"has 8 codes, and its image tokenizer has 16"):
         _ = imaging.downsample
     (root / "config.json").write_text(json.dumps(config | {"codebook_size": 2**20}))
@@ -130,14 +123,10 @@ def test_a_codebook_of_another_size_is_refused(tmp_path: Path) -> None:
 
 def test_the_layouts(path: Callable[[str], Path]) -> None:
     dimoo, mmada = (load(path(family)).imaging for family in CONFIGS)
-    assert dimoo is not None
-    assert mmada is not None
     forced = dimoo.layout.forced().tolist()
     assert forced == [*([-1] * SIDE + [NEWLINE]) * SIDE, 126350, 126355]
-    assert dimoo.layout.ids is not None
     assert dimoo.layout.ids.tolist() == list(range(FIRST, FIRST + CODES))
     assert mmada.layout.forced().tolist() == [-1] * SIDE**2 + [126085]
-    assert mmada.layout.ids is not None
     assert int(mmada.layout.ids[0]) == len(mmada.tokenizer)  # type: ignore[attr-defined]
 
 
@@ -161,7 +150,6 @@ def test_the_prompts(path: Callable[[str], Path]) -> None:
 def test_sizes(path: Callable[[str], Path]) -> None:
     model = pardec.load(path("lumina_dimoo"), device="cpu")
     done = model.generate("a cat", sampler="maskgit:steps=2", size=(4, 8))
-    assert done.images is not None
     assert done.images[0].size == (8, 4)
     assert done.grid == (2, 4)
     with pytest.raises(ArgumentError, match="5 by 8 pixels"):

@@ -4,7 +4,6 @@ name.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from pardec.models.families import mar, var
 from pardec.models.files.catalog import EMBEDDED
 from pardec.models.load import load_any
 from pardec.samplers import registry
+from tests.models.toys import rewrite
 
 KEYS = {"tiny-mar-draft": mar.KEYS, "tiny-var-draft": var.KEYS}
 # A value of each followed key that contradicts the rest of the files, and what is said of it where that is another key.
@@ -58,19 +58,13 @@ def copied(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return Path(shutil.copytree(EMBEDDED / name, tmp_path / name))
 
 
-def written(folder: Path, file: str = "config.json", **changes: Any) -> Path:
-    held = json.loads((folder / file).read_text()) if (folder / file).is_file() else {}
-    (folder / file).write_text(json.dumps({**held, **changes}))
-    return folder
-
-
 @pytest.mark.parametrize("copied", KEYS, indirect=True)
 def test_stated_keys_that_contradict_the_weights_are_refused_by_name(copied: Path) -> None:
     wrong, keys, whole = WRONG[copied.name], KEYS[copied.name], (copied / "config.json").read_text()
     assert set(wrong) == (keys.followed | set(keys.refused)) - FOLLOWED[copied.name]
     for key, value in wrong.items():
         with pytest.raises(ModelError) as error:
-            load_any(written(copied, **{key: value}), device="cpu")
+            load_any(rewrite(copied, **{key: value}), device="cpu")
         said = str(error.value)
         assert key.removesuffix("_num_heads") in said, said
         assert "\n" not in said
@@ -83,10 +77,10 @@ def test_stated_keys_that_are_unknown_are_refused_by_name(copied: Path) -> None:
         whole = (copied / file).read_text() if (copied / file).is_file() else "{}"
         for key in ("qkv_bias", "guidance_scale", "layer_norm_eps"):
             with pytest.raises(ModelError, match=f"{file}: unknown key {key}=0.5"):
-                load_any(written(copied, file, **{key: 0.5}), device="cpu")
+                load_any(rewrite(copied, file, **{key: 0.5}), device="cpu")
             (copied / file).write_text(whole)
     with pytest.raises(ModelError, match="did you mean '(num_heads|encoder_num_heads)'"):
-        load_any(written(copied, num_head=2, encoder_num_head=2), device="cpu")
+        load_any(rewrite(copied, num_head=2, encoder_num_head=2), device="cpu")
 
 
 @pytest.mark.parametrize("copied", KEYS, indirect=True)
@@ -94,10 +88,8 @@ def test_stated_keys_of_training_change_nothing(copied: Path) -> None:
     plain = load_any(copied, device="cpu")
     ignored = KEYS[copied.name].ignored or frozenset()
     more: dict[str, Any] = dict.fromkeys(sorted(ignored - {"model_type"}), 0.3)
-    model = load_any(written(copied, "config.json", **more), device="cpu")
+    model = load_any(rewrite(copied, "config.json", **more), device="cpu")
     assert model.config == plain.config
-    assert model.imaging is not None
-    assert plain.imaging is not None
     assert model.imaging.defaults == plain.imaging.defaults
 
 
@@ -105,17 +97,16 @@ def test_stated_keys_of_training_change_nothing(copied: Path) -> None:
 def test_stated_keys_of_two_files_that_contradict_are_refused(copied: Path) -> None:
     key = "decoder_num_heads" if "mar" in copied.name else "num_heads"
     with pytest.raises(ModelError, match=f"args.json: {key} is 1, and . in another file"):
-        load_any(written(copied, "args.json", **{key: 1}), device="cpu")
+        load_any(rewrite(copied, "args.json", **{key: 1}), device="cpu")
 
 
 @pytest.mark.parametrize("copied", ["tiny-mar-draft"], indirect=True)
 def test_stated_arguments_of_sampling_are_defaults_of_mar(copied: Path) -> None:
     (copied / "generation_config.json").unlink()
-    written(copied, "args.json", cfg=2.5, temperature=0.5, num_iter=3, cfg_schedule="constant")
+    rewrite(copied, "args.json", cfg=2.5, temperature=0.5, num_iter=3, cfg_schedule="constant")
     asked = {"cfg": 2.5, "temperature": 0.5, "sampler": "mar:steps=3,guidance=constant"}
     for file, expected in ({}, asked), ({"cfg": 4.0}, {**asked, "cfg": 4.0}):
-        imaging = load_any(written(copied, "generation_config.json", **file), device="cpu").imaging
-        assert imaging is not None
+        imaging = load_any(rewrite(copied, "generation_config.json", **file), device="cpu").imaging
         assert imaging.defaults == expected
     method = registry.resolve(str(asked["sampler"]), "continuous").method
     assert (getattr(method, "steps", 0), getattr(method, "guidance", "")) == (3, "constant")
@@ -123,15 +114,13 @@ def test_stated_arguments_of_sampling_are_defaults_of_mar(copied: Path) -> None:
 
 @pytest.mark.parametrize("copied", ["tiny-mar-draft"], indirect=True)
 def test_stated_autoencoder_of_mar_is_the_one_that_decodes(copied: Path) -> None:
-    written(copied, image_tokenizer=None, vae_path="pretrained/vae/kl_a.safetensors")
+    rewrite(copied, image_tokenizer=None, vae_path="pretrained/vae/kl_a.safetensors")
     for name in ("kl_a", "kl_b"):
         for suffix in (".safetensors", ".args.json"):
             shutil.copy(EMBEDDED / "tiny-kl" / f"kl{suffix}", copied / f"{name}{suffix}")
     model = load_any(copied, device="cpu")
-    assert model.imaging is not None
     assert model.imaging.can_decode
     assert model.imaging.downsample == 8
     (copied / "kl_a.safetensors").unlink()
     other = load_any(copied, device="cpu").imaging
-    assert other is not None
     assert not other.can_decode

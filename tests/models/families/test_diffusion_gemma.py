@@ -36,6 +36,7 @@ from pardec.models.load import load
 from pardec.models.plan import Plan
 from pardec.samplers.rng import Keyed
 from pardec.token_probabilities import Batches, TokenProbabilities
+from tests.models.toys import rewrite
 
 VOCAB, CANVAS = 61, 8
 PATTERN = ["sliding_attention", "sliding_attention", "full_attention"]
@@ -305,9 +306,8 @@ def test_an_adapter_of_shared_tensors_has_to_change_both_modules_alike(
         tensors = {name: tensor for name, tensor in load_file(file).items() if f"model.{own}." in name}
         twins = {name.replace(f"model.{own}.", f"model.{other}."): tensor.clone() for name, tensor in tensors.items()}
         save_file({**tensors, **twins}, file)
-        settings = tmp_path / "adapter" / "adapter_config.json"
         both = modules + "|" + modules.replace(own.replace(".", r"\."), other.replace(".", r"\."))
-        settings.write_text(json.dumps(json.loads(settings.read_text()) | {"target_modules": both}))
+        rewrite(tmp_path / "adapter", "adapter_config.json", target_modules=both)
     load(tmp_path / "base", device="cpu", adapter=tmp_path / "adapter")
 
 

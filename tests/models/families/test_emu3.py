@@ -12,13 +12,14 @@ from safetensors.torch import load_file, save_file
 from transformers import Emu3ImageProcessor
 
 from pardec.models.errors import ModelError
-from pardec.models.images.emu3 import RANKS, VISION, Emu3Imaging, from_ranks
+from pardec.models.images.emu3 import RANKS, VISION, from_ranks
 from pardec.models.load import load
 from pardec.models.loading.kinds import kind_of
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan
 from tests.models.chameleon_files import change_tensors
 from tests.models.emu3_files import CODES, processor, write_authors, write_library
+from tests.models.toys import rewrite
 
 TEXT = "the red cat, aed"
 
@@ -38,11 +39,6 @@ def copied(library: tuple[Path, Any], tmp_path: Path) -> tuple[Path, Any]:
     return folder, library[1]
 
 
-def imaging_of(model: LanguageModel) -> Emu3Imaging:
-    assert isinstance(model.imaging, Emu3Imaging)
-    return model.imaging
-
-
 def same(model: LanguageModel, library: Any) -> None:
     """Asserts that logits and pixels equal transformers'."""
     ids = torch.randint(0, model.vocab_size, (2, 30), generator=torch.Generator().manual_seed(1))
@@ -50,17 +46,16 @@ def same(model: LanguageModel, library: Any) -> None:
         own = model.forward(Plan.full(ids, model.visible())).logits()
         assert torch.allclose(own, library(input_ids=ids).logits, atol=2e-4, rtol=1e-4)
     codes = torch.randint(0, CODES, (1, 3, 2), generator=torch.Generator().manual_seed(2))
-    assert torch.allclose(imaging_of(model).decode(codes), library.model.vqmodel.decode(codes), atol=1e-4)
+    assert torch.allclose(model.imaging.decode(codes), library.model.vqmodel.decode(codes), atol=1e-4)
 
 
 def test_the_layout_of_transformers(library: tuple[Path, Any]) -> None:
     model = load(library[0], device="cpu")
     same(model, library[1])
     assert (model.family, model.max_positions) == ("emu3", 600)
-    imaging = imaging_of(model)
+    imaging = model.imaging
     assert torch.equal(imaging.codebook, library[1].model.vqmodel.quantize.embedding.weight)  # type: ignore[arg-type]
     kind = kind_of(library[0])
-    assert kind is not None
     assert (kind.family, kind.draws) == ("ar", "text")
 
 
@@ -71,7 +66,7 @@ def test_biases_have_the_names_of_their_layout(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("grid", [(2, 2), (3, 5), (10, 1)])
 def test_prompts_are_those_of_the_processor(library: tuple[Path, Any], grid: tuple[int, int]) -> None:
-    imaging = imaging_of(load(library[0], device="cpu")).resized(8 * grid[0], 8 * grid[1])
+    imaging = load(library[0], device="cpu").imaging.resized(8 * grid[0], 8 * grid[1])
     theirs = processor(library[0])(
         text=TEXT, return_for_image_generation=True, ratio=f"{grid[1]}:{grid[0]}", image_area=64 * grid[0] * grid[1]
     )
@@ -98,17 +93,17 @@ def test_the_layout_of_the_authors(tmp_path: Path) -> None:
     folder, vision = tmp_path / "gen", tmp_path / "vision"
     library = write_authors(folder, vision)
     bare = load(folder, device="cpu")
-    assert not imaging_of(bare).can_decode
+    assert not bare.imaging.can_decode
     with pytest.raises(ModelError, match="gen has no image tokenizer"):
-        imaging_of(bare).decode(torch.zeros(1, 2, 2, dtype=torch.int64))
-    assert imaging_of(bare).layout.grid == (2, 2)  # of image_area in its config
+        bare.imaging.decode(torch.zeros(1, 2, 2, dtype=torch.int64))
+    assert bare.imaging.layout.grid == (2, 2)  # of image_area in its config
     model = load(folder, device="cpu", decoder=str(vision))
     same(model, library)
     write_library(tmp_path / "library")
-    other = imaging_of(load(tmp_path / "library", device="cpu"))
-    assert torch.equal(imaging_of(model).prompt(TEXT), other.prompt(TEXT))
-    assert torch.equal(imaging_of(model).words.ids, other.words.ids)
-    assert imaging_of(model).words.tokens == other.words.tokens
+    other = load(tmp_path / "library", device="cpu").imaging
+    assert torch.equal(model.imaging.prompt(TEXT), other.prompt(TEXT))
+    assert torch.equal(model.imaging.words.ids, other.words.ids)
+    assert model.imaging.words.tokens == other.words.tokens
 
 
 def test_the_authors_tokenizer_merges_by_rank(tmp_path: Path) -> None:
@@ -127,10 +122,10 @@ def test_the_authors_tokenizer_merges_by_rank(tmp_path: Path) -> None:
 
 def test_pixels_are_in_the_range_of_the_processor(copied: tuple[Path, Any]) -> None:
     codes = torch.randint(0, CODES, (1, 2, 2), generator=torch.Generator().manual_seed(2))
-    plain = imaging_of(load(copied[0], device="cpu")).decode(codes)
+    plain = load(copied[0], device="cpu").imaging.decode(codes)
     image = {"image_processor_type": "Emu3ImageProcessor", "image_mean": [0.4, 0.5, 0.6], "image_std": [0.2, 0.3, 0.5]}
     (copied[0] / "preprocessor_config.json").write_text(json.dumps(image))
-    other = imaging_of(load(copied[0], device="cpu")).decode(codes)
+    other = load(copied[0], device="cpu").imaging.decode(codes)
     mean, deviation = (torch.tensor(image[name])[:, None, None] for name in ("image_mean", "image_std"))
     assert torch.allclose((other + 1) / 2, plain * deviation + mean, atol=1e-6)
 
@@ -139,13 +134,13 @@ def test_the_range_may_be_stated_where_newer_processors_are_saved(copied: tuple[
     codes = torch.randint(0, CODES, (1, 2, 2), generator=torch.Generator().manual_seed(2))
     old, new = copied[0] / "preprocessor_config.json", copied[0] / "processor_config.json"
     old.write_text(json.dumps({"image_processor_type": "Emu3ImageProcessor"}))  # all its class's own
-    expected = imaging_of(load(copied[0], device="cpu")).decode(codes)
+    expected = load(copied[0], device="cpu").imaging.decode(codes)
     old.unlink()
-    plain = imaging_of(load(copied[0], device="cpu")).decode(codes)
+    plain = load(copied[0], device="cpu").imaging.decode(codes)
     saved = Emu3ImageProcessor()
     inner = {name: getattr(saved, name) for name in ("image_mean", "image_std", "rescale_factor", "do_normalize")}
-    new.write_text(json.dumps(json.loads(new.read_text()) | {"image_processor": inner}))
-    assert torch.equal(imaging_of(load(copied[0], device="cpu")).decode(codes), expected)
+    rewrite(copied[0], "processor_config.json", image_processor=inner)
+    assert torch.equal(load(copied[0], device="cpu").imaging.decode(codes), expected)
     assert not torch.equal(plain, expected)
     new.write_text(json.dumps({"image_processor": inner | {"do_normalize": False}}))
     with pytest.raises(ModelError, match="do_normalize=False is not supported"):
@@ -235,9 +230,7 @@ def test_an_image_tokenizer_that_lacks_a_tensor(tmp_path: Path) -> None:
     del tensors["decoder.mid.attn_1.q.weight"]
     save_file(tensors, file)
     refused(
-        tmp_path / "gen",
-        "1 of .* missing: decoder.middle_block.attn_1.q_proj.weight",
-        decoder=str(tmp_path / "vision"),
+        tmp_path / "gen", "1 of .* missing: decoder.middle_block.attn_1.q_proj.weight", decoder=str(tmp_path / "vision")
     )
 
 
@@ -245,4 +238,4 @@ def test_a_folder_without_a_tokenizer_draws_no_captions(copied: tuple[Path, Any]
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (copied[0] / name).unlink()
     with pytest.raises(ModelError, match="copy has no tokenizer"):
-        imaging_of(load(copied[0], device="cpu")).prompt("it")
+        load(copied[0], device="cpu").imaging.prompt("it")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,7 +21,7 @@ from pardec.models.families import FAMILIES, match
 from pardec.models.families.base import FamilySpec, Unsupported, register
 from pardec.models.load import load
 from pardec.models.plan import Plan, Visible
-from tests.models.toys import ROOT, SMALL, library_model
+from tests.models.toys import ROOT, SMALL, library_model, rewrite
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -81,6 +82,15 @@ CAUSAL: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         },
     ),
+    "gemma": ("Gemma", {"num_key_value_heads": 1, "head_dim": 20, "pad_token_id": 0}),
+    "gemma, untied": (
+        "Gemma",
+        {"num_key_value_heads": 4, "head_dim": 20, "pad_token_id": 0, "tie_word_embeddings": False},
+    ),
+    "gemma, grouped, with biases": (
+        "Gemma",
+        {"num_key_value_heads": 2, "head_dim": 20, "pad_token_id": 0, "attention_bias": True},
+    ),
     "gemma2": (
         "Gemma2",
         {"num_key_value_heads": 1, "head_dim": 20, "sliding_window": 9, "query_pre_attn_scalar": 24, "pad_token_id": 0},
@@ -140,11 +150,6 @@ def published(kind: str, folder: Path, **changes: Any) -> Any:
     return model
 
 
-def rewrite(folder: Path, **changes: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
 def agree(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -156,11 +161,8 @@ def test_causal_families_give_the_logits_of_transformers(case, tmp_path):
     model = load(tmp_path, device="cpu")
     assert model.family == FAMILY_OF.get(reference.config.model_type, reference.config.model_type)
     assert model.limit is None
-    assert (model.decoding_config.shift, model.decoding_config.attention, model.decoding_config.mask_id) == (
-        1,
-        "causal",
-        None,
-    )
+    config = model.decoding_config
+    assert (config.shift, config.attention, config.mask_id) == (1, "causal", None)
     tokens = torch.randint(0, 61, (2, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = reference(tokens).logits
@@ -172,7 +174,7 @@ def test_causal_families_give_the_logits_of_transformers(case, tmp_path):
     agree(model.forward(step, cache).logits()[:, 0], expected[[0, 1], at[:, 0]])
 
 
-@pytest.mark.parametrize("case", ["mistral", "phi3", "gemma2", "gemma3", "qwen3_moe"])
+@pytest.mark.parametrize("case", ["mistral", "phi3", "gemma", "gemma2", "gemma3", "qwen3_moe"])
 def test_greedy_tokens_are_those_of_transformers_alone_and_in_batches(case, tmp_path):
     kind, changes = CAUSAL[case]
     reference = published(kind, tmp_path, **changes)
@@ -224,14 +226,9 @@ def test_diffusion_families_are_their_base_under_another_mask(kind, model_type, 
         tmp_path, model_type=model_type, architectures=["Remote"], auto_map={"AutoModel": "remote.Model"}, **changes
     )
     model = load(tmp_path, device="cpu")
-    assert model.family == family
-    assert model.decoding_config.block == block
-    assert model.decoding_config.shift == (0 if family == "sdar" else 1)
-    assert (model.decoding_config.mask_id, model.decoding_config.masked, model.decoding_config.eos_ids) == (
-        60,
-        True,
-        (2,),
-    )
+    config = model.decoding_config
+    assert (model.family, config.block, config.shift) == (family, block, 0 if family == "sdar" else 1)
+    assert (config.mask_id, config.masked, config.eos_ids) == (60, True, (2,))
     tokens = torch.randint(0, 61, (2, 18), generator=torch.Generator().manual_seed(1))
     order = torch.arange(18)
     sees = torch.ones(18, 18, dtype=torch.bool) if block is None else order // block <= order[:, None] // block
@@ -285,17 +282,8 @@ def llada_folder(folder: Path, **changes: Any) -> Any:
 def test_llada_is_a_llama_that_sees_everything(tmp_path):
     reference = llada_folder(tmp_path)
     model = load(tmp_path, device="cpu")
-    assert (
-        model.family,
-        model.decoding_config.shift,
-        model.decoding_config.attention,
-        model.decoding_config.mask_id,
-    ) == (
-        "llada",
-        0,
-        "bidirectional",
-        60,
-    )
+    config = model.decoding_config
+    assert (model.family, config.shift, config.attention, config.mask_id) == ("llada", 0, "bidirectional", 60)
     assert model.max_positions == 64
     tokens = torch.randint(0, 61, (2, 15), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -384,27 +372,51 @@ def test_keys_that_a_config_leaves_out_have_the_values_of_the_authors_class(fami
             assert shape(whole | {key: other}) != shape(whole), key
 
 
-@pytest.mark.parametrize("family", ["sdlm", "wedlm"])
-def test_windows_beside_masks_after_causal_text_are_refused_by_name(family):
-    """Which positions masks see then is not known: the published files have no windows."""
-    slides = {**SMALL, "num_key_value_heads": 4, "head_dim": 12, "sliding_window": 4, "max_window_layers": 0}
-    FAMILIES[family].decoder({**slides, "use_sliding_window": False})
-    with pytest.raises(Unsupported, match="use_sliding_window=True"):
-        FAMILIES[family].decoder({**slides, "use_sliding_window": True})
+# Families that do not know what masks see in a window (SDLM, WeDLM), or whose classes have the keys of Qwen3's windows
+# and attend to the whole text.
+UNWINDOWED = ("sdlm", "wedlm", "sdar", "sdar_moe", "llada2")
 
 
-@pytest.mark.parametrize("family", ["sdar", "sdar_moe", "llada2"])
-def test_windows_that_the_authors_attention_ignores_are_refused_by_name(family):
-    """Their classes have these keys from Qwen3, and attend to the whole text."""
-    keys = FAMILIES[family].keys
-    keys.read({**SMALL, "use_sliding_window": False, "sliding_window": 4, "max_window_layers": 0})
-    with pytest.raises(Unsupported, match="use_sliding_window=True"):
-        keys.read({**SMALL, "use_sliding_window": True, "sliding_window": 4})
+@pytest.mark.parametrize(
+    ("family", "change"),
+    [
+        *((family, {"use_sliding_window": True}) for family in ("coda", *UNWINDOWED)),
+        ("coda", {"attention_kernel": "default"}),
+        ("coda", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+        ("dimple", {"full_attn_mask": False}),
+        ("gemma", {"hidden_act": "relu"}),
+        ("gemma", {"is_causal": False}),
+        ("gemma", {"use_bidirectional_attention": True}),
+        ("nemotron", {"dlm_paradigm": "autoregressive"}),
+    ],
+    ids=str,
+)
+def test_settings_that_a_family_does_not_compute_are_refused_by_name(family, change):
+    ((key, value),) = change.items()
+    with pytest.raises(Unsupported, match=re.escape(f"{key}={value!r} is not supported natively")):
+        FAMILIES[family].decoder({**SMALL, **change})
 
 
-def test_nemotron_of_another_paradigm_is_refused_by_name():
-    with pytest.raises(Unsupported, match="dlm_paradigm='autoregressive'"):
-        FAMILIES["nemotron"].decoder({**SMALL, "dlm_paradigm": "autoregressive"})
+@pytest.mark.parametrize("family", UNWINDOWED)
+def test_windows_that_are_off_are_read(family):
+    FAMILIES[family].keys.read({**SMALL, "use_sliding_window": False, "sliding_window": 4, "max_window_layers": 0})
+
+
+def test_defaults_of_coda_are_those_of_its_own_class():
+    small = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2}
+    found, untied = (FAMILIES["coda"].decoder(small | more) for more in ({}, {"tie_word_embeddings": False}))
+    assert (found.heads, found.kv_heads, found.head_dim, found.tied, found.qk_norm) == (16, 8, 128, True, True)
+    assert found.frequencies[1] == pytest.approx(1000000 ** (-2 / 128))
+    assert not untied.tied
+
+
+def test_the_first_checkpoints_of_gemma_say_gelu_and_mean_its_tanh_approximation(tmp_path):
+    reference = published("Gemma", tmp_path, num_key_value_heads=1, head_dim=20, pad_token_id=0)
+    rewrite(tmp_path, hidden_act="gelu", hidden_activation=None)
+    model, tokens = load(tmp_path, device="cpu"), torch.arange(3, 23)[None]
+    assert model.family == "gemma"
+    with torch.no_grad():
+        agree(model.forward(Plan.full(tokens, model.visible())).logits(), reference(tokens).logits)
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
@@ -470,6 +482,8 @@ def test_a_config_is_claimed_by_one_family():
     assert match({"model_type": "llama"}) is FAMILIES["llama"]
     assert match({"model_type": "mamba"}) is None
     assert match({}) is None
+    for later in ("gemma2", "gemma3", "gemma3_text", "gemma4", "recurrent_gemma", "diffusion_gemma"):
+        assert match({"model_type": later}) is not FAMILIES["gemma"]
     with pytest.raises(ValueError, match="registered twice"):
         register(FAMILIES["llama"])
     twin = FamilySpec(

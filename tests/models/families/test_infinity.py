@@ -84,9 +84,7 @@ def conditions() -> tuple[Condition, ...]:
 
 def run(model: ScaleModel, spec: str = "sequential:order=temperature", **more: Any) -> Finished:
     request = ScaleRequest((), **{"conditions": conditions(), "source": files.Uniforms(), **more})
-    *_, end = decode(model, resolve(spec, "scales"), request)
-    assert isinstance(end, Finished)
-    return end
+    return [*decode(model, resolve(spec, "scales"), request)][-1]
 
 
 def inputs(model: ScaleModel, codes: Tensor) -> Tensor:
@@ -101,7 +99,6 @@ def inputs(model: ScaleModel, codes: Tensor) -> Tensor:
 
 def reading(model: ScaleModel, *texts: Tensor, double: bool = False) -> InfinityTransformer:
     transformer = model.transformer
-    assert isinstance(transformer, InfinityTransformer)
     if double:
         transformer = load_scales(model.path, device="cpu", dtype="float32").transformer.double()  # type: ignore
     return transformer.reading(texts)
@@ -203,7 +200,6 @@ def test_other_containers_and_names_load(model: ScaleModel, tmp_path: Path) -> N
     (other / "config.json").write_text(json.dumps({"model_type": "infinity", "pn": "0.06M", "depth": 4}))
     assert np.array_equal(run(load_scales(other, device="cpu", dtype="float32")).tokens, expected)
     known = kind_of(other)
-    assert known is not None
     assert (known.family, known.draws) == ("scales", "text")
 
 
@@ -228,8 +224,6 @@ def test_an_image_is_drawn_from_a_caption(drawing: pardec.Model, tmp_path: Path)
     pipe = pardec.ImagePipeline(drawing)  # with the defaults of the authors' script
     pipe(["a large red circle", "a small blue square"], num_images_per_prompt=2, generator=torch.Generator())
     result = pipe.result
-    assert result is not None
-    assert result.images is not None
     assert [image.size for image in result.images] == [(32, 32)] * 4
     assert len({image.tobytes() for image in result.images}) == 4
     assert (result.nfe, result.forward_rows) == ([7] * 4, [14] * 4)
@@ -245,7 +239,6 @@ def test_an_image_is_drawn_from_a_caption(drawing: pardec.Model, tmp_path: Path)
 
 
 def test_features_take_the_place_of_a_caption(drawing: pardec.Model) -> None:
-    assert isinstance(drawing.network, ScaleModel)
     features = drawing.network.imaging.texts([Condition(text="a red circle")], [])  # type: ignore[attr-defined]
     own = drawing.generate(prompt_embeds=features, seed=[4])
     assert own.tokens == drawing.generate("a red circle", seed=[4]).tokens
@@ -262,7 +255,6 @@ def test_guidance_of_one_is_none(drawing: pardec.Model) -> None:
 
 def test_a_request_has_a_size(drawing: pardec.Model) -> None:
     result = drawing.generate("a red circle", size=(64, 64), cfg=1, seed=[2])
-    assert result.images is not None
     assert result.images[0].size == (64, 64)
     assert (result.sides, result.nfe) == ((1, 2, 4, 6, 8, 12, 16, 20, 24, 32), [10])
     assert result.settings["size"] == [64, 64]

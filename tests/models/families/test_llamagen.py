@@ -153,10 +153,8 @@ def test_conditions_of_classes(tmp_path: Path) -> None:
     held = tensors()
     model = load(write(tmp_path, held, ARGUMENTS), device="cpu")
     imaging = model.imaging
-    assert imaging is not None
     assert (imaging.kind, imaging.layout.grid, imaging.classes, imaging.can_decode) == ("class", (3, 3), 4, False)
     made, table = imaging.prefix([Condition(label=2), Condition(label=0)]), held["cls_embedding.embedding_table.weight"]
-    assert made.uncond is not None
     assert torch.equal(torch.cat(made.cond), table[[2, 0]])
     assert torch.equal(torch.cat(made.uncond), table[[4, 4]])
     for label, said in ((4, "class 4 of row 0 is not one of the 4"), (-1, "class -1"), (None, "row 0 has no class")):
@@ -170,7 +168,6 @@ def test_conditions_of_classes(tmp_path: Path) -> None:
 def test_conditions_of_captions(tmp_path: Path) -> None:
     held = tensors("t2i")
     imaging = load(write(tmp_path, held, ARGUMENTS), device="cpu").imaging
-    assert imaging is not None
     assert (imaging.kind, imaging.classes) == ("text", 0)
     x = torch.randn(2, 7, generator=torch.Generator().manual_seed(1))
     first, second = (held[f"cls_embedding.cap_proj.fc{i}.weight"] for i in (1, 2))
@@ -180,7 +177,6 @@ def test_conditions_of_captions(tmp_path: Path) -> None:
 
     nothing = held["cls_embedding.uncond_embedding"]
     made = imaging.prefix([Condition(features=x), Condition(features=x, positions=torch.tensor([0, 3]))])
-    assert made.uncond is not None
     torch.testing.assert_close(made.cond[0], projected(x))
     torch.testing.assert_close(made.uncond[0], projected(nothing[4:]))  # captions fill the places from the right
     torch.testing.assert_close(made.uncond[1], projected(nothing[[0, 3]]))
@@ -215,14 +211,9 @@ def test_a_tokenizer_of_another_codebook_is_refused(tmp_path: Path) -> None:
 
 def test_a_loaded_checkpoint_is_a_causal_model_of_one_shift(tmp_path: Path) -> None:
     model = load(write(tmp_path, tensors("t2i"), ARGUMENTS), device="cpu")
-    assert (
-        model.decoding_config.attention,
-        model.decoding_config.shift,
-        model.decoding_config.eos_ids,
-        model.vocab_size,
-    ) == ("causal", 1, (), VOCAB)
-    assert model.max_positions == 6 + CELLS
-    assert not model.decoding_config.masked
+    config = model.decoding_config
+    assert (config.attention, config.shift, config.eos_ids, config.masked) == ("causal", 1, (), False)
+    assert (model.vocab_size, model.max_positions) == (VOCAB, 6 + CELLS)
     assert replace(model.decoder.config, vocab=VOCAB).grid == 3  # type: ignore[attr-defined]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.models.load import load
 from pardec.models.plan import Plan
-from tests.models.toys import SMALL, library_model
+from tests.models.toys import SMALL, library_model, rewrite
 
 MASK = 60
 
@@ -33,9 +32,8 @@ def published(folder: Path, **changes: Any) -> Any:
     }
     tensors |= {f"encoder.layers.{i}.self_attn.{part}_scale": torch.ones(1) for i in range(2) for part in "kv"}
     save_file(tensors, folder / "model.safetensors")
-    written = json.loads((folder / "config.json").read_text())
     kind = {"model_type": "nemotron_labs_diffusion", "architectures": ["NemotronLabsDiffusionModel"]}
-    (folder / "config.json").write_text(json.dumps(written | kind | {"mask_token_id": MASK} | changes))
+    rewrite(folder, **kind, mask_token_id=MASK, **changes)
     return model
 
 
@@ -101,9 +99,7 @@ def test_queries_grow_beyond_the_first_length(tmp_path: Path) -> None:
     yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 8}
     published(tmp_path, rope_parameters=yarn | {"llama_4_scaling_beta": 0.5})
     grown = load(tmp_path, device="cpu")
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_parameters": yarn}))
-    plain = load(tmp_path, device="cpu")
+    plain = load(rewrite(tmp_path, rope_parameters=yarn), device="cpu")
     tokens = torch.arange(3, 19)[None]
     both = [model.forward(Plan.full(tokens, model.visible())).logits() for model in (grown, plain)]
     torch.testing.assert_close(both[0][:, :8], both[1][:, :8], rtol=1e-5, atol=1e-5)  # only one is fused

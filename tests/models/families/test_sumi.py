@@ -21,6 +21,7 @@ from pardec.models.families.base import Unsupported
 from pardec.models.kernels import attention
 from pardec.models.load import load
 from pardec.models.plan import Plan
+from tests.models.toys import family_folder
 from tests.reference import naive_uniform
 from tests.reference.naive_uniform import Rule
 
@@ -44,37 +45,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "by its architecture": {"model_type": "another"},
     "by its model_type": {"architectures": None},
 }
+BIASED = {"biases of queries, keys and values": "qkv", "all biases": (*"qkvo", "gate", "up", "down")}
 
 
 def published(folder: Path, spread: float = 0.2, **changes: Any) -> dict[str, Tensor]:
     """A random checkpoint saved to `folder`; its tensors."""
-    config = SHAPE | changes
-    torch.manual_seed(0)
-    width, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    rows = {"q": config["num_attention_heads"] * dim, **dict.fromkeys("kv", config["num_key_value_heads"] * dim)}
-    biased = {"qkv": config["attention_bias"] or config["add_qkv_bias"], "o": config["attention_bias"]}
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (config["vocab_size"], width),
-        "model.norm.weight": (width,),
-    }
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (config["vocab_size"], width)
-    for layer in range(config["num_hidden_layers"]):
-        at = f"model.layers.{layer}."
-        shapes |= {at + "input_layernorm.weight": (width,), at + "post_attention_layernorm.weight": (width,)}
-        for part, size in rows.items():
-            shapes[at + f"self_attn.{part}_proj.weight"] = (size, width)
-            shapes |= {at + f"self_attn.{part}_proj.bias": (size,)} if biased["qkv"] else {}
-        shapes[at + "self_attn.o_proj.weight"] = (width, rows["q"])
-        shapes |= {at + "self_attn.o_proj.bias": (width,)} if biased["o"] else {}
-        for part, size in {"gate": (inner, width), "up": (inner, width), "down": (width, inner)}.items():
-            shapes[at + f"mlp.{part}_proj.weight"] = size
-            shapes |= {at + f"mlp.{part}_proj.bias": size[:1]} if config["mlp_bias"] else {}
-    tensors = {name: torch.randn(shape) * spread + ("norm" in name) for name, shape in shapes.items()}
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    return tensors
+    return family_folder(folder, SHAPE | changes, spread=spread)
 
 
 def plain_logits(tensors: dict[str, Tensor], config: dict[str, Any], ids: Tensor) -> Tensor:
@@ -124,6 +100,9 @@ def tokens(*shape: int) -> Tensor:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_are_those_of_plain_pytorch(variant: str, dtype: str, tmp_path: Path) -> None:
     tensors, ids = published(tmp_path, **VARIANTS[variant]), tokens(2, 17)
+    biased = {name.split(".")[-2].removesuffix("_proj") for name in tensors if name.endswith(".bias")}
+    assert biased == set(BIASED.get(variant, ()))
+    assert ("lm_head.weight" in tensors) == (variant != "tied")
     expected = plain_logits(tensors, SHAPE | VARIANTS[variant], ids)
     model = load(tmp_path, device="cpu")
     model.decoder.to(getattr(torch, dtype))  # type: ignore[attr-defined]
@@ -318,10 +297,7 @@ def test_the_canvas_is_as_long_as_the_files_or_the_caller_say(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (
-            {"sampler": "beam"},
-            "sampler to beam in its generation_config.json, and it has to be 'ancestral', '",
-        ),
+        ({"sampler": "beam"}, "sampler to beam in its generation_config.json, and it has to be 'ancestral', '"),
         ({"num_denoising_steps": 0}, "num_denoising_steps to 0"),
         ({"schedule": "square"}, "schedule to square"),
         ({"min_log_snr": 3, "max_log_snr": 2}, "max_log_snr to 2"),

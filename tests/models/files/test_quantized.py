@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -20,6 +19,7 @@ from pardec.models.errors import ModelError
 from pardec.models.load import load
 from pardec.models.plan import Plan
 from tests.models.families.test_diffusion_gemma import published as diffusion_gemma
+from tests.models.toys import rewrite
 
 LLADA2 = Path(__file__).parents[2] / "golden" / "llada2" / "checkpoint"
 BLOCK, GROUP = (16, 24), 32
@@ -111,9 +111,7 @@ def written(source: Path, scheme: str, to: Path) -> tuple[Path, Path]:
     small, full = both_tensors(source, scheme)
     save_file(small, stored / "model.safetensors", metadata={"format": "pt"})
     save_file(full, whole / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((source / "config.json").read_text())
-    (stored / "config.json").write_text(json.dumps(config | {"quantization_config": settings(scheme)}))
-    return stored, whole
+    return rewrite(stored, quantization_config=settings(scheme)), whole
 
 
 @pytest.fixture(scope="module")
@@ -185,10 +183,7 @@ def stacked(tmp_path: Path, change: Any = lambda scale: scale) -> tuple[Path, Pa
     for folder, held in (("stored", small), ("whole", full)):
         shutil.copytree(tmp_path / "source", tmp_path / folder)
         save_file(held, tmp_path / folder / "model.safetensors")
-    config = json.loads((tmp_path / "source" / "config.json").read_text())
-    file = tmp_path / "stored" / "config.json"
-    file.write_text(json.dumps(config | {"quantization_config": settings("fp8 blocks")}))
-    return tmp_path / "stored", tmp_path / "whole"
+    return rewrite(tmp_path / "stored", quantization_config=settings("fp8 blocks")), tmp_path / "whole"
 
 
 def test_experts_of_diffusion_gemma_are_read_stacked(tmp_path: Path) -> None:
@@ -241,8 +236,7 @@ def test_fp8_blocks_are_made_whole_as_transformers_does() -> None:
 )
 def test_what_is_not_known_is_refused_by_name(both: Both, config: dict[str, Any], message: str, tmp_path: Path) -> None:
     stored = shutil.copytree(both("int4 groups")[0], tmp_path / "stored")
-    file = stored / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": config}))
+    rewrite(stored, quantization_config=config)
     for read in (load, shown):  # `pardec show` refuses what `load` does, as far as no weight has to be read
         if read is load or "scales of" not in message:
             with pytest.raises(ModelError, match=message.replace("{", r"\{")):

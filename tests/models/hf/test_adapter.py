@@ -15,7 +15,7 @@ from pardec.models.hf import attention
 from pardec.models.hf.causal_lm import HFAdapter
 from pardec.models.load import load
 from pardec.models.plan import Plan, Visible
-from tests.models.toys import SMALL, ask, library_model
+from tests.models.toys import SMALL, ask, library_model, rewrite
 
 BASE = {**SMALL, "pad_token_id": 0}
 GPT2 = {
@@ -62,12 +62,7 @@ def test_the_logits_are_those_of_the_library(case, tmp_path):
         model.decoding_config.attention,
         model.decoding_config.mask_id,
         model.decoding_config.eos_ids,
-    ) == (
-        1,
-        "causal",
-        None,
-        (2,),
-    )
+    ) == (1, "causal", None, (2,))
     tokens = torch.randint(3, 61, (3, 18), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = reference(tokens).logits
@@ -130,16 +125,13 @@ def test_soft_rows_and_taps_work_and_partial_passes_are_refused(phi):
 
 def test_missing_and_surplus_tensors_are_named(tmp_path):
     published("Phi", BASE, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
-    with pytest.raises(ModelError, match=r"missing: .*model\.layers\.2\."):
-        load(tmp_path, device="cpu")
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
-    with pytest.raises(ModelError, match=r"not known: .*model\.layers\.1\."):
-        load(tmp_path, device="cpu")
-    (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 81}))
-    with pytest.raises(ModelError):
-        load(tmp_path, device="cpu")
+    for changes, message in (
+        ({"num_hidden_layers": 3}, r"missing: .*model\.layers\.2\."),
+        ({"num_hidden_layers": 1}, r"not known: .*model\.layers\.1\."),
+        ({"num_hidden_layers": 2, "intermediate_size": 81}, "transformers cannot load"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            load(rewrite(tmp_path, **changes), device="cpu")
 
 
 def test_layers_for_multi_token_prediction_are_left_out(tmp_path):
@@ -158,9 +150,7 @@ def test_layers_for_multi_token_prediction_are_left_out(tmp_path):
     with pytest.raises(ModelError, match=r"1 not known: model\.layers\.9\.x"):
         load(tmp_path, device="cpu")
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["num_hidden_layers"] += 1  # the layer would be run as one of the model's
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    rewrite(tmp_path, num_hidden_layers=reference.config.num_hidden_layers + 1)  # it would be one of the model's
     with pytest.raises(ModelError, match=r"2 not known: .*eh_proj"):
         load(tmp_path, device="cpu")
 
@@ -251,8 +241,7 @@ def test_a_model_that_reads_no_positions_later_on_is_refused(tmp_path, monkeypat
 )
 def test_scales_of_logits_that_the_class_does_not_read_are_ignored(kind, stray, tmp_path):
     published(kind, BASE, tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | stray))
+    rewrite(tmp_path, **stray)
     reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     tokens = torch.randint(3, 61, (2, 18), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():

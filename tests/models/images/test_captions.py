@@ -211,9 +211,8 @@ def test_only_published_checkpoints_clean_unless_the_config_says_so(
     config: dict[str, Any], features: int, cleans: bool, tmp_path: Path
 ) -> None:
     source = Source("mine", tmp_path, tmp_path)
-    parts = ImagingParts(source, config, {}, 8, torch.device("cpu"), torch.float32, None, str(tmp_path), True)
+    parts = ImagingParts(source, config, {}, torch.device("cpu"), torch.float32, None, str(tmp_path), True, 8)
     made = _encoder(parts, Captions(16, features, 8))
-    assert made is not None
     assert (made.clean, made.most) == (cleans, 16)
 
 

@@ -49,7 +49,6 @@ def truth(prefix: Prefix, row: int, tokens: list[int], cfg: float | None = CFG) 
     cond = half(prefix.cond[row], tokens)
     if cfg is None:
         return cond
-    assert prefix.uncond is not None
     uncond = half(prefix.uncond[row], tokens)
     return uncond + cfg * (cond - uncond)
 
@@ -232,7 +231,6 @@ def test_which_positions_can_be_asked() -> None:
 def test_prefixes_by_row() -> None:
     taken = UNEVEN.take([2, 2, 0])
     assert taken.lengths == [4, 4, 3]
-    assert taken.uncond is not None
     assert torch.equal(taken.uncond[2], UNSAID[0])
     assert Prefix(SAID).take([1]).uncond is None
     assert Prefix(SAID).lengths == list(LENGTHS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from pardec.models.files.catalog import EMBEDDED
 from pardec.models.images.kl import load_kl
 from pardec.models.images.vq import load_vq
 from pardec.models.scales.tokenizer_files import load_tokenizer
+from tests.models.toys import rewrite
 
 LOADERS: dict[str, tuple[Callable[..., Any], str]] = {
     "tiny-vq": (load_vq, "codebook_size"),
@@ -25,15 +25,17 @@ LOADERS: dict[str, tuple[Callable[..., Any], str]] = {
 }
 
 
-def copied(name: str, folder: Path) -> tuple[Path, Path]:
+def copied(name: str, folder: Path, **arguments: Any) -> Path:
+    """The weights of a copy, with other arguments beside them."""
     shutil.copytree(EMBEDDED / name, folder)
-    return next(folder.glob("*.safetensors")), next(folder.glob("*.args.json"))
+    rewrite(folder, next(folder.glob("*.args.json")).name, **arguments)
+    return next(folder.glob("*.safetensors"))
 
 
 @pytest.mark.parametrize("name", LOADERS)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.int64])
 def test_weights_of_another_type_are_refused(dtype: torch.dtype, name: str, tmp_path: Path) -> None:
-    weights, _ = copied(name, tmp_path / "decoder")
+    weights = copied(name, tmp_path / "decoder")
     tensors = load_file(weights)
     chosen = next(key for key in sorted(tensors) if key.startswith("decoder.") and tensors[key].ndim > 1)
     save_file({**tensors, chosen: tensors[chosen].to(dtype)}, weights)
@@ -44,11 +46,9 @@ def test_weights_of_another_type_are_refused(dtype: torch.dtype, name: str, tmp_
 @pytest.mark.parametrize("name", LOADERS)
 @pytest.mark.parametrize("value", ["x", [1], {"a": 1}])
 def test_arguments_of_another_kind_are_refused(value: Any, name: str, tmp_path: Path) -> None:
-    weights, arguments = copied(name, tmp_path / "decoder")
     load, key = LOADERS[name]
-    arguments.write_text(json.dumps({**json.loads(arguments.read_text()), key: value}))
     with pytest.raises(ModelError) as error:
-        load(weights)
+        load(copied(name, tmp_path / "decoder", **{key: value}))
     assert "\n" not in str(error.value)
 
 
@@ -71,14 +71,10 @@ def test_arguments_of_another_kind_are_refused(value: Any, name: str, tmp_path: 
 def test_arguments_that_are_unknown_or_contradict_the_tensors_are_refused(
     name: str, change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    weights, arguments = copied(name, tmp_path / "decoder")
-    arguments.write_text(json.dumps({**json.loads(arguments.read_text()), **change}))
     with pytest.raises(ModelError, match=message):
-        LOADERS[name][0](weights)
+        LOADERS[name][0](copied(name, tmp_path / "decoder", **change))
 
 
 def test_arguments_of_training_have_no_effect(tmp_path: Path) -> None:
     for name, more in (("tiny-vq", {"commit_loss_beta": 0.25, "dropout_p": 0.0}), ("tiny-var-vq", {"beta": 0.25})):
-        weights, arguments = copied(name, tmp_path / name)
-        arguments.write_text(json.dumps({**json.loads(arguments.read_text()), **more}))
-        LOADERS[name][0](weights)
+        LOADERS[name][0](copied(name, tmp_path / name, **more))

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
@@ -10,24 +8,14 @@ from pardec.models.kernels.attention import attend, attention_pattern, visible_s
 from pardec.models.kernels.cpu import attention as cpu_attention
 from pardec.models.plan import Plan, Visible
 from tests.models.toys import ask, ids
+from tests.reference import naive_attention
 from tests.samplers.ar_toys import toy_ar
 
 SLOTS = 13
 
 
 def naive(q, k, v, allowed, sink=False):
-    """Plain attention, one query and head at a time; k and v have the rows of q; a sink adds one to each sum."""
-    out = torch.zeros_like(q)
-    group = q.shape[2] // k.shape[2]
-    for row, query, head in (
-        (b, i, h) for b in range(q.shape[0]) for i in range(q.shape[1]) for h in range(q.shape[2])
-    ):
-        slots = allowed[row, query].nonzero().flatten()
-        if slots.numel():
-            keys, values = k[row, slots, head // group], v[row, slots, head // group]
-            weights = (keys @ q[row, query, head] / math.sqrt(q.shape[3])).double().exp()
-            out[row, query, head] = (weights / (weights.sum() + sink)).to(q.dtype) @ values
-    return out
+    return naive_attention.attention(q, k, v, allowed, sink=sink).to(q.dtype)
 
 
 def patterns(positions, lengths):

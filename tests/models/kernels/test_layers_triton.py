@@ -45,7 +45,7 @@ def test_residual_sum_with_its_norm(shape: tuple[int, ...], dtype: torch.dtype) 
 
 
 @fewer_where(INTERPRETED)
-@pytest.mark.parametrize(("rows", "bias", "cached"), [(3, False, True), (3, True, True), (33, False, False)])
+@pytest.mark.parametrize(("rows", "bias", "cached"), [(3, False, True), (3, True, True), (17, False, False)])
 def test_a_layer_in_few_operations(rows: int, bias: bool, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows and many, with a cache and without, all queries and some; taps keep the states of their layer."""
     decoder = model(layers=2 if cached else 1, kv_heads=2, out_bias=bias, qkv_bias=bias, qk_norm=bias).decoder.to(
@@ -78,7 +78,6 @@ def test_a_layer_in_few_operations(rows: int, bias: bool, cached: bool, monkeypa
 def test_heads_are_normed_before_they_are_turned(dim: int, turned: int, dtype: torch.dtype) -> None:
     """Queries and keys with gains of their own, values as they are; with a cache and without."""
     ops = triton_ops(all_of_them=False, fused=True)
-    assert ops.fused is not None
     qkv, gains = random(2, 3, 9, dim, dtype=dtype), [random(dim, dtype=dtype, seed=seed) + 1 for seed in (1, 2)]
     cos, sin = Rope(default_frequencies(1e4, turned))._angles(torch.tensor([[0, 5, 9], [7, 1, 30]], device=DEVICE))
     q, k, v = qkv.split([5, 2, 2], 2)
@@ -126,7 +125,6 @@ def test_a_compiled_layer_is_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARDEC_KERNELS", "triton")
     ops = triton_ops(all_of_them=False, fused=True)
     fused = ops.fused
-    assert fused is not None
     cache = KVCache(layers=1, batch=1, capacity=4, kv_heads=1, head_dim=8, device=DEVICE)
     order = torch.arange(3, device=DEVICE)[None]
     slots = cache.slots(Plan(order, order, order, Visible.causal(), torch.tensor([3], device=DEVICE), order))

@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.models.loading.gguf_files import TOKENS, add_fields, tokenizer_fields
+from tests.models.loading.gguf_files import OUTER, TOKENS, add_fields, finish, tokenizer_fields
 from tests.models.toys import write_checkpoint
 
 WIDTH, HEADS, GROUPS, HEAD, EXPERTS, USED, INNER, LAYERS = 64, 4, 2, 16, 4, 2, 32, 2
-OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 PARTS: dict[str, tuple[str, tuple[int, ...]]] = {
     "attn_norm": ("input_layernorm", (WIDTH,)),
     "ffn_norm": ("post_attention_layernorm", (WIDTH,)),
@@ -68,7 +67,7 @@ def write_experts(file: Path, family: str, types: dict[str, str], metadata: dict
     add_fields(writer, fields | (metadata or {}))
     draw, tensors = np.random.default_rng(5), dict[str, Tensor]()
     shapes: dict[str, tuple[str, tuple[int, ...]]] = {
-        part: (name, (WIDTH,) if "norm" in part else (len(TOKENS), WIDTH)) for part, name in OUTER.items()
+        part: (name, (WIDTH,) if "norm" in part else (len(TOKENS), WIDTH)) for name, part in OUTER.items()
     }
     for i in range(LAYERS):
         shapes |= {f"blk.{i}.{part}": (f"model.layers.{i}.{name}", shape) for part, (name, shape) in PARTS.items()}
@@ -84,9 +83,6 @@ def write_experts(file: Path, family: str, types: dict[str, str], metadata: dict
             tensors |= {f"{name.replace('{e}', str(e))}.weight": exact[e].clone() for e in range(EXPERTS)}
         else:
             tensors[f"{name}.weight"] = exact
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     write_checkpoint(file.with_suffix(""), CONFIG | PUBLISHED[family], tensors)
     return file

@@ -24,11 +24,8 @@ CONFIG: dict[str, Any] = {
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 128,
     "rms_norm_eps": 1e-5, "rope_theta": 50000.0,
 }  # fmt: skip
-NAMES = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
+OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+NAMES = {f"{name}.weight": f"{own}.weight" for name, own in OUTER.items()}
 PARTS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 PARTS |= {f"self_attn.{name}_proj": f"attn_{name}" for name in "qkv"}
 PARTS |= {"self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm"}
@@ -109,10 +106,7 @@ def write_gguf(file: Path, kind: str = "F32", family: str = "llama", **more: Any
     for own, (data, quantization) in (stored | more.get("tensors", {})).items():
         if data is not None:
             writer.add_tensor(own, data, raw_dtype=quantization)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     write_checkpoint(file.with_suffix(""), json.loads(json.dumps(config)) | ends, tensors)
     return file
@@ -159,11 +153,16 @@ def write_embedded_gguf(file: Path, folder: Path, family: str, kind: str = "F32"
         else:
             quantization = gguf.GGMLQuantizationType[kind]
             writer.add_tensor(stored, gguf.quants.quantize(values, quantization), raw_dtype=quantization)
+    finish(writer)
+    return file
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    """Writes the file and closes it."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
 
 
 def add_fields(writer: gguf.GGUFWriter, fields: dict[str, Any]) -> None:

@@ -33,6 +33,7 @@ from tests.models.loading.gguf_files import (
     MERGES,
     TEMPLATE,
     TOKENS,
+    finish,
     tokenizer_fields,
     write_embedded_gguf,
     write_gguf,
@@ -106,11 +107,6 @@ def test_settings_are_those_of_the_file(tmp_path: Path) -> None:
     decoding = model.decoding_config
     ends = (2, 0)  # the file's own, and <|endoftext|>
     assert (decoding.eos_ids, decoding.bos_id, decoding.pad_id, model.max_positions) == (ends, 1, 2, 128)
-
-
-def test_every_end_token_ends_a_text(tmp_path: Path) -> None:
-    file = write_gguf(tmp_path / "toy.gguf", metadata={"tokenizer.ggml.eot_token_id": 0})
-    assert load(file, device="cpu").decoding_config.eos_ids == (2, 0)
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
@@ -246,7 +242,6 @@ def test_another_content_is_another_model(tmp_path: Path, own_cache: Path) -> No
 def test_what_others_may_have_written_is_not_read(tmp_path: Path, own_cache: Path) -> None:
     file = write_gguf(tmp_path / "toy.gguf")
     folder = load(file, device="cpu").path
-    assert folder is not None
     (folder / "config.json").chmod(0o666)
     convert._ready.clear()
     with pytest.raises(ModelError, match=r"others may write to .*config\.json"):
@@ -319,10 +314,7 @@ def test_what_cannot_be_read_faithfully_is_named(tmp_path: Path, more: dict[str,
 def test_another_architecture_is_refused(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "toy.gguf", "mamba")
     writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     with pytest.raises(ModelError, match="of architecture 'mamba'") as caught:
         load(tmp_path / "toy.gguf", device="cpu")
     assert "llama, qwen2, qwen3" in str(caught.value.hint)
@@ -518,14 +510,18 @@ def test_a_tokenizer_that_does_not_say_how_it_splits_is_refused(tmp_path: Path) 
         load(file, device="cpu")
 
 
-def test_unused_tokens_print_as_nothing_and_no_text_has_them(tmp_path: Path) -> None:
+def with_tokens(file: Path, more: dict[str, int]) -> Path:
+    """Writes a file with further tokens of these types."""
     fields = tokenizer_fields()
-    tokens = [*fields["tokenizer.ggml.tokens"], "[PAD268]", "<|unknown|>"]
-    types = [*fields["tokenizer.ggml.token_type"], 5, 2]
+    tokens = [*fields["tokenizer.ggml.tokens"], *more]
+    types = [*fields["tokenizer.ggml.token_type"], *more.values()]
     new: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
-    file = write_gguf(tmp_path / "toy.gguf", metadata=new, changes={"vocab_size": len(tokens)})
-    own = pardec.load(file, device="cpu").tokenizer
-    at = len(tokens) - 2
+    return write_gguf(file, metadata=new, changes={"vocab_size": len(tokens)})
+
+
+def test_unused_tokens_print_as_nothing_and_no_text_has_them(tmp_path: Path) -> None:
+    own = pardec.load(with_tokens(tmp_path / "toy.gguf", {"[PAD268]": 5, "<|unknown|>": 2}), device="cpu").tokenizer
+    at = len(TOKENS)
     assert own.decode([at]) == ""
     assert own.decode([40, at, 41]) == own.decode([40, 41])
     assert at not in own.encode("a [PAD268] b")
@@ -535,12 +531,8 @@ def test_unused_tokens_print_as_nothing_and_no_text_has_them(tmp_path: Path) -> 
 
 
 def test_the_bytes_of_tokens_are_known_after_an_unused_one(tmp_path: Path) -> None:
-    fields = tokenizer_fields()
-    tokens = [*fields["tokenizer.ggml.tokens"], "[PAD268]", "zz"]
-    types = [*fields["tokenizer.ggml.token_type"], 5, 1]
-    new: dict[str, Any] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
-    file = write_gguf(tmp_path / "toy.gguf", metadata=new, changes={"vocab_size": len(tokens)})
-    assert TokenBytes(pardec.load(file, device="cpu").tokenizer, len(tokens) + 1).tokens[-3:] == [b"", b"zz", b""]
+    own = pardec.load(with_tokens(tmp_path / "toy.gguf", {"[PAD268]": 5, "zz": 1}), device="cpu").tokenizer
+    assert TokenBytes(own, len(TOKENS) + 3).tokens[-3:] == [b"", b"zz", b""]
 
 
 def test_an_end_token_is_added_where_the_file_says_so(tmp_path: Path) -> None:
@@ -552,10 +544,17 @@ def test_an_end_token_is_added_where_the_file_says_so(tmp_path: Path) -> None:
         assert own.encode("the", add_special_tokens=False) == plain
 
 
-def test_tokens_that_end_a_turn_or_a_gap_end_a_text(tmp_path: Path) -> None:
-    fields: dict[str, Any] = {"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.fim_pad_token_id": 9}
-    file = write_gguf(tmp_path / "toy.gguf", metadata=fields)
-    assert load(file, device="cpu").decoding_config.eos_ids == (0, 9, 2)  # 2 is <|im_end|>
+@pytest.mark.parametrize(
+    ("fields", "ends"),
+    [({"eot_token_id": 7}, (2, 7, 0)), ({"eos_token_id": 0, "fim_pad_token_id": 9}, (0, 9, 2))],  # 2 is <|im_end|>
+    ids=str,
+)
+def test_tokens_that_end_a_turn_or_a_gap_end_a_text(
+    tmp_path: Path, fields: dict[str, int], ends: tuple[int, ...]
+) -> None:
+    metadata = {f"tokenizer.ggml.{name}": number for name, number in fields.items()}
+    file = write_gguf(tmp_path / "toy.gguf", metadata=metadata)
+    assert load(file, device="cpu").decoding_config.eos_ids == ends
 
 
 def test_an_end_of_text_ends_a_chat_models_answer_too(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pardec.models.files.json_text import DEPTH, parse
 from pardec.models.files.weights import Published, indexed
 from pardec.models.load import load
 from pardec.models.printable import in_json, line, plain
-from tests.models.toys import llama_folder
+from tests.models.toys import llama_folder, rewrite
 
 WEIGHTS = {"a": Published(Path("x"), (300, 400), torch.float32)}
 
@@ -95,9 +95,7 @@ def test_configs_as_published_are_taken() -> None:
     ],
 )
 def test_a_checkpoint_with_such_a_config_is_refused_by_name(tmp_path: Path, changes: dict[str, Any]) -> None:
-    folder = llama_folder(tmp_path / "toy")
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    folder = rewrite(llama_folder(tmp_path / "toy"), **changes)
     with pytest.raises(ModelError) as caught:
         load(folder, device="cpu")
     assert "\n" not in str(caught.value)

@@ -19,12 +19,10 @@ from pardec.models.parallel import placement
 @pytest.mark.parametrize("name", embedded_names())
 def test_the_kind_is_what_the_loaded_model_is(name: str) -> None:
     told, model = kind_of(name), pardec.load(name, device="cpu")
-    assert told is not None
     imaging = model.imaging
     assert (told.name, told.family) == (model.name, model.family)
     assert told.draws == (None if imaging is None else imaging.kind)
     if told.classes is not None:
-        assert imaging is not None
         assert told.classes == imaging.classes
     if imaging is None:
         network = model.language_model
@@ -40,11 +38,9 @@ def test_of_what_is_not_here_nothing_is_told() -> None:
 def test_a_block_causal_model_tells_its_block(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "sdar", "max_position_embeddings": 64}))
     told = kind_of(tmp_path)
-    assert told is not None
     assert (told.family, told.block, told.positions) == ("masked", 4, 64)
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "Fast_dLLM_Qwen", "bd_size": 16}))
     told = kind_of(tmp_path)
-    assert told is not None
     assert (told.family, told.block) == ("masked", 16)
 
 
@@ -52,7 +48,6 @@ def test_a_config_of_wrong_types_is_left_to_the_loading(tmp_path: Path) -> None:
     for config in ({"model_type": "llama", "max_position_embeddings": "x"}, {"model_type": "sdar", "block_size": [3]}):
         (tmp_path / "config.json").write_text(json.dumps(config))
         told = kind_of(tmp_path)
-        assert told is not None
         assert told.positions is None
 
 

@@ -27,7 +27,7 @@ from tests.models.families import test_experts
 from tests.models.families.test_mar import FILE, GOLDEN
 from tests.models.families.test_mar import tensors as mar_tensors
 from tests.models.parallel.test_tensor_parallel import llada_folder
-from tests.models.toys import SMALL, llama_config, llama_folder, llama_tensors, write_checkpoint
+from tests.models.toys import SMALL, family_folder, llama_config, llama_folder, llama_tensors, write_checkpoint
 
 IDS = torch.arange(3, 23)[None]
 BIASED = {"attention_bias": True, "mlp_bias": True}
@@ -74,6 +74,16 @@ BY_PEFT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@torch.no_grad()
+def adapted(base: Any, **settings: Any) -> Any:
+    """The model with a random adapter."""
+    wrapped = peft.get_peft_model(base, peft.LoraConfig(**settings))
+    for parameter in wrapped.parameters():
+        if parameter.requires_grad:
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return wrapped
+
+
 def trained(kind: str, settings: dict[str, Any], adapter: dict[str, Any], folder: Path) -> tuple[Path, Path, Any]:
     """A random base and adapter as files, and PEFT's merge of the two."""
     torch.manual_seed(3)
@@ -81,12 +91,7 @@ def trained(kind: str, settings: dict[str, Any], adapter: dict[str, Any], folder
     config = getattr(transformers, f"{kind}Config")(**sizes)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder / "base")
     base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base")
-    wrapped = peft.get_peft_model(base, peft.LoraConfig(r=3, lora_alpha=10, **adapter))
-    with torch.no_grad():
-        for parameter in wrapped.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-    wrapped.save_pretrained(folder / "tuned")
+    adapted(base, r=3, lora_alpha=10, **adapter).save_pretrained(folder / "tuned")
     base = transformers.AutoModelForCausalLM.from_pretrained(folder / "base")
     return folder / "base", folder / "tuned", peft.PeftModel.from_pretrained(base, folder / "tuned").merge_and_unload()
 
@@ -111,12 +116,8 @@ def test_modules_saved_beside_their_base(tmp_path: Path) -> None:
     config = transformers.LlamaConfig(**SMALL, pad_token_id=0)
     base = transformers.AutoModelForCausalLM.from_config(config)
     base.save_pretrained(tmp_path / "base")
-    lora = peft.LoraConfig(r=3, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
-    wrapped = peft.get_peft_model(base, lora)
+    wrapped = adapted(base, r=3, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])
     with torch.no_grad():
-        for parameter in wrapped.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn_like(parameter) * 0.1)
         expected = wrapped.eval()(input_ids=IDS).logits
     wrapped.save_pretrained(tmp_path / "tuned", save_embedding_layers=True)
     file = tmp_path / "tuned" / "adapter_model.safetensors"
@@ -158,7 +159,7 @@ def test_llada_whose_names_are_its_own(tmp_path: Path) -> None:
 
 def test_experts_one_by_one(tmp_path: Path) -> None:
     base = tmp_path / "base"
-    tensors = test_experts.published(base, test_experts.LLADA_MOE)
+    tensors = family_folder(base, test_experts.LLADA_MOE)
     modules = [f"model.layers.1.mlp.experts.{e}.{part}_proj" for e in range(8) for part in ("gate", "down")]
     modules += ["model.layers.2.shared_expert.up_proj", "model.layers.0.self_attn.k_proj", "model.layers.1.mlp.gate"]
     halves = pairs(tensors, modules)

@@ -36,7 +36,6 @@ def packed_names(model: pardec.Model) -> set[str]:
 
 def masked_file(file: Path, kind: str, family: str) -> Path:
     published = pardec.load(f"tiny-{family}", device="cpu").network.path
-    assert published is not None
     return write_embedded_gguf(file, published, family, kind)
 
 
@@ -235,7 +234,6 @@ def test_an_adapter_that_drafts_on_packed_weights(tmp_path: Path) -> None:
     model, merged = pardec.load(file, device="cpu"), pardec.load(file, device="cpu", adapter=adapter)
     network = model.language_model
     drafts = draft_adapter(network, str(adapter))
-    assert drafts is not None
     with torch.inference_mode():
         found = drafts.run(Plan.full(IDS, network.visible()), None).logits()
     assert torch.allclose(found, logits(merged), rtol=1e-4, atol=1e-4)

@@ -27,7 +27,7 @@ from tests.models import llamagen_files
 from tests.models.families import test_diffusion_gemma, test_experts
 from tests.models.families.test_mar import FILE, GOLDEN
 from tests.models.loading.gguf_files import write_gguf
-from tests.models.toys import SMALL, llama_config, llama_folder, llama_tensors
+from tests.models.toys import SMALL, family_folder, llama_config, llama_folder, llama_tensors
 
 IDS = torch.arange(3, 23)[None]
 
@@ -99,7 +99,6 @@ def check_updated(
 @pytest.mark.covers(1)
 def test_embedded_models(name: str, dtype: str, tmp_path: Path) -> None:
     source = local(name)
-    assert source is not None
     new = other(tensors_in(source.folder))
     shutil.copytree(source.folder, tmp_path / "base")
     for file in source.tokenizer.glob("*.json"):
@@ -121,8 +120,7 @@ FAMILIES: dict[str, Callable[[Path], Any]] = {
     ),
     "diffusion gemma": lambda folder: diffusion_gemma(folder),
     **{
-        name: lambda folder, config=config: test_experts.published(folder, config)
-        for name, config in test_experts.KINDS.items()
+        name: lambda folder, config=config: family_folder(folder, config) for name, config in test_experts.KINDS.items()
     },
 }
 
@@ -182,7 +180,7 @@ def test_quantized_layers_are_quantized_again(kind: str, tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("quantizes")
 def test_quantized_experts_and_layers_of_another_library(tmp_path: Path) -> None:
-    test_experts.published(tmp_path / "experts", test_experts.SDAR_MOE | {"hidden_size": 64})
+    family_folder(tmp_path / "experts", test_experts.SDAR_MOE | {"hidden_size": 64})
     by_transformers(tmp_path / "neox", "GPTNeoX", hidden_size=64)
     for name in ("experts", "neox"):
         new = other(tensors_in(tmp_path / name))

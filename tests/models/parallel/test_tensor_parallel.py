@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from pardec.models.errors import ModelError
 from pardec.models.load import load
-from tests.models.families.test_experts import LLADA2, published
-from tests.models.toys import llama_config, llama_folder, llama_tensors, torchrun, write_checkpoint
+from tests.models.families.test_experts import LLADA2
+from tests.models.toys import family_folder, llama_config, llama_folder, llama_tensors, torchrun, write_checkpoint
 
 RUN = Path(__file__).with_name("shared_run.py")
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -24,17 +23,8 @@ def llada_folder(folder: Path) -> Path:
         "vocab_size": 40, "embedding_size": 40, "include_qkv_bias": True, "max_sequence_length": 64, "eos_token_id": 3,
         "mask_token_id": 4,
     }  # fmt: skip
-    generator, block = torch.Generator().manual_seed(8), "model.transformer.blocks.{}."
-    shapes: dict[str, tuple[int, ...]] = {f"model.transformer.{name}.weight": (40, 32) for name in ("wte", "ff_out")}
-    shapes["model.transformer.ln_f.weight"] = (32,)
-    for layer in range(2):
-        stem = block.format(layer)
-        shapes |= {stem + f"{name}_norm.weight": (32,) for name in ("attn", "ff")}
-        for name, size in (("q", 32), ("k", 16), ("v", 16)):
-            shapes |= {stem + f"{name}_proj.weight": (size, 32), stem + f"{name}_proj.bias": (size,)}
-        shapes |= {stem + "attn_out.weight": (32, 32), stem + "ff_out.weight": (32, 48)}
-        shapes |= {stem + f"{name}_proj.weight": (48, 32) for name in ("ff", "up")}
-    return write_checkpoint(folder, config, {n: torch.randn(s, generator=generator) * 0.3 for n, s in shapes.items()})
+    family_folder(folder, config, seed=8)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +34,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     config = llama_config(**SHAPE)
     write_checkpoint(folder / "llama", config, {name: 2 * value for name, value in llama_tensors(config).items()})
     llada_folder(folder / "llada")
-    published(folder / "llada2", LLADA2)
+    family_folder(folder / "llada2", LLADA2)
     llama_folder(folder / "odd", **SHAPE | {"num_key_value_heads": 1})
     done = torchrun(RUN, folder)
     line = next((line for line in done.stdout.splitlines() if line.startswith("FOUND ")), None)
