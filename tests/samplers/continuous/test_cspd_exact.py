@@ -31,7 +31,6 @@ from pardec.samplers.ops.denoising_paths import DenoisingPath, Last, log_density
 from pardec.samplers.ops.unmasking import unmasking
 from pardec.samplers.rng import Keyed, row_seeds
 from tests.samplers.continuous import test_cspd_published as published
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.vector_toys import ToyHead, energy, generate, kolmogorov, latents_of, pair
 
 TOKENS, STEPS, K = 6, 4, 3
@@ -262,16 +261,8 @@ def dropped_drafts_have_other_noise_when_they_are_drafted_again() -> None:
     assert len(seen) == len(set(seen)) > 10 * TOKENS
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "cspd",
-    "cspd:k=8,mode=reference,steps=64,last=map,prefill=0.15,tau=42",
-    "continuous",
-)
-
-
 @pytest.mark.seeds("arXiv:2411.11925")
 def test_accepted_and_redrawn_vectors_pass_a_kolmogorov_test_and_a_smaller_mar_drafts_for_a_larger() -> None:
-    test_defaults_are_the_published_ones()
     published.test_the_ratio_by_hand()
     dropped_drafts_have_other_noise_when_they_are_drafted_again()
     published.test_tries_for_the_rejected(0.2)

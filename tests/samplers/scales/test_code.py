@@ -16,7 +16,6 @@ from pardec.samplers.rng import Keyed
 from pardec.samplers.scales.contracts import ScaleRequest
 from pardec.samplers.scales.loop import decode
 from tests.samplers.scale_toys import model as toy
-from tests.samplers.spec_checks import defaults_are
 
 LABELS, SEEDS = (3, -1, 0), (4, 5, 6)
 
@@ -58,16 +57,8 @@ def test_one_model_at_both_ends_is_plain_sampling(steps: int, cfg: float | None)
     np.testing.assert_allclose(shared.trace.commit_score, whole.trace.commit_score, rtol=1e-4)
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "code",
-    "code:steps=none,order=filters",
-    "scales",
-)
-
-
 @pytest.mark.seeds("arXiv:2411.17787")
 def test_the_first_scales_are_the_large_model_s_and_the_refiner_enters_once() -> None:
-    test_defaults_are_the_published_ones()
     without_steps_four_fifths_of_the_scales_are_the_large_model_s()
     the_refiner_has_the_guidance_of_its_scales()
     large, refiner = toy(), small()

@@ -25,7 +25,6 @@ from tests.reference import naive_relaxed as naive
 from tests.samplers.ar_toys import counted, joint, rows, run, toy_ar, variation
 from tests.samplers.handmade_drafts import Given, distributions, emitted, pairs, tree
 from tests.samplers.joint_distributions import drafting
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.speculative.test_rrs import random_tree
 
 BOUNDS = [(0.02, None), (0.1, None), (0.4, None), (1.0, None), (0.2, 1.5), (0.1, 3.0)]  # delta and ratio
@@ -322,17 +321,9 @@ def test_the_codebook_says_who_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
         run(model, "sjd+lantern", [[1, 2]], 4, temperature=1.0)
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "sjd+lantern",
-    "sjd+lantern:k=1000,delta=0.1,mode=principled",
-    "ar",
-)
-
-
 @pytest.mark.seeds("arXiv:2410.03355")
 def test_nothing_borrowed_is_exact_no_more_moves_than_delta_and_more_neighbours_accept_more() -> None:
     """The paper's k counts a token as its own neighbour: its k=1 is k=0 here."""
-    test_defaults_are_the_published_ones()
     the_transport_by_hand()
     the_published_rejection_by_hand()
     equal_greedy_tokens_by_hand()

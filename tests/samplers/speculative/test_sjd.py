@@ -24,7 +24,6 @@ from pardec.samplers.speculative.sequences import Sequences
 from tests.samplers.ar_toys import counted, g_test, joint, plain_greedy, prompts, rows, run, speculation, toy_ar
 from tests.samplers.joint_distributions import WORLDS, World, measure, worst
 from tests.samplers.loop_drafters import Literal
-from tests.samplers.spec_checks import defaults_are
 
 MODES = ("coupled", "independent", "gumbel")
 LONG = WORLDS["3 tokens, length 6"]  # where places are refreshed again and again
@@ -221,16 +220,8 @@ def test_mutation_a_stale_label_is_told_by_the_script(monkeypatch: pytest.Monkey
     assert scripted("coupled").worst() > 10
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "sjd",
-    "sjd:refresh=coupled,uniform=false",
-    "ar",
-)
-
-
 @pytest.mark.seeds("arXiv:2410.01699")
 def test_samples_have_the_joint_distribution_greedy_is_greedy_and_smooth_images_take_few_forwards() -> None:
-    test_defaults_are_the_published_ones()
     a_coupled_draw_by_hand()
     a_fresh_guess_is_a_point_mass_and_the_known_ones_are_samples()
     fresh_guesses_of_an_image_are_the_tokens_to_the_left_by_hand()
