@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
+from pardec.models.caches import window_readers
 from pardec.models.caches.window_cache import WindowCache
 from pardec.models.caches.window_readers import Far
 from pardec.models.errors import CacheError
@@ -38,11 +40,13 @@ def chain(start: int, stop: int) -> Plan:
 def test_a_prompt_and_what_follows_are_those_of_the_plain_version(far: Far | None) -> None:
     """A prompt longer than the window, then pieces of a draft's size, some positions of which are fed a second time."""
     truth = naive(TARGET.decoder, TEXT, SINK, WINDOW, far)
-    own = cache(far=far)
     parts = [(0, 12), (12, 13), (13, 17), (15, 18), (18, 22), (22, 23)]
-    for start, stop in parts:
-        made = TARGET.decoder(chain(start, stop), own).logits()[0]
-        torch.testing.assert_close(made.double(), truth[start:stop], rtol=0, atol=1e-4)
+    for each, block in ((parts, 256), (parts[:1], 4), ([(0, 6), (6, 7), (7, 8)], 256)):  # and token by token past 7
+        own = cache(far=far)
+        with patch.object(window_readers, "_BLOCK", block):
+            for start, stop in each:
+                made = TARGET.decoder(chain(start, stop), own).logits()[0]
+                torch.testing.assert_close(made.double(), truth[start:stop], rtol=0, atol=1e-4)
     last = TARGET.decoder(replace(chain(0, 12), narrow=True, want=torch.tensor([[11]])), cache(far=far)).logits()[0]
     torch.testing.assert_close(last.double(), truth[11:12], rtol=0, atol=1e-4)
 

@@ -266,7 +266,7 @@ def test_accepted_and_redrawn_vectors_pass_a_kolmogorov_test_and_a_smaller_mar_d
     published.test_the_ratio_by_hand()
     dropped_drafts_have_other_noise_when_they_are_drafted_again()
     published.test_tries_for_the_rejected(0.2)
-    published.test_rounds_go_as_the_authors_runner_goes(2, 0.3, 7, False, None)
+    published.test_rounds_go_as_the_authors_runner_goes(2, 0.3, 7, False, 2.0)
     test_drafts_stand_as_often_as_the_divergence_of_paths_says(10)
     for size, steps, last in ((1, 1, "noise"), (2, 2, "x1")):
         check_density(size, steps, last, 3000, far=2.5, wider=-0.2)  # type: ignore[arg-type]

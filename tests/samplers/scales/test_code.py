@@ -61,6 +61,8 @@ def test_one_model_at_both_ends_is_plain_sampling(steps: int, cfg: float | None)
 def test_the_first_scales_are_the_large_model_s_and_the_refiner_enters_once() -> None:
     without_steps_four_fifths_of_the_scales_are_the_large_model_s()
     the_refiner_has_the_guidance_of_its_scales()
+    first = generate(toy(), "code:refiner=x,steps=1", refiner=small())
+    assert (first.nfe, first.draft_forwards) == ((1,) * 3, (3,) * 3)
     large, refiner = toy(), small()
     end = generate(large, "code:refiner=x,steps=2", cfg=2.0, refiner=refiner)
     whole = generate(toy(), "sequential", cfg=2.0)

@@ -145,6 +145,8 @@ def test_a_worked_example() -> None:
     np.testing.assert_allclose(made.ratio[0].numpy(), [0, 1 / 11, 1], atol=1e-12)
     assert int(made.count) == 2
     assert int(Speculative().accept(draft, distributions(p), Given(torch.full((1, 3), 0.41)), None).count) == 0
+    p[0, 0] = torch.tensor([0.0, 1.0])  # w_1 = h_1 = 0, and so are w_2 and h_2
+    assert int(BlockVerification().accept(draft, distributions(p), Given(torch.zeros(1, 3)), None).count) == 0
 
 
 @pytest.mark.parametrize("k", [1, 4])

@@ -113,6 +113,7 @@ def the_best_are_kept_in_order_and_candidates_grow_by_what_is_new() -> None:
     score = torch.tensor([[1.0, 9.0, 2.0, 5.0], [3.0, 4.0, 99.0, 99.0]])[..., None]
     chosen = best(slots, score, np.array([2, 1]))
     assert chosen[..., 0].tolist() == [[1, 3], [1, -1]]
+    assert best(slots[:1], torch.ones(1, 4, 1), np.array([2]))[..., 0].tolist() == [[0, 1]], "the first of equal ones"
     state.keep_slots(rows_, [chosen, chosen[:, :1]], np.array([5, 2]), np.array([[2, 1], [1, 1]]))
     assert state.candidates(0, rows_, np.array([7, 2]), 1, CPU)[0][..., 0].tolist() == [[1, 3, 5, 6], [1, -1, -1, -1]]
     assert state.candidates(1, rows_[:1], np.array([6]), 1, CPU)[0][..., 0].tolist() == [[1, 5]]

@@ -161,10 +161,12 @@ def equal_greedy_tokens_by_hand() -> None:
     assert logits.softmax(-1)[0, 0].tolist() == [0.25, 0.5, 0.25]
     near = CodeFeatures(torch.tensor([[2, 1], [0, 2], [0, 1]], dtype=torch.int32))
     for token, accepted in ((0, 1), (2, 0)):
-        draft, target = tree(torch.tensor([[1, token]]), None), TargetDistributions(logits, logits, True)
+        draft, target = tree(torch.tensor([[0, token]]), None), TargetDistributions(logits, logits, True)
         for delta in (0.3, 0.2):  # enough for the neighbour, or not
             made = Lantern(1, delta).accept(draft, target, Given(torch.zeros(1, 2)), near)
             assert int(made.count) == (accepted if delta == 0.3 else 0)
+            assert made.deviation is not None
+            assert float(made.deviation) == int(made.count), "as many tokens as are not the likeliest"
 
 
 def a_greedy_token_borrows_within_its_ratio_and_delta() -> None:
@@ -322,7 +324,11 @@ def test_the_codebook_says_who_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.seeds("arXiv:2410.03355")
-def test_nothing_borrowed_is_exact_no_more_moves_than_delta_and_more_neighbours_accept_more() -> None:
+def test_nothing_borrowed_is_exact_no_more_moves_than_delta_and_more_neighbours_accept_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        test_the_codebook_says_who_is_near(patch)
     """The paper's k counts a token as its own neighbour: its k=1 is k=0 here."""
     the_transport_by_hand()
     the_published_rejection_by_hand()

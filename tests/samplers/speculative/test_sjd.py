@@ -155,6 +155,9 @@ def a_coupled_draw_by_hand() -> None:
     # p without 1 is .5, .3: .6 of .8 is token 0.
     assert coupled_sample(p, old, q, point, has_old, keep, u).tolist() == [1, 0, 2, 0, 1, 0]
     assert coupled_sample(p, old, q, point, ~has_old, keep, u).tolist() == [2, 2, 2, 2, 2, 1]  # p itself: .5, .7, 1
+    p, q, zero = torch.tensor([[0.0, 0.5, 0.5]]), torch.tensor([[1.0, 0.0, 0.0]]), torch.zeros(1)
+    impossible = coupled_sample(p, zero.long(), q, zero.bool(), ~zero.bool(), zero, torch.tensor([0.1]))
+    assert impossible.tolist() == [1], "0 < 0 lets nothing stay"
 
 
 def test_a_draw_never_takes_what_has_no_weight() -> None:
