@@ -146,6 +146,8 @@ def test_rotation_spreads_outliers_and_order_gathers_what_is_left() -> None:
     """RotateKV, 2 bits, outliers in few channels: rotation reduces the error, reordered channels reduce it further."""
     every_codec_is_its_formula()
     rotatekv.test_keys_are_rotated_by_a_power_of_two_of_heads_at_most_as_many_as_asked()
+    alike = Rotated(2, 4, reorder=True).calibrate(torch.zeros(1, 4, 1, 4))["order"]
+    assert alike.tolist() == [0, 1, 2, 3], "channels of equal sums keep their order"
     x = keys()
     plain, rotated = error(PerToken(2, 64), x), error(Rotated(2, 64, heads=4), x)
     ordered = error(Rotated(2, 64, heads=4, reorder=True), x)
@@ -189,6 +191,7 @@ def test_the_largest_entries_carry_most_and_take_their_share_of_the_bytes() -> N
     """Mustafar: the (1 - s) D largest entries per token and head stay exact; no other choice of as many loses less."""
     every_codec_is_its_formula()
     assert Mustafar().store == Store(Pruned(0.5), Pruned(0.5), 32, 32)
+    assert Mustafar(0.5, residual=8, chunk=16).store == Store(Pruned(0.5), Pruned(0.5), 16, 8)
     x = keys()
     for sparsity, kept in ((0.5, 32), (0.7, 20)):
         read = through(Pruned(sparsity), x)

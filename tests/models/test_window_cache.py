@@ -55,10 +55,16 @@ def test_a_prompt_and_what_follows_are_those_of_the_plain_version(far: Far | Non
 def test_rows_of_any_length_and_trees_are_those_of_rows_alone(far: Far | None) -> None:
     lengths, own = [12, 3, 9], cache(rows=3, far=far)
     tokens = torch.tensor([TEXT[:12]] * 3)
-    for rows in ([0], [1, 2]):  # prompts in two groups
+    for rows in ([0, 1], [2]):  # prompts in two groups
         some = torch.tensor(lengths)[rows]
         plan = Plan.full(tokens[rows, : int(some.max())], Visible.causal(), some)
         TARGET.decoder(replace(plan, rows=torch.tensor(rows)), own)
+    some = torch.tensor([12, 9])
+    plan = replace(Plan.full(tokens[:2], Visible.causal(), some), narrow=True, want=some[:, None] - 1)
+    made = TARGET.decoder(plan, cache(rows=2, far=far)).logits()
+    for row, length in enumerate(some.tolist()):
+        truth = naive(TARGET.decoder, TEXT[:length], SINK, WINDOW, far)[-1]
+        torch.testing.assert_close(made[row, 0].double(), truth, rtol=0, atol=1e-4)
     base, depth = torch.tensor(lengths), torch.tensor([0, 1, 1, 2])
     tree = Visible.tree(torch.tensor([-1, 0, 0, 1]), base)
     nodes = torch.tensor([[1, 2, 3, 4]] * 3)

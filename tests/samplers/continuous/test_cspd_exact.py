@@ -264,6 +264,10 @@ def dropped_drafts_have_other_noise_when_they_are_drafted_again() -> None:
 @pytest.mark.seeds("arXiv:2411.11925")
 def test_accepted_and_redrawn_vectors_pass_a_kolmogorov_test_and_a_smaller_mar_drafts_for_a_larger() -> None:
     published.test_the_ratio_by_hand()
+    accepted = torch.tensor([[True, False, True, True], [True, True, True, False]])
+    number = torch.tensor([[0, 1, 1, 2], [0, 1, 2, 2]])  # row 0 rejects in group 1, and row 1 in the last
+    parts = [each.int().tolist() for each in _cspd_exact.split_drafts(accepted, number, 3)]
+    assert parts == [[[1, 0, 1, 0], [1, 1, 1, 0]], [[0, 1, 0, 0], [0, 0, 0, 1]], [[0, 0, 0, 1], [0] * 4]]
     dropped_drafts_have_other_noise_when_they_are_drafted_again()
     published.test_tries_for_the_rejected(0.2)
     published.test_rounds_go_as_the_authors_runner_goes(2, 0.3, 7, False, 2.0)

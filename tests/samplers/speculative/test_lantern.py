@@ -153,6 +153,11 @@ def the_published_rejection_by_hand() -> None:
         assert float(made.ratio[0, 1]) == pytest.approx(ratio)
         left = [0.5 / 0.8, 0.3 / 0.8, 0, 0] if delta == 0.6 else [0.4 / 0.6, 0.2 / 0.6, 0, 0]
         assert uniforms.left[0].tolist() == pytest.approx(left)
+    never = tree(torch.tensor([[0, 2]]), None, q.masked_fill(torch.arange(4) == 2, 0))  # q(2) = 0: it cannot be tested
+    made = Lantern(1, 0.6, mode="reference").accept(
+        never, distributions(p), Given(torch.zeros(1, 2)), CodeFeatures(near)
+    )
+    assert int(made.count) == 0
 
 
 def equal_greedy_tokens_by_hand() -> None:

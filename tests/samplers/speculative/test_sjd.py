@@ -280,14 +280,14 @@ def what_is_known_of_the_window_by_hand() -> None:
 
     The first of these three places was drafted as 2, the second as 3, from the q of nodes 3 and 4; the last has none.
     """
-    p, q = (torch.arange(10.0).view(1, 5, 2) + shift for shift in (0, 100))
-    none = torch.zeros(1, 0, 2)
-    state = WindowState(none, np.array([0]), none[..., 0].long(), none, none[..., 0].bool(), np.array([4]))
-    point = torch.tensor([[False, True, False, True, False]])
-    draft = SimpleNamespace(tokens=torch.tensor([[7, 0, 1, 2, 3]]), q=q, is_point_mass=point, parents=None)
-    outcome: Any = SimpleNamespace(draft=draft, gained=np.array([2]), distributions=SimpleNamespace(probs=p))
+    p, q = (torch.arange(10.0).expand(2, 10).view(2, 5, 2) + shift for shift in (0, 100))
+    none = torch.zeros(2, 0, 2)
+    state = WindowState(none, np.array([0]), none[..., 0].long(), none, none[..., 0].bool(), np.array([4, 4]))
+    point = torch.tensor([[False, True, False, True, False]] * 2)
+    draft = SimpleNamespace(tokens=torch.tensor([[7, 0, 1, 2, 3]] * 2), q=q, is_point_mass=point, parents=None)
+    outcome: Any = SimpleNamespace(draft=draft, gained=np.array([2, 4]), distributions=SimpleNamespace(probs=p))
     Sjd(5).observe(outcome, None, state)  # type: ignore[arg-type]
-    assert state.known.tolist() == [3]
+    assert state.known.tolist() == [3, 1], "the second row has gained four"
     assert state.distribution[0].tolist() == p[0, 2:].tolist()
     assert state.old[0, :2].tolist() == [2, 3]
     assert state.q[0, :2].tolist() == q[0, 3:].tolist()
