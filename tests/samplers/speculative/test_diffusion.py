@@ -102,14 +102,19 @@ def test_diffusion_drafts_are_those_of_a_plain_version_after_any_history(family:
 
 
 def a_confidence_of_just_the_bound_is_enough() -> None:
-    """Two forwards a round, each of which commits a step of two tokens: more than one at a time, and a second step."""
-    half = lambda state, tokens, at, goal: (torch.full(at.shape, 0.5), at.clamp(0, 1))  # noqa: E731
-    spec, calls = "diffusion:name=toy,step=2,small=2,k=4,low={low},tau=0.5", list[tuple[int, int]]()
+    """A forward commits a step of two tokens at once, and at a `low` that they reach another step follows."""
+    counts = list[tuple[int, int]]()
     for low in (0.5, 0.51):
+        goals = list[int]()
+
+        def half(state: DiffusionState, tokens: Tensor, at: Tensor, goal: np.ndarray, goals: Any = goals) -> Any:
+            goals.append(int(goal[0]))
+            return torch.full(at.shape, 0.5), at.clamp(0, 1)
+
         with masked(toy("llada", vocab=5)), patch.object(DiffusionState, "_predict", half):
-            done = run(target(), spec.format(low=low), [[1, 2]], 9)
-        calls.append(max(done.trace.drafted[0]))
-    assert calls == [4, 2]
+            done = run(target(), f"diffusion:name=toy,step=2,small=2,k=4,low={low},tau=0.5", [[1, 2]], 9)
+        counts.append((max(done.trace.drafted[0]), goals.count(goals[0])))
+    assert counts == [(4, 1), (2, 1)], "the tokens of the longest draft, and the forwards of the first step"
 
 
 @pytest.mark.seeds("arXiv:2512.20573")
