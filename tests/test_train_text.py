@@ -163,6 +163,7 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(tmp_path: Path, model: st
 def test_one_nested_drafter_serves_two_targets(tmp_path: Path) -> None:
     """Every exit learns. One set of weights drafts for both models, and their texts are those of plain decoding."""
     exits.test_at_the_ends_of_tau_it_is_a_model_of_as_many_layers(0.0)
+    exits.test_at_the_ends_of_tau_it_is_a_model_of_as_many_layers(1.0)
     exits.test_every_distribution_is_that_of_a_whole_forward_of_the_exit(0.95, 0.0)
     exits.test_a_layer_runs_once_on_a_token_and_only_if_it_is_needed()
     run = made(tmp_path, "tiny-llama-draft", 60, "--exits", "1-2", "--mix", "arithmetic=1", "--lr", "0.02")

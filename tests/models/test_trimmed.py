@@ -33,6 +33,10 @@ def test_the_ids_that_are_left_have_the_logits_of_the_whole_head_and_no_others_h
         stack.head.weight.mul_(2)
     stack.weights_version += 1  # as where weights are replaced
     assert torch.allclose(less.forward(plan).logits()[..., ids], 2 * whole[..., ids], rtol=0, atol=1e-6)
+    assert less.decoder.subset.ids.tolist() == [0, 4, 7]  # type: ignore[attr-defined]
+    stack.config = replace(stack.config, logit_cap=0.5)  # as Gemma's: cap tanh(z / cap), of every row
+    capped = 0.5 * (2 * whole[..., ids] / 0.5).tanh()
+    assert torch.allclose(less.forward(plan).logits()[..., ids], capped, rtol=0, atol=1e-6)
 
 
 def test_only_the_rows_that_are_left_are_multiplied() -> None:

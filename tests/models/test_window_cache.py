@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
+from pardec.models.caches import window_readers
 from pardec.models.caches.window_cache import WindowCache
 from pardec.models.caches.window_readers import Far
 from pardec.models.errors import CacheError
@@ -38,11 +40,13 @@ def chain(start: int, stop: int) -> Plan:
 def test_a_prompt_and_what_follows_are_those_of_the_plain_version(far: Far | None) -> None:
     """A prompt longer than the window, then pieces of a draft's size, some positions of which are fed a second time."""
     truth = naive(TARGET.decoder, TEXT, SINK, WINDOW, far)
-    own = cache(far=far)
     parts = [(0, 12), (12, 13), (13, 17), (15, 18), (18, 22), (22, 23)]
-    for start, stop in parts:
-        made = TARGET.decoder(chain(start, stop), own).logits()[0]
-        torch.testing.assert_close(made.double(), truth[start:stop], rtol=0, atol=1e-4)
+    for each, block in ((parts, 256), (parts[:1], 4), ([(0, 6), (6, 7), (7, 8)], 256)):  # and token by token past 7
+        own = cache(far=far)
+        with patch.object(window_readers, "_BLOCK", block):
+            for start, stop in each:
+                made = TARGET.decoder(chain(start, stop), own).logits()[0]
+                torch.testing.assert_close(made.double(), truth[start:stop], rtol=0, atol=1e-4)
     last = TARGET.decoder(replace(chain(0, 12), narrow=True, want=torch.tensor([[11]])), cache(far=far)).logits()[0]
     torch.testing.assert_close(last.double(), truth[11:12], rtol=0, atol=1e-4)
 
@@ -51,10 +55,16 @@ def test_a_prompt_and_what_follows_are_those_of_the_plain_version(far: Far | Non
 def test_rows_of_any_length_and_trees_are_those_of_rows_alone(far: Far | None) -> None:
     lengths, own = [12, 3, 9], cache(rows=3, far=far)
     tokens = torch.tensor([TEXT[:12]] * 3)
-    for rows in ([0], [1, 2]):  # prompts in two groups
+    for rows in ([0, 1], [2]):  # prompts in two groups
         some = torch.tensor(lengths)[rows]
         plan = Plan.full(tokens[rows, : int(some.max())], Visible.causal(), some)
         TARGET.decoder(replace(plan, rows=torch.tensor(rows)), own)
+    some = torch.tensor([12, 9])
+    plan = replace(Plan.full(tokens[:2], Visible.causal(), some), narrow=True, want=some[:, None] - 1)
+    made = TARGET.decoder(plan, cache(rows=2, far=far)).logits()
+    for row, length in enumerate(some.tolist()):
+        truth = naive(TARGET.decoder, TEXT[:length], SINK, WINDOW, far)[-1]
+        torch.testing.assert_close(made[row, 0].double(), truth, rtol=0, atol=1e-4)
     base, depth = torch.tensor(lengths), torch.tensor([0, 1, 1, 2])
     tree = Visible.tree(torch.tensor([-1, 0, 0, 1]), base)
     nodes = torch.tensor([[1, 2, 3, 4]] * 3)

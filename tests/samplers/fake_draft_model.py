@@ -202,14 +202,14 @@ def nodes(draft: Draft, row: int) -> list[tuple[int, ...]]:
 
 
 class Pausing(Length):
-    """A length controller with which each row drafts in some rounds only, and no row in every fourth round."""
+    """A length controller with which each row drafts in some rounds only, and no row in two of every eight."""
 
     def __init__(self) -> None:
         self.rounds = 0
 
     def budget(self, most: int, context: Any, state: None) -> np.ndarray:
         self.rounds += 1
-        wanted: np.ndarray = (context.text.rows + self.rounds) % 3 * 2 * (self.rounds % 4 > 0)
+        wanted: np.ndarray = (context.text.rows + self.rounds) % 3 * 2 * (self.rounds % 8 > 1)
         return wanted
 
     def stop(self, *_: Any) -> None:

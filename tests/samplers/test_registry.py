@@ -13,6 +13,7 @@ from pardec.models.errors import SpecError, UnknownNameError
 from pardec.samplers import registry
 from pardec.samplers.cards import order
 from pardec.samplers.registry import resolve
+from tests.samplers import published_defaults
 from tests.samplers.reference_checks import Page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,6 +75,14 @@ def test_every_parameter_is_documented_and_has_a_default(name: str) -> None:
     defaults = ",".join(f"{p['name']}={p['default']}" for p in card.parameters)
     part = registry.parse(f"{card.name}:{defaults}" if defaults else card.name).parts[0]
     assert card.make() == registry.build_method(part, card.family)
+
+
+def test_the_defaults_of_every_method_are_in_the_table() -> None:
+    cards = {(card.family, card.name) for card in CARDS.values() if card.parameters and card.family != "masked"}
+    assert {(family, full.partition(":")[0]) for family, _, full in published_defaults.ROWS} == cards
+    for _, paper, full in published_defaults.ROWS:
+        for each in paper.split() or [""]:
+            published_defaults.check(each, full.partition(":")[0])
 
 
 @pytest.mark.parametrize("name", CARDS)

@@ -28,6 +28,7 @@ def test_the_schedule_by_hand() -> None:
     assert halves.bounds.tolist() == [0, 2, 4, 8, 16]
     assert halves.left.tolist() == [14, 12, 9, 1]
     assert unmasking_in_halves(9, 9).bounds.tolist() == [0, 1, 2, 3, 4, 5, 9]
+    assert unmasking_in_halves(9, 2).bounds.tolist() == [0, 5, 9]
     assert unmasking_in_halves(16, 1).bounds.tolist() == unmasking(16, 1).bounds.tolist()
 
 

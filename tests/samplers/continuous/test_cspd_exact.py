@@ -31,7 +31,6 @@ from pardec.samplers.ops.denoising_paths import DenoisingPath, Last, log_density
 from pardec.samplers.ops.unmasking import unmasking
 from pardec.samplers.rng import Keyed, row_seeds
 from tests.samplers.continuous import test_cspd_published as published
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.vector_toys import ToyHead, energy, generate, kolmogorov, latents_of, pair
 
 TOKENS, STEPS, K = 6, 4, 3
@@ -262,20 +261,16 @@ def dropped_drafts_have_other_noise_when_they_are_drafted_again() -> None:
     assert len(seen) == len(set(seen)) > 10 * TOKENS
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "cspd",
-    "cspd:k=8,mode=reference,steps=64,last=map,prefill=0.15,tau=42",
-    "continuous",
-)
-
-
 @pytest.mark.seeds("arXiv:2411.11925")
 def test_accepted_and_redrawn_vectors_pass_a_kolmogorov_test_and_a_smaller_mar_drafts_for_a_larger() -> None:
-    test_defaults_are_the_published_ones()
     published.test_the_ratio_by_hand()
+    accepted = torch.tensor([[True, False, True, True], [True, True, True, False]])
+    number = torch.tensor([[0, 1, 1, 2], [0, 1, 2, 2]])  # row 0 rejects in group 1, and row 1 in the last
+    parts = [each.int().tolist() for each in _cspd_exact.split_drafts(accepted, number, 3)]
+    assert parts == [[[1, 0, 1, 0], [1, 1, 1, 0]], [[0, 1, 0, 0], [0, 0, 0, 1]], [[0, 0, 0, 1], [0] * 4]]
     dropped_drafts_have_other_noise_when_they_are_drafted_again()
     published.test_tries_for_the_rejected(0.2)
-    published.test_rounds_go_as_the_authors_runner_goes(2, 0.3, 7, False, None)
+    published.test_rounds_go_as_the_authors_runner_goes(2, 0.3, 7, False, 2.0)
     test_drafts_stand_as_often_as_the_divergence_of_paths_says(10)
     for size, steps, last in ((1, 1, "noise"), (2, 2, "x1")):
         check_density(size, steps, last, 3000, far=2.5, wider=-0.2)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -110,6 +111,12 @@ def test_images_are_those_of_a_plain_version(model: ContinuousModel, k: int, tau
         shares.append(taken / tested)
     assert max(shares) > 0
     assert tau == 0 or min(shares) < 1, shares
+    with patch(
+        "pardec.samplers.continuous.methods.fasthybrid.cosine_similarity",
+        lambda a, b, dim: torch.full_like(a[:, 0], 0.5),
+    ):
+        got = generate(model, "fasthybrid:steps=6,k=3,tau=0.5,short=4", labels=LABELS, seeds=SEEDS)
+    assert got.trace.accepted == got.trace.drafted, "a cosine of tau is enough"
 
 
 @pytest.mark.parametrize("order", ["random", "checker"])

@@ -22,7 +22,6 @@ from pardec.samplers.continuous.methods.mar import MAR
 from pardec.samplers.ops.unmasking import unmasking
 from pardec.samplers.registry import preset, resolve
 from pardec.samplers.rng import Keyed
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.vector_toys import ToyBackbone, ToyHead, generate, latents_of, mar, toy
 
 EVERY = ("uncond_every=3", "decoder_every=3,layer=1,margin=2", "uncond_every=3,decoder_every=3,layer=1,margin=2")
@@ -310,13 +309,6 @@ def test_a_backbone_that_keeps_nothing_is_refused() -> None:
         generate(toy("other", ToyHead(2, 3), Other(4, 2)), "mar:uncond_every=2")
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "mar",
-    "mar:steps=64,guidance=linear,last=map,warmup=5,margin=15,layer=3",
-    "continuous",
-)
-
-
 def test_steps_by_hand() -> None:
     steps_by_hand()
 
@@ -324,7 +316,6 @@ def test_steps_by_hand() -> None:
 @pytest.mark.slow  # seconds for 12 images; the tests above have each option
 @pytest.mark.seeds("arXiv:2503.12450")
 def test_classes_stay_readable_from_two_thirds_of_the_rows_and_half_of_the_tokens(trained: ContinuousModel) -> None:
-    test_defaults_are_the_published_ones()
     steps_by_hand()
     test_each_option_is_its_plain_version(trained, EVERY[2] + ",head_every=3", 2.5)
     model, task = pardec.load("tiny-mar", device="cpu", dtype="float32"), pardec.task("classes")

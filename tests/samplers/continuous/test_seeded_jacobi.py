@@ -13,7 +13,6 @@ from pardec.models.continuous.contracts import ContinuousModel
 from pardec.models.errors import SpecError
 from pardec.samplers.continuous.methods import seeded_jacobi
 from pardec.samplers.registry import resolve
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.vector_toys import ToyBackbone, ToyHead, generate, latents_of, mar, toy
 
 ROWS: dict[str, Any] = {"seeds": (5, 6, 7), "labels": (3, 0, -1)}
@@ -165,8 +164,3 @@ def test_a_name_of_two_families_is_read_by_its_parameters() -> None:
     assert isinstance(resolve("sequential:last=x1", None), ContinuousSampler)
     with pytest.raises(SpecError, match="unknown parameter 'tolerance'"):
         resolve("seeded_jacobi:tolerance=0", None)
-
-
-test_defaults_are_the_published_ones = defaults_are(
-    "seeded_jacobi", "seeded_jacobi:window=8,tol=1e-3,steps=64,guidance=linear,last=map", "continuous"
-)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from pardec.samplers.rng import Keyed
 from pardec.samplers.scales.contracts import ScaleRequest
 from pardec.samplers.scales.loop import decode
 from tests.samplers.scale_toys import model as toy
-from tests.samplers.spec_checks import defaults_are
 
 LABELS, SEEDS = (3, -1, 0), (4, 5, 6)
 
@@ -58,18 +58,13 @@ def test_one_model_at_both_ends_is_plain_sampling(steps: int, cfg: float | None)
     np.testing.assert_allclose(shared.trace.commit_score, whole.trace.commit_score, rtol=1e-4)
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "code",
-    "code:steps=none,order=filters",
-    "scales",
-)
-
-
 @pytest.mark.seeds("arXiv:2411.17787")
 def test_the_first_scales_are_the_large_model_s_and_the_refiner_enters_once() -> None:
-    test_defaults_are_the_published_ones()
     without_steps_four_fifths_of_the_scales_are_the_large_model_s()
     the_refiner_has_the_guidance_of_its_scales()
+    test_both_ends_are_plain_sampling_bit_for_bit(None)
+    first = generate(toy(), "code:refiner=x,steps=1", refiner=small())
+    assert (first.nfe, first.draft_forwards) == ((1,) * 3, (3,) * 3)
     large, refiner = toy(), small()
     end = generate(large, "code:refiner=x,steps=2", cfg=2.0, refiner=refiner)
     whole = generate(toy(), "sequential", cfg=2.0)
@@ -92,6 +87,9 @@ def the_refiner_has_the_guidance_of_its_scales() -> None:
     )
     assert (half.tokens == whole.tokens).all()
     np.testing.assert_allclose(half.trace.commit_score, whole.trace.commit_score, rtol=1e-4)
+    stage: Any = resolve("code:refiner=x,cfgs=1x2/0.5/3", "scales").method
+    scales: list[Any] = [SimpleNamespace(maps=SimpleNamespace(scale=scale)) for scale in range(5)]
+    assert [stage.guidance(each) for each in scales] == [1, 1, 0.5, 3, 3]
 
 
 def without_steps_four_fifths_of_the_scales_are_the_large_model_s() -> None:

@@ -18,7 +18,6 @@ from pardec.samplers.scales.contracts import ScaleRequest
 from pardec.samplers.scales.loop import decode
 from pardec.samplers.scales.methods.fastvar import Pruning
 from tests.samplers.scale_toys import model as toy
-from tests.samplers.spec_checks import defaults_are
 
 
 def generate(model: ScaleModel, spec: str, **more: Any) -> Finished:
@@ -89,6 +88,3 @@ def test_tokens_far_from_the_mean_stay_and_others_take_the_coarser_map_s_part() 
             expected = computed[row, far.index(at)] if at in far else filled[at]
             torch.testing.assert_close(restored[row, at], expected)
     torch.testing.assert_close(pruning.added[1], before - coarse)
-
-
-test_defaults_are_the_published_ones = defaults_are("fastvar", "fastvar:keep=0.5,scales=2,layer=0", "scales")

@@ -18,7 +18,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft import aded
-from pardec.samplers.speculative.draft.aded import Trigrams, last_pair, roll_out
+from pardec.samplers.speculative.draft.aded import Trigrams, _Branch, last_pair, roll_out
 from pardec.samplers.speculative.draft.text_history import PerRow
 from pardec.samplers.speculative.draft.text_store import read_texts
 from tests.reference import naive_aded
@@ -53,6 +53,9 @@ def what_was_rarely_visited_is_tried_sooner_with_the_bonus() -> None:
     draws = np.random.RandomState(1).rand(1, 30)
     assert len(roll_out(table, (0, 1), draws, 0.0, 9)) < 3
     assert len(roll_out(table, (0, 1), draws, 20.0, 9)) == 3
+    table.add((7, 8), [(2, 1.0), (3, 1.0)])
+    branch = _Branch.of(table, 0, (7, 8), 1.0)
+    assert [branch.choose(u, 0.0) for u in (0.0, 0.499, 0.5)] == [0, 0, 1], "the first whose sum is above u"
 
 
 def test_weights_fade_when_their_pair_occurs_again() -> None:

@@ -138,13 +138,21 @@ def test_a_worked_example() -> None:
     usual rule rejects with probability .6.
     """
     p = torch.tensor([[[0.2, 0.8], [0.9, 0.1], [0.5, 0.5]]], dtype=torch.float64)
-    q = torch.tensor([[[0.0, 0.0], [0.5, 0.5], [0.3, 0.7]]], dtype=torch.float64)
+    q = torch.tensor([[[0.5, 0.5], [0.5, 0.5], [0.3, 0.7]]], dtype=torch.float64)  # of node 0 it is not read
     draft = tree(torch.tensor([[1, 0, 0]]), None, q)
     made = BlockVerification().accept(draft, distributions(p), Given(torch.tensor([[0.0, 0.99, 0.99]])), None)
     assert made.ratio is not None
     np.testing.assert_allclose(made.ratio[0].numpy(), [0, 1 / 11, 1], atol=1e-12)
     assert int(made.count) == 2
     assert int(Speculative().accept(draft, distributions(p), Given(torch.full((1, 3), 0.41)), None).count) == 0
+    same = BlockVerification().accept(draft, distributions(q.roll(-1, 1)), Given(torch.full((1, 3), 0.99)), None)
+    assert same.ratio is not None
+    assert same.ratio[0].tolist() == pytest.approx([0, 1, 1]), "p = q: nothing is left, and nothing is rejected"
+    both, given = tree(torch.tensor([[1, 0, 0]] * 2), None, q.expand(2, 3, 2)), torch.full((2, 3), 0.99)
+    p[0, 0] = torch.tensor([0.0, 1.0])  # w_1 = h_1 = 0, and so are w_2 and h_2
+    made = BlockVerification().accept(both, distributions(torch.cat((q.roll(-1, 1), p))), Given(given), None)
+    assert made.count.tolist() == [2, 0]
+    assert int(BlockVerification().accept(draft, distributions(p), Given(torch.zeros(1, 3)), None).count) == 0
 
 
 @pytest.mark.parametrize("k", [1, 4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -113,6 +114,7 @@ def the_best_are_kept_in_order_and_candidates_grow_by_what_is_new() -> None:
     score = torch.tensor([[1.0, 9.0, 2.0, 5.0], [3.0, 4.0, 99.0, 99.0]])[..., None]
     chosen = best(slots, score, np.array([2, 1]))
     assert chosen[..., 0].tolist() == [[1, 3], [1, -1]]
+    assert best(slots[:1], torch.ones(1, 4, 1), np.array([2]))[..., 0].tolist() == [[0, 1]], "the first of equal ones"
     state.keep_slots(rows_, [chosen, chosen[:, :1]], np.array([5, 2]), np.array([[2, 1], [1, 1]]))
     assert state.candidates(0, rows_, np.array([7, 2]), 1, CPU)[0][..., 0].tolist() == [[1, 3, 5, 6], [1, -1, -1, -1]]
     assert state.candidates(1, rows_[:1], np.array([6]), 1, CPU)[0][..., 0].tolist() == [[1, 5]]
@@ -208,12 +210,27 @@ def test_a_drafter_that_reads_what_is_kept_is_lossless(shape: str) -> None:
     assert rows(run(model, f'sparsekv:read="{FEW}",k=3+{shape}', given, NEW)) == expected
 
 
+def budgets_stay_as_the_first_eviction_set_them() -> None:
+    """A layer that attends evenly over 3 slots, and changes, has the larger budget; the layers then change places."""
+    slots: Any = SimpleNamespace(rows=np.arange(1), layers=2, length=np.array([40]))
+    steady = torch.tensor([[[[0.98, 0.01, 0.01], [0.97, 0.02, 0.01]]]])
+    spread = torch.tensor([[[[0.3, 0.4, 0.3], [0.1, 0.1, 0.8]]]])
+    state, stage = Eviction.start(1, 1), Cake(budget=14, window=4)
+    budgets = []
+    for attentions in ([steady, spread], [spread, steady]):
+        stage._share(slots, np.array([True]), attentions, state)
+        budgets.append(state.budgets.tolist())
+    assert budgets[0][0][0] < budgets[0][0][1]
+    assert budgets[1] == budgets[0]
+
+
 @pytest.mark.seeds("arXiv:2503.12491")
 def test_what_the_end_of_a_prompt_attends_to_survives_eviction() -> None:
     """CAKE keeps 25 of 300 tokens per layer on average; a window of 25 has lost the fact that the prompt asks for."""
     a_layers_preference_and_the_indicator_are_those_of_the_formulas()
     budgets_are_the_published_ones_and_never_above_what_there_is()
     the_best_are_kept_in_order_and_candidates_grow_by_what_is_new()
+    budgets_stay_as_the_first_eviction_set_them()
     a_prompt_keeps_what_the_plain_version_keeps_and_nothing_comes_back()
     model, drawn, texts = induction(), np.random.RandomState(4), []
     for place in (20, 117, 201):

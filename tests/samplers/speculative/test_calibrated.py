@@ -136,6 +136,8 @@ def rows_copied_count_for_neither_gain_nor_cost() -> None:
     copied = replace(done.draft, ignores_length_controller=np.array([True, False]))
     controller.observe(replace(done, draft=copied), stage, state)
     assert (state.gained.tolist(), state.spent.tolist()) == ([1, 3], [1, 3])  # 2 tokens for 1 + .5 * 2
+    state.tested[1, 0] = 2  # both were rejected: 2 / 4 is no more than the cost
+    assert controller.budget(3, stage, state).tolist() == [3, 0]
 
 
 def a_draft_ends_where_one_more_token_promises_less_than_its_cost() -> None:

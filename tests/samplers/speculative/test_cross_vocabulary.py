@@ -180,6 +180,8 @@ def test_acceptance_rises_over_a_stream_as_the_map_fills() -> None:
     the_longest_run_wins_and_what_may_still_grow_waits()
     a_run_is_as_likely_as_all_of_its_tokens()
     an_id_is_the_likeliest_behind_all_before_it_without_a_cache()
+    for length, most in (("unsure:tau=1", 1), ("fallback:below=1", 0)):  # an unsure token is drafted, or is not
+        assert max(map(max, run(target(), f"{SPEC}+{length}", PROMPTS, NEW).trace.drafted)) == most
     test_what_was_read_spells_the_text_however_it_grew(("tiny-llama-bytes", "tiny-llama"))
     model, spelling = pardec.load("tiny-llama", device="cpu"), load("tiny-llama-bytes", device="cpu")
     given = [each.prompt for each in pardec.task("arithmetic").problems(split="heldout", n=16, seed=7)]

@@ -100,6 +100,11 @@ def counts_fade_and_the_choice_is_the_best_product() -> None:
     assert (int(choice.exit[0]), int(choice.most[0])) == (2, 3), "the other row's own affair"
     choice.count(np.array([0]), np.array([[0, 0, 0]]), np.array([50]))
     assert choice.most[0] == 0, "nothing is drafted where nothing is accepted"
+    choice = Choice(1, (1, 2), 2, k=2, decay=1.0)  # a token of the first exit costs half a pass, and half are accepted
+    choice.matched[0], choice.tested[0] = [0, 0], [1, 1]
+    choice.count(np.array([0]), np.array([[1, 2]]), np.array([1]))
+    assert choice.matched[0].tolist() == [1, 2]
+    assert (int(choice.exit[0]), int(choice.most[0])) == (1, 0), "of (1, 0), (1, 1) and all of exit 2, alike, the first"
 
 
 def the_threshold_lies_between_the_means_of_accepted_and_rejected_tokens() -> None:
@@ -109,6 +114,9 @@ def the_threshold_lies_between_the_means_of_accepted_and_rejected_tokens() -> No
     choice.observe(outcome([3, 3], [2, 3]), None, None)  # type: ignore[arg-type]
     assert choice.threshold.tolist() == pytest.approx([(0.8 + 0.5) / 2, 0])
     assert choice.stop(torch.tensor([0.6, 0.01]), 0, None, None).tolist() == [True, False]  # type: ignore[arg-type]
+    exact = Choice(2, (1,), 2, k=3, decay=0.5)
+    exact.sure[0] = [[1.5, 2], [0.5, 2]]
+    assert exact.stop(torch.tensor([0.5, 0.5]), 0, None, None).tolist() == [False, False], "as sure as the threshold"  # type: ignore[arg-type]
     choice.observe(outcome([1, 1], [1, 0]), None, None)  # type: ignore[arg-type]
     accepted = [(0.5 * 1.6 + 0.6) / 2, (0.5 * 2.0) / 1.5]
     assert choice.threshold.tolist() == pytest.approx([(accepted[0] + 0.5) / 2, (accepted[1] + 0.01) / 2])

@@ -21,7 +21,7 @@ from pardec.models.plan import Plan
 from pardec.requests import draft_models
 from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import Draft
-from pardec.samplers.speculative.draft.diffusion import Diffusion, DiffusionState
+from pardec.samplers.speculative.draft.diffusion import DiffusionState
 from pardec.tasks import task
 from tests.reference import naive_diffusion_draft
 from tests.samplers.ar_toys import rows, run, toy_ar
@@ -101,11 +101,26 @@ def test_diffusion_drafts_are_those_of_a_plain_version_after_any_history(family:
     assert {3, 6} <= lengths
 
 
+def a_confidence_of_just_the_bound_is_enough() -> None:
+    """A forward commits a step of two tokens at once, and at a `low` that they reach another step follows."""
+    counts = list[tuple[int, int]]()
+    for low in (0.5, 0.51):
+        goals = list[int]()
+
+        def half(state: DiffusionState, tokens: Tensor, at: Tensor, goal: np.ndarray, goals: Any = goals) -> Any:
+            goals.append(int(goal[0]))
+            return torch.full(at.shape, 0.5), at.clamp(0, 1)
+
+        with masked(toy("llada", vocab=5)), patch.object(DiffusionState, "_predict", half):
+            done = run(target(), f"diffusion:name=toy,step=2,small=2,k=4,low={low},tau=0.5", [[1, 2]], 9)
+        counts.append((max(done.trace.drafted[0]), goals.count(goals[0])))
+    assert counts == [(4, 1), (2, 1)], "the tokens of the longest draft, and the forwards of the first step"
+
+
 @pytest.mark.seeds("arXiv:2512.20573")
 def test_diffusion_drafts_grow_where_the_model_is_sure_and_take_fewer_forwards_than_copies() -> None:
     """Lists are drafted far beyond one step, sums of several are not; the text is the target's."""
-    made = Diffusion()
-    assert (made.step, made.k, made.low, made.tau, made.block, made.small) == (10, 60, 0.45, 0.05, 32, 8), "published"
+    a_confidence_of_just_the_bound_is_enough()
     for family in ("sdar", "llada"):  # block-causal and bidirectional
         test_diffusion_drafts_are_those_of_a_plain_version_after_any_history(family)
     model = pardec.load("tiny-llama", device="cpu")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import heapq
 from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.shape.dyspec import DySpec
 from tests.samplers.ar_toys import counted, g_test, joint, run
-from tests.samplers.fake_draft_model import Told, grown, named, near, nodes, target, written
+from tests.samplers.fake_draft_model import Told, context, grown, named, near, nodes, target, uniforms, written
 
 
 def distribution(draft_model: Told, row: int, tokens: tuple[int, ...]) -> np.ndarray:
@@ -114,11 +117,21 @@ def test_draws_with_replacement_have_the_targets_law_where_siblings_run_out() ->
     assert g_test(counted(done, 2, 4, 5), joint(target(), [1, 3], 4, **options)) < 4
 
 
+def every_node_of_a_round_has_its_own_noise() -> None:
+    text = written([[1], [2]])
+    drawn, keys = uniforms(text), list[Tensor]()
+    listened: Any = SimpleNamespace(noise=lambda key, *more: keys.append(key) or drawn.noise(key, *more))
+    DySpec(12).grow(Told(text), context(text, temperature=1.0), np.array([4, 4]), listened, None)
+    assert len(keys) > 2
+    assert torch.cat(keys, 1)[0].unique().numel() == sum(each.shape[1] for each in keys)
+
+
 @pytest.mark.seeds("arXiv:2410.11744")
 def test_its_trees_are_the_likeliest_keep_the_distribution_and_gain_what_fixed_ones_do_at_least() -> None:
     for children in (1, 6):
         test_at_temperature_0_it_is_the_search_that_asks_node_by_node(12, children)
     no_tree_of_its_size_is_likelier()
+    every_node_of_a_round_has_its_own_noise()
     draws_fill_the_places_of_the_highest_value()
     draft_model = Told(written([[row, 1] for row in range(5)]), vocab=3)
     draft = grown(DySpec(4, children=3), draft_model, [2] * 5)

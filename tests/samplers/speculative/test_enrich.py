@@ -36,6 +36,14 @@ def test_the_shifted_distribution_and_the_residual_are_those_of_the_formula(eta:
         moved, left = naive(z[row], q[row], eta, alpha)
         assert torch.allclose(rule.weight(p, trial)[row], moved[row])
         assert torch.allclose(rule.after_rejection(p, trial)[row], left)
+    point = torch.arange(6) < 3  # of these rows the drafted token was certain, whatever q holds
+    mixed, sure = Trial(token, token, token, q[token, token], q, point), torch.eye(9, dtype=torch.float64)[:6]
+    for row in range(6):
+        moved, _ = naive(z[row], sure[row] if point[row] else q[row], eta, alpha)
+        assert torch.allclose(rule.weight(p, mixed)[row], moved[row])
+    only = torch.tensor([[1.0, 0.0]])  # of p and q: nothing is left after the rejection that rounding makes
+    alike = Trial(token[:1], token[:1], token[:1], only[0, :1], only, None)
+    assert rule.after_rejection(only, alike).tolist() == only.tolist()
 
 
 def test_a_strong_step_accepts_what_the_drafter_is_sure_of_and_none_is_exact() -> None:

@@ -51,6 +51,9 @@ def test_one_row_alone_has_the_k_of_the_formula() -> None:
     under_load_nothing_is_drafted()
     rows_that_are_accepted_more_draft_more()
     of_equal_rates_the_shorter_drafts_are_taken()
+    the_context_of_all_rows_is_paid()
+    test_measured_costs_are_found_again()
+    assert Costs.fitted([(1, 1, 1, 3), (2, 1, 1, 2), (3, 1, 1, 1)]).draft == 0, "no cost is negative"
     a_round_begins_without_the_estimates_of_the_one_before()
     test_acceptance_is_counted_up_to_the_first_rejection_and_fades()
     test_one_row_drafts_what_gains_the_most_tokens_over_cost()
@@ -74,6 +77,12 @@ def of_equal_rates_the_shorter_drafts_are_taken() -> None:
     assert lengths(np.array([0.25]), 1, Costs(1, 0.25, 0, 0), 0).tolist() == [0]
     rate, counts = prefixes(np.array([[0.25]]), Costs(0.75, 0, 0.25, 0), 0, 1)
     assert (rate, counts.tolist()) == (1, [0])
+
+
+def the_context_of_all_rows_is_paid() -> None:
+    """Texts of 20 and 60 tokens at .01 each cost .8: (1 - .8^(k+1)) / (1.8 + .1 k) is greatest at 8, not at 7."""
+    stage, controller = context(written([[1] * 20, [1] * 60])), Goodput(0.1, 0.0, 0.01, prior=0.8)
+    assert controller.budget(12, stage, controller.start(stage)).tolist() == [8, 8]
 
 
 def a_round_begins_without_the_estimates_of_the_one_before() -> None:

@@ -19,7 +19,6 @@ from tests.reference.naive_acceptance import Node
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 from tests.samplers.handmade_drafts import Given, InOrder, distributions, pairs, tree
 from tests.samplers.joint_distributions import drafting
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.speculative.test_rrs import random_tree
 
 Mode = Literal["vectorised", "reference"]
@@ -246,8 +245,3 @@ def test_more_is_accepted_and_told() -> None:
     assert sum(loose.nfe) < 0.8 * sum(plain.nfe)
     assert min(loose.deviation) > 0
     assert registry.resolve("sjd+gsd", "ar", sampling=True).exact == "relaxed"
-
-
-test_defaults_are_the_published_ones = defaults_are(
-    "sjd+gsd", "sjd+gsd:group=14,prob=0.15,dist=0.5,mode=vectorised", "ar"
-)

@@ -23,7 +23,6 @@ from tests.models import adapters
 from tests.models.families.test_families import published, rewrite
 from tests.reference import naive_idlm as naive
 from tests.samplers.ar_toys import plain_greedy, request, rows, run, toy_ar
-from tests.samplers.spec_checks import defaults_are
 
 MASK = 4
 SMALL_MASK = 7
@@ -118,7 +117,6 @@ def test_tokens_and_forwards_are_those_of_whole_forwards(adapted: tuple[Path, Pa
 
     So does that of an adapter, which applies at mask positions only.
     """
-    test_defaults_are_the_published_ones()
     the_spec_s_mask_wins_over_the_lora_s_and_that_over_the_checkpoint_s()
     assert Idlm(k=k).most_queries(1 + k, request([[1]], 1)) == k, "room for a mask per drafted token"
     taken, begun = 0, 0
@@ -133,9 +131,6 @@ def test_tokens_and_forwards_are_those_of_whole_forwards(adapted: tuple[Path, Pa
     assert taken, "no draft was ever accepted: the test shows nothing"
     assert begun > 6, "no draft was ever refused: the test shows nothing"
     assert_on_at_masks_alone(adapted, k)
-
-
-test_defaults_are_the_published_ones = defaults_are("idlm", "idlm:k=3", "ar")  # a stride of 4
 
 
 def the_spec_s_mask_wins_over_the_lora_s_and_that_over_the_checkpoint_s() -> None:

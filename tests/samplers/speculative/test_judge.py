@@ -158,15 +158,20 @@ def naive(
 
 
 def the_least_important_of_the_rejected_stands_if_it_is_below_the_threshold() -> None:
-    """Tokens 1, 2 and 3 are rejected, and matter by .5, .25 and .75: at a threshold of .25 none stands."""
-    p = torch.tensor([1.0, 0, 0, 0]).expand(1, 4, 4)
-    draft = tree(torch.tensor([[0, 1, 2, 3]]), [-1, 0, 0, 0])
-    important = torch.tensor([[0.0, 0.5, 0.25, 0.75]])
-    for thr, expected in ((0.25, []), (0.26, [2]), (0.6, [2])):
+    """Tokens 1, 2 and 3 are rejected, and matter by .5, .25 and .75: at a threshold of .25 none stands.
+
+    In the second row they matter by .75, .5 and .25.
+    """
+    p = torch.tensor([1.0, 0, 0, 0]).expand(2, 4, 4)
+    draft = tree(torch.tensor([[0, 1, 2, 3]] * 2), [-1, 0, 0, 0])
+    important = torch.tensor([[0.0, 0.5, 0.25, 0.75], [0.0, 0.75, 0.5, 0.25]])
+    for thr, expected in ((0.25, [[], []]), (0.26, [[2], [3]]), (0.6, [[2], [3]])):
         given = TargetDistributions(p.log(), p.log(), True, important)
         head: Any = lambda states: states  # noqa: E731
-        verdict = Judge("x", thr).accept(draft, given, Given(torch.zeros(1, 4)), JudgeState(head, thr))
-        assert verdict.path[0, 1 : int(verdict.count) + 1].tolist() == expected
+        verdict = Judge("x", thr).accept(draft, given, Given(torch.zeros(2, 4)), JudgeState(head, thr))
+        assert [
+            path[1 : count + 1] for path, count in zip(verdict.path.tolist(), verdict.count.tolist(), strict=True)
+        ] == expected
 
 
 def random_trees_follow_the_plain_rule(greedy: bool) -> None:

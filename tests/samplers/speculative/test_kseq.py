@@ -54,6 +54,13 @@ def siblings_after_the_accepted_one_are_not_tested() -> None:
     assert made.tested.tolist() == [[False, True, False]]
 
 
+def an_impossible_token_is_rejected_at_a_uniform_of_0() -> None:
+    """u rho q < p is 0 < 0."""
+    p = torch.tensor([0.0, 0.5, 0.5], dtype=torch.float64).expand(1, 3, 3)
+    draft = tree(torch.tensor([[1, 0, 0]]), [-1, 0, 0], torch.full((1, 3, 3), 1 / 3))
+    assert int(KSeq().accept(draft, distributions(p), Given(torch.zeros(1, 3)), None).count) == 0
+
+
 def test_any_larger_factor_is_exact_too(monkeypatch: pytest.MonkeyPatch) -> None:
     found = kseq.division
     monkeypatch.setattr(kseq, "division", lambda p, q, k: (found(p, q, k) * 1.3).clamp(max=float(k.max())))
@@ -114,6 +121,7 @@ def test_shapes_that_count_siblings_by_their_tokens_are_refused() -> None:
 def test_samples_have_the_target_s_distribution_and_more_drafts_are_accepted_up_to_the_optimum() -> None:
     the_division_factor_by_hand()
     siblings_after_the_accepted_one_are_not_tested()
+    an_impossible_token_is_rejected_at_a_uniform_of_0()
     each_row_has_the_factor_of_its_own_siblings()
     test_what_comes_out_has_the_target_s_law_and_more_is_accepted_than_by_recursion(3)
     for p, q in pairs(12):

@@ -25,7 +25,6 @@ from tests.reference import naive_relaxed as naive
 from tests.samplers.ar_toys import counted, joint, rows, run, toy_ar, variation
 from tests.samplers.handmade_drafts import Given, distributions, emitted, pairs, tree
 from tests.samplers.joint_distributions import drafting
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.speculative.test_rrs import random_tree
 
 BOUNDS = [(0.02, None), (0.1, None), (0.4, None), (1.0, None), (0.2, 1.5), (0.1, 3.0)]  # delta and ratio
@@ -154,6 +153,11 @@ def the_published_rejection_by_hand() -> None:
         assert float(made.ratio[0, 1]) == pytest.approx(ratio)
         left = [0.5 / 0.8, 0.3 / 0.8, 0, 0] if delta == 0.6 else [0.4 / 0.6, 0.2 / 0.6, 0, 0]
         assert uniforms.left[0].tolist() == pytest.approx(left)
+    never = tree(torch.tensor([[0, 2]]), None, q.masked_fill(torch.arange(4) == 2, 0))  # q(2) = 0: it cannot be tested
+    made = Lantern(1, 0.6, mode="reference").accept(
+        never, distributions(p), Given(torch.zeros(1, 2)), CodeFeatures(near)
+    )
+    assert int(made.count) == 0
 
 
 def equal_greedy_tokens_by_hand() -> None:
@@ -162,10 +166,12 @@ def equal_greedy_tokens_by_hand() -> None:
     assert logits.softmax(-1)[0, 0].tolist() == [0.25, 0.5, 0.25]
     near = CodeFeatures(torch.tensor([[2, 1], [0, 2], [0, 1]], dtype=torch.int32))
     for token, accepted in ((0, 1), (2, 0)):
-        draft, target = tree(torch.tensor([[1, token]]), None), TargetDistributions(logits, logits, True)
+        draft, target = tree(torch.tensor([[0, token]]), None), TargetDistributions(logits, logits, True)
         for delta in (0.3, 0.2):  # enough for the neighbour, or not
             made = Lantern(1, delta).accept(draft, target, Given(torch.zeros(1, 2)), near)
             assert int(made.count) == (accepted if delta == 0.3 else 0)
+            assert made.deviation is not None
+            assert float(made.deviation) == int(made.count), "as many tokens as are not the likeliest"
 
 
 def a_greedy_token_borrows_within_its_ratio_and_delta() -> None:
@@ -322,17 +328,13 @@ def test_the_codebook_says_who_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
         run(model, "sjd+lantern", [[1, 2]], 4, temperature=1.0)
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "sjd+lantern",
-    "sjd+lantern:k=1000,delta=0.1,mode=principled",
-    "ar",
-)
-
-
 @pytest.mark.seeds("arXiv:2410.03355")
-def test_nothing_borrowed_is_exact_no_more_moves_than_delta_and_more_neighbours_accept_more() -> None:
+def test_nothing_borrowed_is_exact_no_more_moves_than_delta_and_more_neighbours_accept_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with monkeypatch.context() as patch:
+        test_the_codebook_says_who_is_near(patch)
     """The paper's k counts a token as its own neighbour: its k=1 is k=0 here."""
-    test_defaults_are_the_published_ones()
     the_transport_by_hand()
     the_published_rejection_by_hand()
     equal_greedy_tokens_by_hand()

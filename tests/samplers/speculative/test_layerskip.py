@@ -344,6 +344,11 @@ def uneven(seed: int = 5) -> LanguageModel:
 @pytest.mark.seeds("arXiv:2410.06916")
 def test_swift_finds_better_layers_than_evenly_spread_ones() -> None:
     """Lossless; the match of the best set only rises; at the same ratio it accepts more than the uniform choice."""
+    replaced = lame()
+    search = shared_search(replaced, 0.5, 8)
+    assert shared_search(replaced, 0.5, 8) is search
+    replaced.decoder.weights_version += 1  # type: ignore[misc]
+    assert shared_search(replaced, 0.5, 8) is not search
     a_good_match_or_many_vain_tries_end_it()
     the_search_finds_the_best_choice_and_scores_only_rise()
     a_choice_is_judged_once_its_texts_weigh_one_together()

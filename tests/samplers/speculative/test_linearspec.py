@@ -307,6 +307,7 @@ def test_one_checkpoint_drafts_and_verifies_its_own_text_in_a_quarter_of_the_for
     `sequential`.
     """
     by_hand()
+    test_the_checkpoint_says_its_mask_and_the_spec_wins(checkpoint)
     masks_are_filled_in_as_engines_do_by_hand()
     test_every_draft_is_of_one_forward_over_the_whole_text("chain", 0)
     test_the_adapter_that_comes_with_the_model_is_on_while_it_drafts("float32", checkpoint, adapted)

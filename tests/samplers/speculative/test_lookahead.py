@@ -19,7 +19,6 @@ from tests.reference import naive_jacobi
 from tests.samplers.ar_toys import picks, plain_greedy, prompts, request, rows, run, speculation, toy_ar
 from tests.samplers.drafter_checks import forwards_a_token
 from tests.samplers.joint_distributions import WORLDS, measure, worst
-from tests.samplers.spec_checks import defaults_are
 
 GIVEN = prompts((3, 6, 1, 9, 4, 12, 2, 7), vocab=6, seed=1)
 NEW = (24, 9, 18, 1, 24, 2, 17, 11)
@@ -159,6 +158,3 @@ def test_mutation_branches_that_see_each_other_are_told_by_the_forwards(monkeypa
     wrong = run(model, spec, GIVEN, NEW, source=Middle())
     assert rows(wrong) == rows(right)
     assert wrong.nfe != right.nfe
-
-
-test_defaults_are_the_published_ones = defaults_are("lookahead", "lookahead:window=7,ngram=5,guesses=7", "ar")

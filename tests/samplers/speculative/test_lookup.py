@@ -15,7 +15,6 @@ from pardec.samplers.speculative.draft.lookup import Lookup
 from tests.reference import naive_lookup
 from tests.samplers.ar_toys import rows, run
 from tests.samplers.drafter_checks import cyclic, drafts_alone_what_it_drafts_in_a_batch, gained, greedy_holds
-from tests.samplers.spec_checks import defaults_are
 
 PREFER: tuple[Literal["first", "last", "longest"], ...] = ("first", "last", "longest")
 
@@ -95,6 +94,3 @@ def test_the_index_costs_the_same_however_long_the_text() -> None:
     for end in range(len(drawn) - 2_000, len(drawn), 4):
         drafter.guess(drawn[:end], index, 10)
     assert (time.perf_counter() - start) / 500 < 1e-3  # a search of the text takes several times that
-
-
-test_defaults = defaults_are("lookup", "lookup:k=10,max_ngram=3,prefer=last,context=line", "ar")

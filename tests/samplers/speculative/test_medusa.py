@@ -101,7 +101,6 @@ def test_it_has_to_be_named() -> None:
 def test_trained_heads_keep_greedy_text_and_typical_acceptance_takes_the_likeliest_and_more_under_entropy(
     tmp_path: Path,
 ) -> None:
-    assert (Typical().epsilon, Typical().delta) == (0.09, 0.3), "the paper's"
     as_of_whole_texts("medusa", "chain", 0.0, tmp_path, rows=2)
     typical.test_the_bar_by_hand()
     typical.test_a_token_at_the_bar_is_not_accepted()

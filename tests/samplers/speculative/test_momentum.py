@@ -112,6 +112,13 @@ def margins_of_zero_and_filtered_candidates_leave_the_highest() -> None:
     # p = 1/2 each. Tokens 0 and 3, which a filter removed, stay out though token 3 is new, and nothing is positive.
     assert left([0, 1, 2, 0, 2, 0], [gone, 0.0, 0.0, gone]) == [0, 1 / 2, 1 / 2, 0]
     assert left([0, 1, 3, 2, 3], [gone, 0.0, 0.0, gone]) == [0, 1, 0, 0]  # 1/4 and, after "3, 2", -1/4
+    stage = Momentum(alpha=0.25, k=1)
+    assert left([0, 1, 0], [0.0] * 4) == [
+        1,
+        0,
+        0,
+        0,
+    ]  # of equal ones the lowest, which is in the text, is the candidate
 
 
 def test_sampled_rows_are_the_same_alone_and_off_is_plain_sampling() -> None:

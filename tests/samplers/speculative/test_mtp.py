@@ -64,6 +64,10 @@ def test_mtp_states_are_the_verified_ones_after_any_history(style: str, shape: s
     assert max(errors) < 1e-9
     assert len(errors) > 50
     assert sum(map(sum, done.trace.accepted)) > 3
+    module, states = draft_models.draft_module(ModuleName("mtp", str(tmp_path)), model), torch.randn(3, 16).double()
+    weight = tensors[f"{naive_mtp.STEMS[style]}{naive_mtp.NORMS[style][3]}.weight"].double()
+    read = states if style == "nextn" else naive_mtp.norm(states, weight, config["rms_norm_eps"])
+    torch.testing.assert_close(module._head(states), model.decoder.unembed(read))
 
 
 def test_mtp_without_a_name_is_refused_where_the_target_has_no_layer() -> None:

@@ -21,7 +21,6 @@ from pardec.samplers.speculative.draft.pjd import Grid, Pjd
 from tests.samplers.ar_toys import run, toy_ar
 from tests.samplers.handmade_drafts import Given
 from tests.samplers.picture_toys import codes, draw, features, toy_pictures
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.speculative import test_features
 
 SIDE, CAPTIONS = 4, features([3, 1, 2])
@@ -262,13 +261,6 @@ def neighbours(tokens: list[list[int]]) -> np.ndarray:
     return np.stack((right.mean((1, 2)), below.mean((1, 2))), 1)
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "pjd",
-    "pjd:lag=none,window=32,wait=false,joint=false",
-    "ar",
-)
-
-
 def test_rows_begin_and_are_guessed_by_hand() -> None:
     a_row_begins_when_the_one_above_is_ahead_by_hand()
     only_the_last_forward_s_distributions_draw_drafts_by_hand()
@@ -281,7 +273,6 @@ def test_rows_begin_and_are_guessed_by_hand() -> None:
 @pytest.mark.seeds("arXiv:2606.05703")
 def test_forwards_fall_and_neighbours_are_as_equal_as_before() -> None:
     """Rows of 12 codes begin one after the other, so that 12 rows take 13 forwards at the least; `sjd` takes 33."""
-    test_defaults_are_the_published_ones()
     test_tokens_of_later_rows_are_tested_by_hand()
     test_a_rejected_token_of_a_later_row_is_redrawn_from_what_the_drafts_distribution_lacks()
     test_with_wait_a_rejected_draft_is_drawn_again_without_regard_to_what_it_was()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -258,9 +259,17 @@ def test_a_tree_that_cannot_be_is_refused(spec: str, said: str) -> None:
     assert error.value.hint
 
 
+def padding_of_a_prompt_teaches_nothing() -> None:
+    seen = list[Any]()
+    with patch.object(Matrix, "write", lambda self, rows, tokens, distributions, real: seen.append(real)):
+        run(toy_ar(3, vocab=11), "recycling:k=2,tree=2-2", [[1, 2, 3, 4], [5, 6, 7]], 1)
+    assert seen[0].tolist() == [[True] * 4, [True] * 3 + [False]]
+
+
 @pytest.mark.seeds("arXiv:2408.08696")
 def test_fifty_greedy_rows_are_kept_and_loops_are_taken_in_long_steps_with_a_small_matrix() -> None:
     the_tree_by_hand()
+    padding_of_a_prompt_teaches_nothing()
     test_the_tree_has_the_published_numbers_of_nodes()
     drafts_alone_what_it_drafts_in_a_batch("recycling:k=2,tree=2-2")
     test_a_cycle_seen_once_is_taken_six_levels_at_a_time()  # in the prompt, which fills the matrix too

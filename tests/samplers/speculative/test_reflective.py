@@ -124,6 +124,7 @@ def test_a_second_opinion_of_the_same_pass_lets_more_of_a_draft_stand() -> None:
     which_node_predicts_which_drafted_token_again_by_hand()
     test_every_verdict_is_that_of_the_naive_rule("logits", 0.8, None)
     test_every_verdict_is_that_of_the_naive_rule("probs", 0.8, None)
+    test_every_verdict_is_that_of_the_naive_rule("logits", 0.0, None)
     with named(near=copying(None)):
         for temperature, base in ((0.0, "greedy"), (1.0, "speculative")):
             exact, zero = (
@@ -164,6 +165,9 @@ def which_node_predicts_which_drafted_token_again_by_hand() -> None:
     assert whole.tokens[0].tolist() == [9, 1, 2, 4, *PROBE, 1, 2]
     assert whole.tokens[1, :5].tolist() == [8, 5, *PROBE]
     assert state.second(draft).tolist() == [[6, 7, 8, -1], [4, -1, -1, -1]]
+    context.text.limit = np.array([3 + 4 + 5, 1 + 2 + 2])  # just room for the first row, and one too few for the second
+    assert state.added(draft).tolist() == [5, -1]
+    assert state.second(draft).tolist() == [[6, 7, 8, -1], [-1] * 4]
 
 
 def naive(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ import torch
 from pardec.samplers import registry
 from pardec.samplers.speculative.accept.rrs import RecursiveRejection
 from pardec.samplers.speculative.accept.speculative import Speculative
+from pardec.samplers.speculative.shape.siblings import siblings
 from tests.reference import naive_acceptance as naive
 from tests.samplers.ar_toys import counted, g_test, joint, run, toy_ar
 from tests.samplers.handmade_drafts import Given, InOrder, distributions, emitted, pairs, tree
@@ -125,10 +129,29 @@ def test_it_says_how_siblings_are_drawn() -> None:
     assert registry.resolve("lookup+rrs:replacement=true", "ar", sampling=True).exact == "distribution"
 
 
+def siblings_by_hand() -> None:
+    """q = (0, .5, .3, .2, 0): uniforms of 0 and 1 draw the first and the last possible token with replacement.
+
+    Without it their shares of what earlier ones leave are .5, .3 / .5 and .2 / .2.
+    """
+    logits = torch.tensor([[[0.0, 0.5, 0.3, 0.2, 0.0]]]).log()
+    ends: Any = SimpleNamespace(noise=lambda keys, purpose, width: torch.tensor([[[0.0, 1.0]]], dtype=torch.float64))
+    for how, temperature, tokens, shares in (
+        ("with", 1.0, [1, 3], [0.5, 0.2]),
+        ("without", 0.0, [1, 2, 3], [0.5, 0.6, 1.0]),
+    ):
+        context: Any = SimpleNamespace(request=SimpleNamespace(temperature=temperature), siblings=how)
+        made = siblings(logits, len(tokens), context, ends, torch.zeros(1, 1, dtype=torch.int64))
+        assert made.tokens.tolist() == [[tokens]]
+        assert made.share[0, 0].tolist() == pytest.approx(shares)
+        assert made.real.all()
+
+
 @pytest.mark.seeds("arXiv:2402.14160")
 def test_every_depth_has_the_target_s_distribution_and_trees_without_replacement_accept_more() -> None:
     test_it_says_how_siblings_are_drawn()
     a_worked_example()
+    siblings_by_hand()
     without_replacement_accepts_more_than_with()
     the_law_without_earlier_siblings_is_needed()
     draws, accepted = 1500, {}

@@ -24,7 +24,6 @@ from pardec.samplers.speculative.sequences import Sequences
 from tests.samplers.ar_toys import counted, g_test, joint, plain_greedy, prompts, rows, run, speculation, toy_ar
 from tests.samplers.joint_distributions import WORLDS, World, measure, worst
 from tests.samplers.loop_drafters import Literal
-from tests.samplers.spec_checks import defaults_are
 
 MODES = ("coupled", "independent", "gumbel")
 LONG = WORLDS["3 tokens, length 6"]  # where places are refreshed again and again
@@ -156,6 +155,9 @@ def a_coupled_draw_by_hand() -> None:
     # p without 1 is .5, .3: .6 of .8 is token 0.
     assert coupled_sample(p, old, q, point, has_old, keep, u).tolist() == [1, 0, 2, 0, 1, 0]
     assert coupled_sample(p, old, q, point, ~has_old, keep, u).tolist() == [2, 2, 2, 2, 2, 1]  # p itself: .5, .7, 1
+    p, q, zero = torch.tensor([[0.0, 0.5, 0.5]]), torch.tensor([[1.0, 0.0, 0.0]]), torch.zeros(1)
+    impossible = coupled_sample(p, zero.long(), q, zero.bool(), ~zero.bool(), zero, torch.tensor([0.1]))
+    assert impossible.tolist() == [1], "0 < 0 lets nothing stay"
 
 
 def test_a_draw_never_takes_what_has_no_weight() -> None:
@@ -221,16 +223,8 @@ def test_mutation_a_stale_label_is_told_by_the_script(monkeypatch: pytest.Monkey
     assert scripted("coupled").worst() > 10
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "sjd",
-    "sjd:refresh=coupled,uniform=false",
-    "ar",
-)
-
-
 @pytest.mark.seeds("arXiv:2410.01699")
 def test_samples_have_the_joint_distribution_greedy_is_greedy_and_smooth_images_take_few_forwards() -> None:
-    test_defaults_are_the_published_ones()
     a_coupled_draw_by_hand()
     a_fresh_guess_is_a_point_mass_and_the_known_ones_are_samples()
     fresh_guesses_of_an_image_are_the_tokens_to_the_left_by_hand()
@@ -286,14 +280,14 @@ def what_is_known_of_the_window_by_hand() -> None:
 
     The first of these three places was drafted as 2, the second as 3, from the q of nodes 3 and 4; the last has none.
     """
-    p, q = (torch.arange(10.0).view(1, 5, 2) + shift for shift in (0, 100))
-    none = torch.zeros(1, 0, 2)
-    state = WindowState(none, np.array([0]), none[..., 0].long(), none, none[..., 0].bool(), np.array([4]))
-    point = torch.tensor([[False, True, False, True, False]])
-    draft = SimpleNamespace(tokens=torch.tensor([[7, 0, 1, 2, 3]]), q=q, is_point_mass=point, parents=None)
-    outcome: Any = SimpleNamespace(draft=draft, gained=np.array([2]), distributions=SimpleNamespace(probs=p))
+    p, q = (torch.arange(10.0).expand(2, 10).view(2, 5, 2) + shift for shift in (0, 100))
+    none = torch.zeros(2, 0, 2)
+    state = WindowState(none, np.array([0]), none[..., 0].long(), none, none[..., 0].bool(), np.array([4, 4]))
+    point = torch.tensor([[False, True, False, True, False]] * 2)
+    draft = SimpleNamespace(tokens=torch.tensor([[7, 0, 1, 2, 3]] * 2), q=q, is_point_mass=point, parents=None)
+    outcome: Any = SimpleNamespace(draft=draft, gained=np.array([2, 4]), distributions=SimpleNamespace(probs=p))
     Sjd(5).observe(outcome, None, state)  # type: ignore[arg-type]
-    assert state.known.tolist() == [3]
+    assert state.known.tolist() == [3, 1], "the second row has gained four"
     assert state.distribution[0].tolist() == p[0, 2:].tolist()
     assert state.old[0, :2].tolist() == [2, 3]
     assert state.q[0, :2].tolist() == q[0, 3:].tolist()

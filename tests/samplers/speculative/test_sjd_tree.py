@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
-from pardec.samplers.speculative.contracts import DecodeContext, Draft, RoundResult
+from pardec.samplers.speculative.contracts import DecodeContext, Draft, RoundResult, RoundUniforms
 from pardec.samplers.speculative.draft.sjd import Sjd, WindowState, window_tree
 from tests.samplers.ar_toys import counted, g_test, joint, logits, rows, run, toy_ar
 from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, target
@@ -30,6 +32,20 @@ def test_a_sjd_tree_of_one_token_per_position_is_sjd(temperature: float) -> None
 
 def test_a_sjd_tree_keeps_greedy_text() -> None:
     assert rows(run(target(), "sjd:window=6,tree=3x2", RAGGED, NEW)) == greedy()
+
+
+def siblings_of_a_position_have_its_own_noise() -> None:
+    """A text of 2 tokens and one more a round at least: the tree's two positions follow the last token."""
+    seen, noise = list[list[int]](), RoundUniforms.noise
+
+    def watched(self: RoundUniforms, positions: Tensor, purpose: str, width: int, *, fixed: bool = False) -> Tensor:
+        seen.extend(positions.tolist() if purpose == "siblings" else [])
+        return noise(self, positions, purpose, width, fixed=fixed)
+
+    with patch.object(RoundUniforms, "noise", watched):
+        done = run(toy_ar(8, 3), "sjd:window=5,tree=3x2+rrs", [[2, 0]], 8, temperature=1.0)
+    ends = np.cumsum(done.trace.gained[0])[1:-1]  # the first tree follows the second round
+    assert [each for each in seen if len(each) == 2][:2] == [[2 + end, 3 + end] for end in ends.tolist()[:2]]
 
 
 def the_law_is_kept(spec: str, accept: str, **more: Any) -> None:
@@ -105,6 +121,7 @@ def test_the_next_round_reads_distributions_after_the_accepted_tokens() -> None:
 @pytest.mark.seeds("arXiv:2603.18599")
 def test_a_sjd_tree_takes_fewer_forwards_than_coupled_samples_alone_and_keeps_the_law() -> None:
     the_next_round_reads_distributions_after_the_accepted_tokens()
+    siblings_of_a_position_have_its_own_noise()
     the_law_is_kept("3x2", "rrs", temperature=1.0)
     model = pardec.load("tiny-llamagen", device="cpu")
     prompts = [one.prompt for one in pardec.task("captions").problems(split="heldout", n=4, seed=3)]

@@ -17,7 +17,6 @@ from tests.reference import naive_lookup
 from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 from tests.samplers.copying_model import induction
 from tests.samplers.drafter_checks import drafts_alone_what_it_drafts_in_a_batch, greedy_holds
-from tests.samplers.spec_checks import defaults_are
 
 
 def drafted(rule: Suffix, text: list[int], store: Store | None = None, remaining: int = 99) -> list[int]:
@@ -157,14 +156,8 @@ def edited(seed: int, edits: int) -> list[int]:
     return [*text.tolist(), *copy.tolist(), *copy[:3].tolist()]
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "suffix", "suffix:depth=64,factor=1.0,offset=0.0,least=0.1,tree=false,keep=false", "ar"
-)
-
-
 @pytest.mark.seeds("arXiv:2411.04975")
 def test_fewer_forwards_than_lookup_where_edited_texts_are_repeated_and_on_a_second_pass() -> None:
-    test_defaults_are_the_published_ones()
     test_a_worked_example()  # the rule by hand
     test_a_longer_match_is_followed_further()
     test_of_equal_scores_the_longer_match_is_taken()

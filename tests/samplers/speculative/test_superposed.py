@@ -22,7 +22,7 @@ from pardec.models.load import load
 from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.samplers.speculative.texts.prompt_decode import decode
-from pardec.samplers.speculative.texts.superposed import Superposed
+from pardec.samplers.speculative.texts.superposed import Ngrams, Superposed
 from tests.samplers.ar_toys import logits, plain_greedy, request, rows, run, toy_ar
 
 GIVEN, COUNTS = [[5, 6, 7, 5, 6], [9, 4, 9], [3]], [14, 9, 12]
@@ -95,6 +95,7 @@ def test_k_texts_cost_what_one_does_and_are_nearly_those_of_beam_search(
     for method in (Superposed(), Superposed(k=2, tokens=4, temperature=1.0, alpha=0.3, penalty=3.0)):
         texts_are_those_of_the_plain_rule_in_a_ragged_batch_and_alone(method)
     candidates_and_shares_by_hand()
+    assert Ngrams([5, 6, 5, 7], (0.5,)).probabilities([6, 5], [6, 7, 8]).tolist() == [0.25, 0.25, 0]
     test_rows_of_a_prompt_are_its_texts_and_its_pass_is_counted_once()
     beams, new = bigram_model(tmp_path), 12
     model, given = load(tmp_path, device="cpu"), [[1, 2, 3], [4, 5], [6, 7, 8, 9], [0, 3], [9, 1], [12], [20, 5]]

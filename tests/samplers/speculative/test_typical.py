@@ -39,6 +39,9 @@ def test_the_longest_path_stands_and_ties_go_to_the_likelier() -> None:
 
 
 def test_a_token_at_the_bar_is_not_accepted() -> None:
+    p = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]], dtype=torch.float64)[:, None].expand(2, 2, 3)
+    made = Typical().accept(tree(torch.tensor([[1, 0]] * 2), None), distributions(p), Given(torch.zeros(2, 2)), None)
+    assert made.count.tolist() == [1, 0], "each row has its own distributions"
     target = distributions(torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64).expand(1, 2, 3))
     quarter = float(target.probs[0, 0, 1])
     for epsilon, count in ((quarter, 0), (quarter - 1e-9, 1)):

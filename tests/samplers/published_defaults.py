@@ -1,0 +1,109 @@
+"""The default of every parameter of methods for text, vectors and maps; what a paper or its code names is theirs.
+
+A line has the family, the papers whose named tests hold it, and the method with all of its parameters.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from pardec.samplers import registry
+
+ROWS = tuple(
+    tuple(map(str.strip, line.split("|")))
+    for line in """
+ar | 2407.12021 | aded:k=6,nodes=32,rollouts=32,explore=0.5,top=4,decay=1.0,corpus=none,update=true,keep=false
+ar | 2205.10350 | aggressive:k=32,max_ngram=8,source=none,agree=1,reference=false
+ar | | auto:model=none,copy=lookup,token=none,measured=true
+ar | | beam:beams=10,nodes=60,raw=false
+ar | 2302.07863 | bild:rollback=2.0
+ar | 2503.12491 | cake:budget=512,window=32,gamma=200.0,tau1=1.0,tau2=1.0,refresh=16,reference=false
+ar | 2405.19715 | calibrated:h=0.7,buckets=32,prior=2.0,decay=0.99,cost=none
+ar | 2408.07092 | channels:heavy=256,sink=4,window=64,pairs=none,calibration=64,file=none
+ar | 2502.08923 | copyspec:k=10,suffix=1
+ar | 2504.05598 | del:k=8,exits=none,decay=0.95,every=1
+ar | | dflash:name=none,k=15,quantize=none,taps=none
+ar | 2512.20573 | diffusion:name=none,k=60,step=10,low=0.45,tau=0.05,small=8,block=32
+ar | 2410.11744 | dyspec:nodes=64,children=8
+ar | | eagle:name=none,k=5,quantize=none,taps=none,prompt_ids=false
+ar | | earlyexit:layers=2,k=5
+ar | 2502.20330 | enrich:eta=10.0,alpha=0.1
+ar | | falcon:name=none,k=4,quantize=none,block=none
+ar | 2302.07863 | fallback:below=0.6
+ar | 2511.22972 | fly:entropy=0.3,window=6,top=3
+ar | 2403.05527 | gear:bits=2,rank=4,sparsity=0.02,chunk=20,residual=1,aligned=true
+ar | 2406.14066 | goodput:c=0.1,token=0.005,context=0.0,prior=0.7,decay=0.95,measured=false
+ar | | gsd:group=14,prob=0.15,dist=0.5,mode=vectorised
+ar | | heuristic:first=5,more=2,less=1
+ar | | hydra:name=none,k=5,quantize=none
+ar | 2604.11035 | idlm:k=3,mask=none,name=none,adapter=none
+ar | | int8:residual=32,chunk=32,aligned=true
+ar | | jacobi:window=16,policy=sliding,init=prompt,exit_iterations=none,exit_tokens=0
+ar | 2501.19309 | judge:head=none,thr=none
+ar | 2404.18911 | kangaroo:name=none,k=6,quantize=none,layers=none
+ar | 2402.02750 | kivi:bits=4,group=32,residual=128,aligned=true
+ar | 2410.03355 | lantern:k=1000,delta=0.1,ratio=none,mode=principled
+ar | 2404.06954 2410.06916 | layerskip:ratio=0.45,skip=uniform,k=5,context=32,disk=false
+ar | 2310.08461 | lenience:mix=0.1,eps=0.5,f=linear,mode=principled,tv=none
+ar | 2603.25702 2607.05722 | linearspec:k=31,mask=none,shift=none,adapter=none
+ar | 2308.16137 | lminfinite:sink=10,window=2048,reference=false
+ar | 2502.17421 | longspec:name=none,k=5,quantize=none
+ar | | lookahead:window=7,ngram=5,guesses=7,init=prompt,pool_from_prompt=true,reference=false
+ar | | lookup:k=10,max_ngram=3,prefer=last,context=line
+ar | | match:noise=fresh
+ar | 2401.10774 | medusa:name=none,k=5,quantize=none
+ar | 2502.02493 2506.22694 2507.02659 | model:name=none,k=5,vocab=none,map=ids,keep=false,parallel=none,device=none
+ar | 2212.02175 | momentum:alpha=0.2,k=5,resistance=1-3-4-5-6
+ar | 2412.19437 | mtp:name=none,k=3,quantize=none
+ar | 2505.22913 | mustafar:sparsity=0.5,residual=32,chunk=32,aligned=true
+ar | 2401.10774 | paths:tree=mc_sim_7b_63,top=false
+ar | 2408.11850 | pearl:name=none,k=5,vocab=none,map=ids,keep=false,parallel=none,device=none
+ar | 2606.05703 | pjd:lag=none,window=32,wait=false,joint=false
+ar | 2405.18628 | prompts:name=none,k=3,quantize=none,carry=none
+ar | 2502.20330 | rapid:name=none,k=5,chunk=64,chunks=8,query=64,begin=4
+ar | 2503.03434 | rasd:model=none,store=none,span=10,branches=8,suffix=8,least=0.01,nodes=32
+ar | 2408.08696 | recycling:k=8,tree=8-21-25-15-8-3,prefill=true,keep=false
+ar | 2505.18629 | reflective:alpha=0.3,probe=none,mix=logits
+ar | 2404.11912 | retrieval:budget=512,chunk=8,refresh=8
+ar | 2501.16383 | rotatekv:bits=2,group=64,heads=4,clip=none,sinks=1,residual=32,chunk=32,aligned=true
+ar | 2402.14160 | rrs:replacement=false
+ar | | seeded_jacobi:window=16,policy=sliding,init=prompt,exit_iterations=none,exit_tokens=0
+ar | 2410.01699 2512.07503 2603.18599 | sjd:window=none,refresh=coupled,init=none,uniform=false,reuse=none,tree=none
+ar | 2407.01955 | sorted:name=none,exits=none,tau=0.7,k=5
+ar | 2404.11912 | sparsekv:read=retrieval,k=4
+ar | 2309.17453 | streaming:sink=16,window=496
+ar | 2411.04975 | suffix:k=32,depth=64,factor=1.0,offset=0.0,least=0.1,tree=false,keep=false,stored=1000
+ar | 2405.18400 | superposed:k=3,tokens=none,temperature=0.06,alpha=0.54,weights=0.01-0.04-0.15-0.18-0.12,\
+penalty=200.0,corpus=none
+ar | | template:widths=1-1-3-1-1-1-1-1
+ar | | topk:k=3,tolerance=0.7
+ar | | transfer:name=none,k=3,quantize=none,carry=none
+ar | 2404.11912 | triforce:name=none,read=retrieval,k=2,gamma=6
+ar | 2401.10774 | typical:epsilon=0.09,delta=0.3,reference=false
+ar | 2404.18911 | unsure:tau=0.4
+ar | | zipar:window=none
+continuous | | auto:draft=none,k=8,steps=64,guidance=linear,last=none,head=none
+continuous | 2411.11925 | cspd:draft=none,k=8,mode=reference,steps=64,guidance=linear,last=none,head=none,\
+prefill=0.15,tau=42.0,derived=false,reference=false,slack=1.0
+continuous | https://cvpr.thecvf.com/virtual/2026/poster/38500 | fasthybrid:k=7,tau=0.8,short=10,steps=64,\
+guidance=linear,last=map,head=none,order=random
+continuous | 2503.12450 2505.20297 2507.01957 2510.17171 | mar:steps=64,guidance=linear,last=map,head=none,\
+head_to=none,order=random,uncond_every=1,decoder_every=1,head_every=1,warmup=5,margin=15,layer=3
+continuous | | seeded_jacobi:window=8,tol=0.001,steps=64,guidance=linear,last=map,head=none,head_to=none
+continuous | | sequential:guidance=linear,last=map,head=none,head_to=none
+scales | 2411.17787 | code:refiner=none,steps=none,temperatures=none,top_ks=none,cfgs=none,order=filters
+scales | | fastvar:keep=0.5,scales=2,layer=0,temperatures=none,top_ks=none,cfgs=none,order=filters
+scales | | sequential:temperatures=none,top_ks=none,cfgs=none,order=filters
+""".strip().splitlines()
+)
+
+
+@cache
+def check(paper: str, method: str) -> None:
+    """Raises AssertionError if a default of `method`, or of the methods that `paper` is shown with, is another one."""
+    for family, papers, full in ROWS:
+        name = full.partition(":")[0]
+        if name == method or paper in papers.split():
+            own = registry.find(name, family).parameters
+            here = f"{name}:" + ",".join(f"{each['name']}={each['default']}" for each in own)
+            assert here == full, f"the defaults are {here}, the published ones {full}"
