@@ -274,6 +274,8 @@ class PardecLM(TemplateLM):  # type: ignore[misc]
         )  # the last token is not fed
         fitted = []
         for context, answer in pairs:
+            # A context of spaces alone has no token left, since lm-eval moves them to the answer.
+            context = context or [self.prefix_token_id]
             if len(answer) >= room:
                 raise SpecError(
                     f"an answer of {len(answer)} tokens does not fit the length {self.max_length} of {self.model.name}",

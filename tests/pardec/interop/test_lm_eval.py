@@ -523,6 +523,15 @@ def test_an_empty_context_is_the_first_token_and_an_empty_answer_is_certain(llam
     assert two == (0.0, True)
 
 
+def test_a_context_of_spaces_without_a_bos_token_is_the_first_token(llama: pardec.Model) -> None:
+    """lm-eval moves the spaces to the answer, which leaves no token before it."""
+    model = PardecLM(llama, add_bos_token=False)
+    (value,) = model.loglikelihood(asks("loglikelihood", ("  ", "Tom has")), disable_tqdm=True)
+    context, answer = model._encode_pair("  ", "Tom has")
+    assert context == []
+    assert value[0] == pytest.approx(ar_log_prob(llama, [model.prefix_token_id], answer)[0], abs=1e-4)
+
+
 def test_rolling_predicts_every_token_once_in_windows(llama: pardec.Model, dream: pardec.Model) -> None:
     ids = llama.tokenizer(QUESTIONS[0])["input_ids"]  # the first token is predicted too, as lm-eval's `hf` does
     assert 16 < len(ids) < 32
