@@ -61,7 +61,7 @@ cases = {
     "XTC": {"xtc_probability": 1.0, "xtc_threshold": 0.05},
     "dynatemp_range 1": {"dynatemp_range": 1.0},
 }
-print('guess: at temperature 0 the text is "a" repeated, the likeliest letter, whatever filters there are')
+print("guess: at temperature 0 the text is a repeated, the likeliest letter, whatever filters there are")
 seen = {}
 for name, options in cases.items():
     texts = [text("a", 24, **{**plain, **options, "seed": seed}) for seed in (1, 2)]
