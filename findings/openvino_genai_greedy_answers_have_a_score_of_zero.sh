@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# OpenVINO GenAI: results have scores, which are the sum of log-probabilities for samples, and a mean of them for beams.
-# For greedy decoding the score is 0.0, whatever was written: taken for a log-probability it is that of a text that is
-# certain, above each sample and each beam. Who picks the best of a greedy answer and of samples, or compares two
-# models, gets the greedy one each time. With logprobs=1 the same greedy call has a score. Samples at top_k=1 have one
-# of 0 as well, rightly for a filter that left one token: a score is of the filtered distribution.
+# OpenVINO GenAI: results have scores, which are the sum of log-probabilities for samples, for beams one with a length
+# penalty. For greedy decoding the score is 0.0, whatever was written: taken for a log-probability it is that of a text
+# that is certain, above each sample and each beam. Who picks the best of a greedy answer and of samples, or compares
+# two models, gets the greedy one each time. With logprobs=1 the same greedy call has a score. Samples at top_k=1 have
+# one of 0 as well, rightly for a filter that left one token: a score is of the filtered distribution.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
