@@ -185,7 +185,7 @@ class CapturedStep:
         loop.note_late(before, number)
 
     def close(self) -> None:
-        """Hands the memory on. The canvas and the states of stages cannot be used any more."""
+        """Releases the memory for other requests. The canvas and the states of stages cannot be used any more."""
         if self._release is not None:
             self._release()
 
@@ -295,7 +295,7 @@ class CapturedStep:
     # --- memory ---
 
     def _settled(self) -> StepMemory:
-        """The memory, after the canvas and the stages' tensors have moved into it, as far as they were elsewhere."""
+        """The memory, into which the tensors of the canvas and the stages are moved if they are elsewhere."""
         canvas = self.loop.canvas
         places = [(canvas, name) for name in CONTENTS]
         places += [at for state in self._states() for at in _places(state, Tensor)]

@@ -36,8 +36,8 @@ from ...traits import Reasons, Trait
 from ..contracts import Cache, Canvas, QuerySpec
 from .changes import LEAVE_ONE_OUT_REUSED, SOME_COMPUTED, elapsed
 
-_LEAST = 1 / 32  # share of the answer, before the peak
-_PUBLISHED = ((0.75, 0.12, 0.52), (0.5, 1 / 6, 5 / 6))  # peak, first and last, of LLaDA and of shifted families
+_LEAST = 1 / 32  # least share of the answer that a layer before the peak computes
+_PUBLISHED = ((0.75, 0.12, 0.52), (0.5, 1 / 6, 5 / 6))  # (peak, first, last) of LLaDA, then of shifted families
 
 
 @register("spa", checked="reference:reference.naive_spa.decode")

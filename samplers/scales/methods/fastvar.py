@@ -111,7 +111,7 @@ class FastVAR(MapMethod):
         # Rounding leaves 25 * (1 - 0.8) just below 5, which are pruned.
         pruning.count = size - int(size * (1 - self.keep ** max(0, scale - last_complete)) + 1e-9)
         pruning.keep_all = pruning.count == size
-        # Complete maps before the last one fill nothing, and where all are complete, nothing is filled.
+        # Pruned maps reuse updates of the last complete map only, so that no other map and no other request stores any.
         logits, fed = forward.next_logits(
             self.guidance(context), pruning if self.keep < 1 and scale >= last_complete else None
         )

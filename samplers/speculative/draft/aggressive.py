@@ -85,7 +85,7 @@ class Alignment:
         self.follows = True
         self.consumed = 0  # output tokens processed
         self.replaced = 0  # output tokens since it deviated
-        self.equal = 0  # how many of the last of these equal the source, if each replaces a token
+        self.equal = 0  # how many of these, from the last one back, equal the source if each replaces one token
 
     def ahead(self, output: np.ndarray) -> np.ndarray:
         """The rest of the source after `output` [N], which has grown since the last call; empty if it deviates."""
