@@ -377,7 +377,7 @@ def fresh_batches(batches: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def missed(mutants: Sequence[Mutant], results: Mapping[str, Outcome]) -> list[str]:
-    """One line for each bar that does not hold."""
+    """One line for each share that is below its minimum."""
     asked = with_named_test(mutants, results)
     lines = [
         f"{paper}: the named test notices {row['named']} of {row['mutants']} mutants"

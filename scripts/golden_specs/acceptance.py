@@ -106,7 +106,7 @@ class Tree:
 def _candidates(case: Case, pad: int | None = None) -> Tree:
     paths, logits = case["candidates"], case["logits"]
     lengths = [path.index(pad) if pad in path else len(path) for path in paths]
-    # A path that another one continues says nothing that the other does not, and its last logits may be padding's.
+    # A path that is the beginning of another one adds nothing to it, and its last logits may be those of padding.
     ends = [path[:length] for path, length in zip(paths, lengths, strict=True)]
     alone = [not any(end == other[: len(end)] and len(end) < len(other) for other in ends) for end in ends]
     kept = [list(zip(end, rows, strict=False)) for end, rows, own in zip(ends, logits, alone, strict=True) if own]

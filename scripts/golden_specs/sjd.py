@@ -82,7 +82,7 @@ class _Taped(Drafter):
         tape.turn()
         window = tape.now["window"]
         before = tape.kept
-        # Outside of an interval the authors decode token by token.
+        # Outside of a given interval the authors decode token by token.
         made = self.drafter.propose(context, np.minimum(room, len(window) - 1), uniforms, state)
         known = min(int(state.known[0]), len(window) - 1)
         tape.differs("last token", int(made.tokens[0, 0]), window[0])
