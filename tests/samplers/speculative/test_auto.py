@@ -67,7 +67,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_both_draft_side_by_side_and_every_law_is_that_of_a_whole_forward(shape: str) -> None:
+def test_both_draft_side_by_side_and_every_distribution_is_that_of_a_whole_forward(shape: str) -> None:
     """The model's cache then lacks the copied tokens, which are fed later."""
     with heard(lambda text: distribution(near(), text)) as errors, Watched() as watched:
         done = run(target(), f"{SPEC}+{shape}", RAGGED, NEW, temperature=1.0)

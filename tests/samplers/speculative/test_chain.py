@@ -22,7 +22,7 @@ def naive(draft_model: Told, row: int, deep: int) -> tuple[int, ...]:
     return tuple(tokens)
 
 
-def test_at_temperature_0_each_token_is_the_likeliest_behind_the_ones_before() -> None:
+def test_at_temperature_0_each_token_is_the_likeliest_after_the_ones_before() -> None:
     text = written([[1, 2], [3], [4, 0, 1]])
     draft = grown(Chain(), Told(text), [4, 0, 2])
     assert draft.sizes.tolist() == [5, 1, 3]
@@ -38,7 +38,7 @@ def test_a_row_that_is_over_is_heard_no_more() -> None:
     assert draft_model.calls == [[[0], [-1], [0]], [[1], [-1], [1]], [[2], [-1], [-1]], [[3], [-1], [-1]]]
 
 
-def test_q_is_the_law_behind_each_parent_and_tokens_are_draws_from_it() -> None:
+def test_q_is_the_distribution_after_each_parent_and_tokens_are_draws_from_it() -> None:
     rows = 3000
     text = written([[1, 2]] * rows)
     draft_model = Told(text)
@@ -58,7 +58,7 @@ def test_q_is_the_law_behind_each_parent_and_tokens_are_draws_from_it() -> None:
 
 
 @pytest.mark.parametrize(("controller", "kept"), [(Unsure(0.6), 1), (Fallback(0.6), 0)])
-def test_a_controller_ends_a_row_behind_the_unsure_token_or_before_it(controller: Any, kept: int) -> None:
+def test_a_controller_ends_a_row_after_the_unsure_token_or_before_it(controller: Any, kept: int) -> None:
     text = written([[i] for i in range(6)])
     draft_model = Told(text)
     draft = grown(Chain(), draft_model, [5] * 6, length=controller)

@@ -126,7 +126,9 @@ def compared(plain: NaiveDFlash, name: str) -> Iterator[list[float]]:
 
 
 @pytest.mark.parametrize(("name", "shape"), chequered(KINDS, SHAPES, count=4))
-def test_every_law_is_that_of_one_pass_over_the_whole_text(name: str, shape: str, folders: dict[str, Path]) -> None:
+def test_every_distribution_is_that_of_one_pass_over_the_whole_text(
+    name: str, shape: str, folders: dict[str, Path]
+) -> None:
     """Holds only if the cache has K/V of accepted positions, and no others, at their positions."""
     plain = naive(folders[name], name)
     with compared(plain, name) as errors:
@@ -144,7 +146,7 @@ def test_rows_that_draft_nothing_for_a_while_catch_up(folders: dict[str, Path]) 
 
 
 @pytest.mark.parametrize("shape", ["", "+dyspec:nodes=6,children=3", "+template:widths=3-2-1+rrs"])
-def test_draws_from_a_few_candidates_have_the_joint_law_of_the_target(shape: str) -> None:
+def test_draws_from_a_few_candidates_have_the_joint_distribution_of_the_target(shape: str) -> None:
     """DFlash 2's selector drafts three of five ids at each position, and other ids after other tokens."""
 
     def second(folder: Path, model: LanguageModel) -> Path:

@@ -88,7 +88,7 @@ def draws_fill_the_places_of_the_highest_value() -> None:
     assert len({draft.depth[row].tolist().count(1) for row in range(20)}) > 1  # trees differ in form
 
 
-def test_q_is_the_law_given_earlier_siblings() -> None:
+def test_q_is_the_distribution_given_earlier_siblings() -> None:
     draft_model = Told(written([[row, 1] for row in range(8)]))
     draft = grown(DySpec(12), draft_model, [4] * 8, temperature=1.0)
     assert draft.q is not None
@@ -106,7 +106,7 @@ def test_a_row_alone_has_the_tree_that_it_has_in_a_batch() -> None:
     assert nodes(together, 1) == nodes(alone, 0)
 
 
-def test_draws_with_replacement_have_the_targets_law_where_siblings_run_out() -> None:
+def test_draws_with_replacement_have_the_targets_distribution_where_siblings_run_out() -> None:
     draws, options = 4000, {"temperature": 0.9, "top_k": 2}
     with named(near=near()):
         spec = "model:name=near,k=3+dyspec:nodes=5,children=3+rrs:replacement=true"

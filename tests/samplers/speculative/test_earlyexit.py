@@ -23,7 +23,7 @@ SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:b
 
 @pytest.mark.parametrize(("layers", "shape", "temperature"), chequered([1, 3], SHAPES, [0.0, 1.0]))
 @pytest.mark.covers(1)
-def test_every_law_is_that_of_a_whole_forward(shape: str, layers: int, temperature: float) -> None:
+def test_every_distribution_is_that_of_a_whole_forward(shape: str, layers: int, temperature: float) -> None:
     """The drafter's are those of the first layers, the target's those of all, though these never ran in one forward."""
     model = target()
     with heard(lambda text: distribution(model, text, layers=slice(0, layers))) as errors:
@@ -73,7 +73,7 @@ def test_a_verified_position_runs_only_the_layers_that_are_left(shape: str, laye
     assert done.draft_forwards[0] == sum(part == slice(0, layers) for part, _ in parts)
 
 
-def test_an_exit_behind_the_last_layer_is_refused() -> None:
+def test_an_exit_after_the_last_layer_is_refused() -> None:
     with pytest.raises(SpecError, match="earlyexit: layers must be fewer than the 4 of toy, got 4") as error:
         run(target(), "earlyexit:layers=4", [[1]], 3)
     assert error.value.hint == "earlyexit:layers=2"

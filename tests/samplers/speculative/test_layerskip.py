@@ -43,7 +43,7 @@ def test_with_nothing_skipped_everything_is_accepted(temperature: float) -> None
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_law_of_the_target_is_that_of_a_whole_forward(shape: str) -> None:
+def test_every_distribution_of_the_target_is_that_of_a_whole_forward(shape: str) -> None:
     """So no K/V of drafts are ever read; with nothing skipped the drafter's distributions are the target's."""
     with heard() as errors:
         done = run(target(), f"layerskip:ratio=0.8,k=4,skip=search,context=3+{shape}", RAGGED, NEW, temperature=1.0)
@@ -266,7 +266,7 @@ def test_a_search_helps_where_the_even_choice_is_a_bad_one() -> None:
     assert sum(found.nfe) < sum(even.nfe)
 
 
-def test_draws_have_the_targets_law_while_layers_are_searched() -> None:
+def test_draws_have_the_targets_distribution_while_layers_are_searched() -> None:
     draws = 4000
     done = run(
         target(),

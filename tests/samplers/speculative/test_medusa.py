@@ -87,7 +87,7 @@ def test_every_head_says_what_it_says_of_the_whole_text(shape: str, temperature:
 
 
 @pytest.mark.parametrize("accept", ["speculative", "match"])
-def test_the_likeliest_tokens_at_a_temperature_keep_the_law(accept: str) -> None:
+def test_the_likeliest_tokens_at_a_temperature_keep_the_distribution(accept: str) -> None:
     for reading in measure(f"{small('medusa')}+{small('paths')},top=true+{accept}", WORLDS["3 tokens, length 6"], 4000):
         assert reading.z < 4, reading
 

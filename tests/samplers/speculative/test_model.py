@@ -65,7 +65,7 @@ def test_what_history_does_to_the_target_it_does_to_the_drafter() -> None:
 @pytest.mark.parametrize("drafter", ["near", "same"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.covers(2)
-def test_every_law_is_that_of_a_whole_forward(shape: str, drafter: str, temperature: float) -> None:
+def test_every_distribution_is_that_of_a_whole_forward(shape: str, drafter: str, temperature: float) -> None:
     """Holds only if missing K/V are filled, accepted paths are moved, and tree nodes attend to their paths only."""
     model = near() if drafter == "near" else target()
     with heard(lambda text: distribution(model, text)) as errors:
@@ -91,7 +91,7 @@ def test_an_end_token_inside_a_draft_ends_its_row_only() -> None:
     assert len(set(map(len, rows(done)))) > 1
 
 
-def test_slots_behind_what_a_row_holds_are_never_read() -> None:
+def test_slots_after_what_a_row_holds_are_never_read() -> None:
     fed_slots_suffice(DraftModelState, [f"model:name=near,k=4+{shape}" for shape in SHAPES])
 
 

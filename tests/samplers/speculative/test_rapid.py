@@ -58,7 +58,7 @@ def chunks_of_equal_scores_are_taken_from_the_beginning() -> None:
 
 
 @pytest.mark.parametrize("shape", ["chain", "dyspec:nodes=8,children=3"])
-def test_the_drafters_distributions_are_those_behind_its_short_context(shape: str) -> None:
+def test_the_drafters_distributions_are_those_after_its_short_context(shape: str) -> None:
     method = registry.resolve(SHORT, "ar").draft
     assert isinstance(method, Rapid)
 

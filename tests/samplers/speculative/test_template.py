@@ -77,7 +77,7 @@ def test_an_acceptance_may_ask_for_independent_siblings() -> None:
     torch.testing.assert_close(draft.q[0, 1:], distribution.expand(2, -1))
 
 
-def test_where_the_law_has_fewer_tokens_than_children_are_due_the_rest_is_never_tested() -> None:
+def test_where_the_distribution_has_fewer_tokens_than_children_are_due_the_rest_is_never_tested() -> None:
     text = written([[row, row % 4] for row in range(12)])
     draft_model = Told(text, vocab=4, least=0.5)
     draft = grown(Template("6-2"), draft_model, [2] * 12, temperature=1.0)
@@ -96,7 +96,7 @@ def test_where_the_law_has_fewer_tokens_than_children_are_due_the_rest_is_never_
     assert short > 12
 
 
-def test_the_law_of_a_sibling_leaves_out_its_earlier_siblings_only() -> None:
+def test_the_distribution_of_a_sibling_leaves_out_its_earlier_siblings_only() -> None:
     tokens = torch.tensor([[9, 1, 2, 0, 1]])
     parent = torch.tensor([[-1, 0, 0, 0, 1]])  # 1, 2, 3 are siblings; 4 is a child of 1 with 1's token
     distribution = torch.tensor([0.1, 0.4, 0.3, 0.2] * 5 + [0.0] * 30).view(1, 5, 10)[:, :, :4].contiguous()

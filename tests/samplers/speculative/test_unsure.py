@@ -23,7 +23,7 @@ def test_it_stops_below_tau_only() -> None:
 
 
 @pytest.mark.parametrize("shape", [Chain(), Template("2-2-2-2"), DySpec(200, 3), Beam(2, 20)])
-def test_a_tree_ends_behind_the_level_where_its_surest_node_is_unsure(shape: object) -> None:
+def test_a_tree_ends_after_the_level_where_its_surest_node_is_unsure(shape: object) -> None:
     draft_model = Told(written([[row, row % 5] for row in range(32)]), vocab=5)
     draft = grown(shape, draft_model, [4] * 32, length=Unsure(0.7))
     whole = grown(shape, draft_model, [4] * 32)
