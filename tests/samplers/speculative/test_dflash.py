@@ -110,7 +110,7 @@ def compared(plain: NaiveDFlash, name: str) -> Iterator[list[float]]:
             return logits
         return torch.full((5,), -torch.inf, dtype=torch.float64).index_copy(0, plain.ids, logits)
 
-    def listened(self: BlockState, draft: Draft, nodes: Tensor) -> Tensor:
+    def compared(self: BlockState, draft: Draft, nodes: Tensor) -> Tensor:
         said = forward(self, draft, nodes)
         for row in range(len(nodes)):
             for at, node in enumerate(nodes[row].tolist()):
@@ -121,7 +121,7 @@ def compared(plain: NaiveDFlash, name: str) -> Iterator[list[float]]:
                     errors.append(apart(said[row, at][some], truth[some]))
         return said
 
-    with patch.object(BlockState, "forward", listened):
+    with patch.object(BlockState, "forward", compared):
         yield errors
 
 

@@ -271,12 +271,12 @@ def chains_noted(*, allowed: bool = True) -> Iterator[tuple[list[Any], list[bool
         drafts.append((made.tokens.tolist(), made.sizes.tolist(), made.base.tolist(), made.forwards, highest))
         return made
 
-    def listened(self: PairState, count: int) -> Tensor | None:
+    def compared(self: PairState, count: int) -> Tensor | None:
         found = chain(self, count) if allowed else None
         calls.append(found is not None)
         return found
 
-    with patch.object(PairState, "draft", noted), patch.object(PairState, "greedy_chain", listened):
+    with patch.object(PairState, "draft", noted), patch.object(PairState, "greedy_chain", compared):
         yield drafts, calls
 
 

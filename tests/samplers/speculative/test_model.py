@@ -24,8 +24,8 @@ from tests.samplers.fake_draft_model import (
     RAGGED,
     Pausing,
     distribution,
+    distribution_errors,
     greedy,
-    heard,
     named,
     near,
     target,
@@ -68,7 +68,7 @@ def test_what_history_does_to_the_target_it_does_to_the_drafter() -> None:
 def test_every_distribution_is_that_of_a_whole_forward(shape: str, drafter: str, temperature: float) -> None:
     """Holds only if missing K/V are filled, accepted paths are moved, and tree nodes attend to their paths only."""
     model = near() if drafter == "near" else target()
-    with heard(lambda text: distribution(model, text)) as errors:
+    with distribution_errors(lambda text: distribution(model, text)) as errors:
         done = run(target(), f"model:name={drafter},k=4+{shape}", RAGGED, NEW, temperature=temperature)
     assert max(errors) < 5e-5
     assert max(map(max, done.trace.accepted)) >= 3  # full acceptance leaves a gap
@@ -77,7 +77,7 @@ def test_every_distribution_is_that_of_a_whole_forward(shape: str, drafter: str,
 
 def test_rows_that_draft_nothing_for_a_while_catch_up() -> None:
     made = replace(registry.resolve("model:name=near,k=4", "ar"), length=Pausing())
-    with heard(lambda text: distribution(near(), text)) as errors:
+    with distribution_errors(lambda text: distribution(near(), text)) as errors:
         assert rows(run(target(), made, RAGGED, NEW)) == greedy()
     assert max(errors) < 5e-5
 
