@@ -16,7 +16,7 @@ copies: "repeat this sentence with one word in place of another": the share of a
 choices: which of four endings of a sentence has the largest likelihood per token. A masked model's likelihood is
     estimated (`mc` of LLaDA's evaluation), the parent's is exact.
 
-Rows are kept in the folder of `--run`; the same command goes on with those that are not done. Two bars are judged: the
+Rows are kept in the folder of `--run`; the same command goes on with those that are not done. Two goals are judged: the
 parent finds the answers at most 0.5 nats per token less likely than its own, and fewer than 3% are empty.
 """
 

@@ -456,7 +456,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.markdown:
         PAGE.write_text(markdown(mutants, results, _titles(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     lines = missed(wanted, results)
-    print("\n".join([*lines, f"{len(wanted)} mutants, {len(lines)} bars missed"]))
+    print("\n".join([*lines, f"{len(wanted)} mutants, {len(lines)} shares below their minimum"]))
     return 1 if lines else 0
 
 

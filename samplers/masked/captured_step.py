@@ -197,7 +197,7 @@ class CapturedStep:
         if self.obstacle is not None:
             return None, self.obstacle
         if query.must is not None or query.only is not None or query.similar is not None or query.shifted is not None:
-            return None, "the cache asks for a part of the block"
+            return None, "the cache restricts the step to a part of the block"
         key = queries.key + canvas.block_start.tobytes() + canvas.block_end.tobytes() + canvas.end.tobytes()
         if self._laid[0] != key:
             self._laid = key, forward.layout.arranged_together(queries)

@@ -83,9 +83,9 @@ class SingularProxyCache(Cache):
         assert own.first is not None
         assert own.last is not None
         at = np.arange(layers) / layers
-        front = np.maximum(own.first ** (((at - own.peak) / own.peak) ** 2) * own.ratio, _LEAST)
-        behind = own.last ** (((at - own.peak) / (1 - own.peak)) ** 2) * own.ratio
-        return LayerReuse(tuple(np.where(at < own.peak, front, behind).tolist()), self.rank)
+        before_peak = np.maximum(own.first ** (((at - own.peak) / own.peak) ** 2) * own.ratio, _LEAST)
+        after_peak = own.last ** (((at - own.peak) / (1 - own.peak)) ** 2) * own.ratio
+        return LayerReuse(tuple(np.where(at < own.peak, before_peak, after_peak).tolist()), self.rank)
 
     def query(self, canvas: Canvas, state: None) -> QuerySpec:
         full = (canvas.nfe == 0) | elapsed(canvas, self.refresh)

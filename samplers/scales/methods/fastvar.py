@@ -51,7 +51,7 @@ class Pruning:
 
     def restore(self, layer: int, states: Tensor, tokens: Tensor) -> Tensor:
         """The computed states, and for other tokens their inputs plus the layer's update at the coarser map."""
-        assert self.before is not None, "the layer was asked which tokens it computes"
+        assert self.before is not None, "`select` runs before `restore`"
         side = math.isqrt(self.before.shape[1])
         coarse = rearrange(self.added[layer], "r (h w) e -> r e h w", h=math.isqrt(self.added[layer].shape[1]))
         filled = self.before + rearrange(interpolate(coarse, (side, side), mode="area"), "r e h w -> r (h w) e")
