@@ -40,9 +40,9 @@ COLUMNS = ("model", "batch", "temperature", "drafter", "drafter / `sequential`",
 COLUMNS += ("`auto` / best fixed", "drafted", "decodes")
 BAR = 0.97
 BATCHES, TEMPERATURES = (1, 8), (0.0, 1.0)
-SLOWER = 0.95  # the drafter alone is not measured on once its interval lies below this share of plain decoding
-TEXTS = 8  # decodes of different prompts, after which they begin again
-WARM, FEW, LEAST = 2, 4, 8  # decodes that are not timed; fewest that are, of a slow drafter alone and of all
+SLOWER = 0.95  # the drafter alone is measured no further once its interval lies below this share of plain decoding
+TEXTS = 8  # different prompts, which repeat after this many decodes
+WARM, FEW, LEAST = 2, 4, 8  # untimed decodes; least timed decodes of a slow drafter alone, and of every other setting
 
 
 def bounds(values: list[float]) -> tuple[float, float, float]:
@@ -154,7 +154,7 @@ Not measured yet: {missing}.
 
 
 def verdict(rows: list[str]) -> str:
-    """The verdict on the page: which rows hold the bar, which lose, and which are undecided."""
+    """The verdict on the page: which rows reach `BAR`, which miss it, and which are undecided."""
     kinds: dict[str, list[str]] = {"hold": [], "open": [], "lose": []}
     for row in rows:
         cells = [cell.strip() for cell in row.strip("|").split("|")]

@@ -77,7 +77,7 @@ end token that one of the files names ([load](../docs/guides/load.md)).
 {ends}
 """
 _SAME = 1e-5  # tolerance, relative to the largest logit: kernels of one implementation differ by less
-# Why pardec loads what transformers does not load, or reads in two ways; by the change.
+# Per change: why pardec loads a config that transformers refuses or interprets in two ways.
 REASONS: dict[str, str] = {
     "`sliding_window: 1`": "each position sees itself; transformers' cache means to keep 0 positions and keeps all",
     '`rope_parameters: {"sliding_attention"': "each layer rotates as the parameters of its type say, as in Gemma 3",

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 from tests.samplers.vector_toys import energy, generate, kolmogorov, latents_of, pair  # noqa: E402
 
 TOKENS, STEPS = 6, 4
-TOYS = {  # dimensions of a token, denoising steps, nonlinear, how far draft and target are apart
+TOYS = {  # dimensions of a token, denoising steps, nonlinear, distance between draft and target
     "T=1, d=1": (1, 1, False, 1.0),
     "T=6, d=2, curved": (2, 6, True, 1.0),
     "T=20, d=2, curved": (2, 20, True, 1.0),

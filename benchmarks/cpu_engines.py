@@ -73,7 +73,7 @@ ENVIRONMENTS = {
     "json-llama.cpp": ("xllamacpp==2026.10.11549", "gguf==0.19.0"),
     "build": ("cmake==3.31.6", "ninja==1.11.1.4"),
 }
-# Of the peers' requirements, what text does not need, and what does not load beside a torch without CUDA.
+# Requirements of the peers that decoding text does not need, or that do not load with a torch without CUDA.
 UNNEEDED = {"vllm": ("torchvision", "torchaudio", "torchcodec"), "openvino-export": ("torchvision",)}
 WITHOUT_AMX = ("NATIVE=OFF", *(f"{name}=ON" for name in (
     "SSE42", "AVX", "AVX2", "FMA", "F16C", "BMI2", "AVX512", "AVX512_VBMI", "AVX512_VNNI", "AVX512_BF16"
@@ -87,7 +87,7 @@ DRAFTERS = {
     "eagle": EAGLE,
     "auto(eagle, lookup)": f'auto:model="{EAGLE}",copy="lookup:k=7"',
 }
-FEW_DRAFTED = {  # where a row more costs as much as reading a part of the weights
+FEW_DRAFTED = {  # on processors where each further row costs as much as reading a part of the weights
     PLAIN: "sequential",
     "lookup": "lookup:k=3",
     "suffix": "suffix:k=3,least=0.5",

@@ -53,7 +53,7 @@ MINI = {
     "tie_word_embeddings": True,
 }
 QUERIES = (1, 2, 4, 8, 16, 32, 64)
-FAVOUR = 100.0  # above every score
+FAVOUR = 100.0  # higher than every score
 
 
 def random_decoder(layers: int, dtype: torch.dtype) -> Decoder:

@@ -396,7 +396,7 @@ def expected(target: pardec.Model, drafter: pardec.Model, text: list[int]) -> tu
         q = after(drafter, text, tree)
         level, likeliest = level * CHOICES, q[-level:].topk(CHOICES).indices
         tree = torch.cat((tree, likeliest.flatten()))
-    inner = tree[:-level]  # the last level's own predictions are not needed: what follows a chain is no part of it
+    inner = tree[:-level]  # the predictions after the last level are not needed: no chain contains the tokens after it
     leaf = torch.arange(level)
     sizes = [CHOICES**depth for depth in range(DRAFTED + 1)]
     starts = [sum(sizes[1:depth]) for depth in range(DRAFTED + 1)]

@@ -43,7 +43,7 @@ from pardec.version import __version__
 
 LIBRARIES = ("llguidance", "xgrammar", "outlines-core", "llama.cpp")
 PAD, END, MASK = range(3)
-# Why pardec's answers are narrower than a schema where they are, by the beginning of the feature's name.
+# Reasons why pardec's answers are narrower than a schema, by the beginning of the feature's name.
 CANONICAL = "an answer is written in one way: no whitespace, keys in the schema's order, one spelling of each character"
 DECLARED = "an answer has the properties that the schema declares, and no others"
 NUMERAL = "a number is written in one way: no exponent, no sign for zero, at most 15 digits, no fraction in an integer"

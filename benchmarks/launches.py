@@ -52,7 +52,7 @@ class Launches(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **kwargs or {})
         name = func._schema.name
-        if name == "aten::scaled_dot_product_attention":  # a GPU's kernels lay their result out like the queries
+        if name == "aten::scaled_dot_product_attention":  # kernels of a GPU return the memory layout of the queries
             result = torch.empty_like(args[0].transpose(1, 2)).transpose(1, 2)
         outputs = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         if not name.startswith(_RESERVES) and any(each.is_meta for each in outputs):

@@ -16,7 +16,7 @@ copies: "repeat this sentence with one word in place of another": the share of a
 choices: which of four endings of a sentence has the largest likelihood per token. A masked model's likelihood is
     estimated (`mc` of LLaDA's evaluation), the parent's is exact.
 
-Rows are kept in the folder of `--run`; the same command goes on with those that are not done. Two bars are judged: the
+Rows are kept in the folder of `--run`; the same command goes on with those that are not done. Two goals are judged: the
 parent finds the answers at most 0.5 nats per token less likely than its own, and fewer than 3% are empty.
 """
 
@@ -40,7 +40,7 @@ from pardec.training.texts import chat_ids
 PARTS = ("answers", "copies", "choices")
 SPECS = ("sequential", "threshold:tau=0.9@dual", "threshold:tau=0.7@dual")
 PARENT = "parent"
-NATS, EMPTY = 0.5, 0.03  # the bars
+NATS, EMPTY = 0.5, 0.03  # goals: at most this many nats per token, and this share of empty answers
 ESTIMATES = 32  # random masks of one estimated likelihood
 SUBJECTS = ("The old man", "A small dog", "My sister", "The teacher", "Our neighbour", "The young girl")
 VERBS = ("walked to", "looked at", "talked about", "dreamed of", "drew")
@@ -256,7 +256,7 @@ def about(folder: Path) -> str:
 
 
 def page(given: argparse.Namespace, results: dict[str, tuple[Rows, int]], command: str, alike: bool) -> str:
-    """The tables and the bars."""
+    """The tables, and whether the goals are reached."""
     parts = [f"# Answers of {given.model.name}\n", about(given.model)]
     packed = f", the masked model in {given.quantize} with activations in {given.activations or 'float32'}"
     parts += [f"`{command}`\n", f"{processor()}, {given.dtype}{packed if given.quantize else ''}.\n"]

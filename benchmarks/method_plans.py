@@ -100,7 +100,7 @@ OF_METHOD = {
     },
     "scales": {},
 }
-# Further rows: methods that were made for text, on the codes of images.
+# Further rows: methods made for text, measured on codes of images.
 FURTHER = {
     "ar": {
         name: (replace(CODES, spec=spec, plain="sequential"),)
@@ -115,7 +115,7 @@ FURTHER = {
 
 WAITING = ()  # methods whose rows have no figures yet; `python benchmarks/methods.py` measures them
 
-# What the gain of a method would need, where it does not gain here.
+# The condition under which a method that does not gain here would gain.
 GPU, CHECKPOINT, LENGTH, DEVICE = "a GPU", "a checkpoint", "a long context", "a second device"
 STORES = ("int8", "kivi", "gear", "mustafar", "rotatekv")
 READS = ("streaming", "lminfinite", "retrieval", "channels", "cake")

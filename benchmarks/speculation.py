@@ -29,7 +29,7 @@ from pardec.tasks.lists import PHRASINGS
 HERE = Path(__file__).resolve().parent
 TASKS = ("arithmetic", "lists", "records", "copies")
 COPIES = ("lists", "records", "copies")  # answers that repeat some or all of the prompt
-TRAINED = {card.kind: card for card in list_drafters() if card.target == "tiny-llama"}  # read its states
+TRAINED = {card.kind: card for card in list_drafters() if card.target == "tiny-llama"}  # drafters that read its states
 NAMED = {"model": "model:name=tiny-llama-draft,k=5"}  # drafters that need an argument
 NAMED |= {kind: f"{kind}:name={card.name}" for kind, card in TRAINED.items()}
 NAMED |= {"auto": 'auto:model="eagle:name=tiny-llama-eagle",copy="lookup:k=7"'}

@@ -48,7 +48,7 @@ from cpu_engines import (  # noqa: E402
 )
 
 Row = dict[str, Any]
-AGAIN = "plain, again"  # whether an engine repeats itself: without that, other tokens would say nothing of drafts
+AGAIN = "plain, again"  # plain decoding a second time: if its tokens differ, differing tokens of drafts mean nothing
 REPEATED = 2  # prompts of that mode
 TYPES = ("float32", "bfloat16")
 PARDEC = {

@@ -340,7 +340,7 @@ def run_seconds(given: argparse.Namespace, model: pardec.Model) -> dict[str, str
     left = [(spec, text) for at, text in enumerate(prompts) for spec in specs[at:] + specs[:at]]
     left = [turn for turn in left if turn not in known]
     with limited(given.minutes):
-        for spec in specs if left else ():  # what is made once for a sampler is made before
+        for spec in specs if left else ():  # a first decode, untimed: it includes one-time setup
             masked_answers.decoded(model, spec, [chat_ids(model, "Hello")], 4)
         for spec, text in left:
             began = time.process_time()

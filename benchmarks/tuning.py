@@ -38,12 +38,12 @@ SAMPLERS = (
     "credit:free=false+threshold+eos", "wino+eos", "hierarchy+eos", "confident+eos",
 )  # fmt: skip
 SHARES = (0.1, 0.2)  # budgets, as shares of the sweep's decodes
-NEAR = 1.05  # a setting this much dearer than the best counts as found
+NEAR = 1.05  # a setting that costs at most this many times the best one counts as found
 
 
 @dataclass(frozen=True)
 class Decoded(Bench):
-    """A bench that looks up the results of the sweep."""
+    """A `Bench` that looks results up in the sweep."""
 
     table: dict[Candidate, dict[str, Outcome]]
     spent: list[float]

@@ -67,7 +67,7 @@ class RowState:
         self.rows_changed()
 
     def before_join(self, where: np.ndarray, other: Self) -> None:
-        """Called before the rows of `other` replace those at `where`, to make the two alike."""
+        """Called before the rows of `other` replace those at `where`, to make their shapes compatible."""
 
     def rows_changed(self) -> None:
         """Called after rows were removed or replaced, to update derived attributes."""

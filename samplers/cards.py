@@ -285,7 +285,7 @@ def _modules() -> dict[str, list[str]]:
 
 @cache
 def _load(module: str) -> None:
-    """Adds the cards of one file. A file that somebody is writing must not end every command: it is left out."""
+    """Adds the cards of one file. A file that cannot be read, such as one being edited, is left out with a warning."""
     file = f"{module.removeprefix('pardec.').replace('.', '/')}.py"
     if module in sys.modules or file in _broken:
         return

@@ -14,8 +14,8 @@ from typing import Any
 
 FILE = Path(__file__).with_suffix(".json")
 NOT_MEASURED = "not measured"
-MARGIN = 0.02  # a smaller share of the seconds is no difference
-ENOUGH = 30  # problems: without a difference among them, at most a tenth of all problems has one (95%)
+MARGIN = 0.02  # seconds that differ by a smaller share count as equal
+ENOUGH = 30  # problems: if none of them differs, at most a tenth of all problems does (95%)
 
 Interval = tuple[float, float, float]  # value, low, high
 

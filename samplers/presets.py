@@ -350,7 +350,7 @@ PRESETS = (
         "EAGLE: its fixed tree, 26 nodes with the last token; preset:eagle:name=FOLDER for another module",
         {"max_new_tokens": 1024},
     ),
-    # The authors count the last token in their 60 nodes, and one level fewer than they draft: 5 and 7.
+    # The authors' 60 nodes include the last token. Their depths 5 and 7 are one less than the levels that they draft.
     *(
         Preset(
             name,

@@ -147,7 +147,7 @@ class Request(RowRequest):
                 )
 
 
-# Fields that rows of a batch have for themselves, that come with the sampler, or that are compared in another way.
+# Fields that may differ between the rows of a batch, that come with the sampler, or that are compared elsewhere.
 _OF_ROWS = frozenset(
     (
         *("canvases", "prompts", "source", "conditions", "prefix", "share_prompt", "samples", "corpus", "draft_model"),

@@ -163,7 +163,7 @@ def _signed(value: int) -> int:
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 _ROUNDS = ((30, _FIRST), (27, _SECOND), (31, 1))  # shift, factor
-# 52 bits and a half: the 53 that a float64 holds, so that neither 0 nor 1 can come out.
+# (52 random bits + 1/2) / 2**52 is exact in float64, which has 53 bits, and is never 0 or 1.
 _MASK52, _HALF, _UNIT = (1 << 52) - 1, 0.5, 2.0**-52
 
 

@@ -200,7 +200,7 @@ def transfers() -> str:
 
 
 def _short(spec: str) -> str:
-    """A spec without its parameters, and without the drafter that only carries another stage."""
+    """A spec without its parameters, and without the drafter that the tables add for another stage."""
     carried = re.sub(r"^eagle:name=tiny-llama-eagle,k=3(?=[+@])", "eagle", spec)
     return re.sub(r":[^+@]*", "", carried)
 

@@ -377,7 +377,7 @@ def fresh_batches(batches: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def missed(mutants: Sequence[Mutant], results: Mapping[str, Outcome]) -> list[str]:
-    """One line for each bar that does not hold."""
+    """One line for each share that is below its minimum."""
     asked = with_named_test(mutants, results)
     lines = [
         f"{paper}: the named test notices {row['named']} of {row['mutants']} mutants"
@@ -456,7 +456,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.markdown:
         PAGE.write_text(markdown(mutants, results, _titles(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     lines = missed(wanted, results)
-    print("\n".join([*lines, f"{len(wanted)} mutants, {len(lines)} bars missed"]))
+    print("\n".join([*lines, f"{len(wanted)} mutants, {len(lines)} shares below their minimum"]))
     return 1 if lines else 0
 
 

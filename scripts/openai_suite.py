@@ -38,7 +38,7 @@ TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds",
 JSON_FORM = {"type": "json_schema", "json_schema": {"name": "sum", "schema": ADD, "strict": True}}
 GREEDY: dict[str, Any] = {"temperature": 0, "seed": 1, "max_tokens": 12}
 
-# What the masked models of pardec refuse or do otherwise, and why.
+# Calls that pardec's masked models refuse or answer differently, and why.
 MASKED = {
     "tools_required": "a masked model fills positions in any order, and needs a template for a call",
     "tools_named": "as tools_required",
@@ -49,7 +49,7 @@ MASKED = {
     "json_object": "a masked model fills a template of named properties",
     "echo_logprobs": "a masked model gives the tokens of a prompt no probability",
 }
-# Where llama.cpp's server (xllamacpp 2026.10) answers otherwise than pardec, which follows OpenAI's API there.
+# Calls that llama.cpp's server (xllamacpp 2026.10) answers differently from pardec, which follows OpenAI's API there.
 DIFFERENCES = {
     "models_retrieve": "it has no address for one model",
     "completion_echo": "it ignores echo",

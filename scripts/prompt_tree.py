@@ -190,7 +190,7 @@ def _gains(rates: Rates, paths: tuple[NodePath, ...]) -> np.ndarray:
 def _steady(last: np.ndarray, gains: np.ndarray, carried: tuple[int, ...]) -> tuple[float, np.ndarray, np.ndarray]:
     states = len(gains)
     step = last @ (np.array(carried)[:, None] == np.arange(states))  # [s + 1, s + 1]
-    # Node 0 is the last one with some probability in every state, so that one state follows all: one share is steady.
+    # In every state node 0 may be the last accepted one, and leads to one state: so the steady state is unique.
     system = np.vstack((step.T - np.eye(states), np.ones(states)))
     share = np.linalg.lstsq(system, np.array([0.0] * states + [1.0]), rcond=None)[0]
     return float(share @ gains), share @ last, gains

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Tests over all methods
+# Test files that cover all methods.
 SHARED = ("test_*contract.py", "test_row_independence.py", "test_exact_joint.py", "test_checked.py", "test_registry.py")
 FAMILIES = ("test_families.py", "test_config_keys.py")  # tests over all checkpoint families
 NAMES = "names: pardec list samplers, or the files of models/families"

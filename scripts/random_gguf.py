@@ -30,7 +30,7 @@ from pardec.models.files.gguf.architectures import ARCHITECTURES
 DEVIATION = 0.02  # standard deviation of the weights
 END, MASK = "<|endoftext|>", "<|mask|>"  # ids 0 and 1; causal models have no mask
 MERGE = ("z", "z")  # readers want at least one
-# Where a block has its float16 scales, as offset: multiple of the first, so that the weights are 0 on average.
+# Byte offsets of a block's float16 scales -> their multiple of the first one, so that the weights average 0.
 SCALES = {
     "Q8_0": {0: 1.0}, "Q4_0": {0: 1.0}, "Q5_0": {0: 1.0}, "IQ4_NL": {0: 1.0}, "Q6_K": {208: 1.0},
     "Q4_1": {0: 1.0, 2: -7.5}, "Q5_1": {0: 1.0, 2: -15.5}, "Q4_K": {0: 1.0, 2: 7.5}, "Q5_K": {0: 1.0, 2: 15.5},

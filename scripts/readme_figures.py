@@ -26,7 +26,7 @@ PROMPTS = [
     "Fill in the record: The pilot called Lena is 72.",
 ]
 ANIMATED = {"sequential": 220, "threshold:tau=0.9": 1200}  # sampler -> milliseconds that a frame stays
-LAST = 3000  # and the last frame of each
+LAST = 3000  # milliseconds that the last frame of each stays
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 62, 20, 72, 52
 # Curves drawn in colour, with the key's label; all others are thin grey lines.

@@ -85,7 +85,7 @@ def replay(case: Case, model: pardec.Model, tensors: dict[str, Tensor], call: Ca
         ours_out = [mask_id if when[at] >= made else token for at, token in enumerate(ours_out)]
     if made != len(busy):
         return f"{made} forwards, expected {len(busy)} that commit (of {case['nfe']})"
-    if "eos" in spec:  # what was never committed is a mask there where the reference stops without filling
+    if "eos" in spec:  # the reference stops without filling: positions that were never committed are masks there
         never = result.trace.commit_step[0] == -2
         mask, eos = p["mask_id"], p["eos_id"]
         output = [eos if token == mask else token for token in output]
@@ -94,7 +94,7 @@ def replay(case: Case, model: pardec.Model, tensors: dict[str, Tensor], call: Ca
         return f"sequence {ours_out}, expected {output}"
     for key, read in (("forward_input_lens", len), ("forward_positions", list)):
         for number, index in enumerate(busy):
-            full = number == 0 < index  # our forward corresponds to their idle one, which was full, and to the next
+            full = number == 0 < index  # this forward stands for two of theirs: an idle full one, and the next
             expected = case[key][index] if case.get(key) and not full else None
             if expected is not None and (found := read(steps[number].fed)) != expected:
                 return f"forward {number}: {key} {found}, expected {expected}"
@@ -102,7 +102,7 @@ def replay(case: Case, model: pardec.Model, tensors: dict[str, Tensor], call: Ca
         if number not in busy:
             continue
         found = recorder.logits[busy.index(number)]
-        if number == busy[0] > 0:  # full, and theirs perhaps not
+        if number == busy[0] > 0:  # this forward was full; theirs may have been a part
             found = found[-len(tensors[name]) :]
         if (error := relative(found, tensors[name])) > TOLERANCE:
             return f"forward {number}: logits differ by {error:.1e}"
@@ -133,7 +133,7 @@ class _Recorder:
 
 
 def forward_logits(case: Case, model: pardec.Model, tensors: dict[str, Tensor]) -> str | None:
-    """Plain logits; a left-padded row loses its padding, since pardec aligns rows on the left."""
+    """Compares plain logits, without the padding of left-padded rows, since pardec aligns rows on the left."""
     pad = case["params"].get("left_pad", 0)
     found = model.logits(torch.tensor([case["input_ids"][pad:]]))[0]
     error = relative(found, tensors[case["logits_tensor"]][pad:])

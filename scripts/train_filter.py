@@ -36,7 +36,7 @@ from pardec.samplers.trace import UNCOMMITTED
 
 TASKS = ("arithmetic", "lists", "records")
 BLOCK, NEW = 32, 64
-_POINT = 0.01  # a point of accuracy: so few problems do not show a smaller difference
+_POINT = 0.01  # a percentage point of accuracy; so few problems show no smaller difference
 BATCH = 25  # problems decoded together
 ALONE = "sequential+eos"
 TOGETHER = ("threshold:tau=0.5+eos", "threshold:tau=0.9+eos")
@@ -48,8 +48,8 @@ class Examples:
     """The recorded values of a block, [N, W] each."""
 
     confidences: Tensor  # 1 where nothing was open
-    open: Tensor  # where a position was, and is known to end with some token
-    final: Tensor  # where its argmax was that token
+    open: Tensor  # whether the position was open, and its final token is known
+    final: Tensor  # whether its argmax was that token
 
     def __len__(self) -> int:
         return len(self.open)

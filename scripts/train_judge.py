@@ -41,7 +41,7 @@ from pardec.models.plan import Hidden, Plan  # noqa: E402
 from pardec.samplers.ops.judge_heads import JudgeHead  # noqa: E402
 
 NEW = 64  # tokens of an answer
-SLACK = 2  # a right answer may be longer than the target's own by this many tokens: more would cost what is saved
+SLACK = 2  # a right answer may have this many tokens more than the target's own; more would cost what acceptance saves
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # penalties on the squared weights
 THRESHOLDS = (0.0, 0.05, 0.1, 0.2, 0.4)
 Score = Callable[[Sequence[int]], float]  # score of the tokens of an answer
@@ -57,7 +57,7 @@ class Answer:
     tokens: list[int]  # the answer, its end token included
     score: Score
     most: int  # tokens within which it has to end
-    begin: int = 0  # tokens of the answer that the drafter need not agree with any more
+    begin: int = 0  # tokens of the answer that were compared with the drafter already
 
 
 @dataclass(frozen=True)

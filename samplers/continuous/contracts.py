@@ -36,7 +36,7 @@ class ContinuousContext:
     request: ImageRequest
     images: ImageState
     watch: Stopwatch
-    backbones: dict[int, Backbone] = field(default_factory=dict)  # of the request, by the id of the model's
+    backbones: dict[int, Backbone] = field(default_factory=dict)  # this request's, by `id(model.backbone)`
     _heads: dict[int, Head] = field(default_factory=dict)
 
     def backbone(self, model: ContinuousModel) -> Backbone:
@@ -97,7 +97,7 @@ class RoundResult:
     accepted: np.ndarray | None = None  # [n] tested tokens that were accepted
     draft_forwards: int | np.ndarray = 0  # calls of a draft model's backbone: one number for all rows, or [n]
     deviation: np.ndarray | None = None  # [n] total variation that a relaxed rule adds
-    contexts: np.ndarray | None = None  # [n] rows in the target's backbone call, without guidance; None: 1 each
+    contexts: np.ndarray | None = None  # [n] rows in the target's backbone call, no guidance copies; None: 1 each
     copies: int | None = None  # how often guidance counts each of these rows; None: 2, or 1 without guidance
     computed: Sequence[Fed] | None = None  # [n] tokens that passed all layers of the backbone; None: all fed
 

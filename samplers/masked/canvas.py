@@ -130,7 +130,7 @@ def _join(one: _T | None, other: _T | None, both: Callable[[_T, _T], _T]) -> _T 
     return other if one is None else one if other is None else both(one, other)
 
 
-_OPEN = -2  # marks a mask where tokens are read back; -1 is a position of an image's condition
+_OPEN = -2  # a mask in `packed_tokens`; -1 there is a position of an image's condition
 _CLOCKS = 64  # forwards with room in `clocks` at first
 _ROWS = (
     "rows", "prompt", "total", "planned", "origin", "block_start", "block_end", "end", "step", "entry_step", "nfe",
@@ -146,7 +146,7 @@ _HOST = (
 CONTENTS = ("tokens", "open", "commit_step", "commit_score")  # the tensors that a commit writes
 
 
-# What `Canvas._shorten` and `Canvas.committed_unread` leave on the device.
+# The arrays that `Canvas._shorten` and `Canvas.committed_unread` leave on the device.
 _OF_BLOCK = ("block_end", "end", "block_remaining", "active_host", "compete_host", "eligible_host")
 _OF_TOKENS = ("tokens_host", "open_host", "first_open", "eligible_host")
 
@@ -263,7 +263,7 @@ class Canvas(RowState):
     def __len__(self) -> int:
         return len(self.rows)
 
-    # --- where the rows stand ---
+    # --- the rows and their blocks ---
 
     def bind(self) -> None:
         """On a CPU, makes arrays that share the tensors' memory, so that reads and writes need no PyTorch dispatch."""
@@ -413,9 +413,9 @@ class Canvas(RowState):
 
     @property
     def denoised_from(self) -> np.ndarray:
-        """[B] the first position that sees all of the active block, where finished text is causal: the block's first.
+        """[B] the first position that attends to all of the active block, where finished text is causal: its start.
 
-        Of a sliding block it is the one whose output predicts that, in shifted families the last token before it.
+        With a sliding block of a shifted family it is the position before, whose output predicts the first token.
         """
         return np.maximum(self.block_start - self.shift, 0) if self.sliding else self.block_start
 
@@ -759,7 +759,7 @@ class Canvas(RowState):
             self._read()
 
     def rows_changed(self) -> None:
-        with torch.inference_mode(False), torch.no_grad():  # rows removed within a step are written to outside of one
+        with torch.inference_mode(False), torch.no_grad():  # a step's inference tensors cannot be written after it
             for name in _TENSORS:
                 if (tensor := getattr(self, name)).is_inference():
                     setattr(self, name, tensor.clone())
@@ -774,7 +774,7 @@ class Canvas(RowState):
             self.given_host = np.pad(self.given_host, ((0, 0), (0, more)), constant_values=True)
             self.window_host = np.where(self.window_host == self.length, other.length, self.window_host)
             self.window, self.length = self._on_device(self.window_host), other.length
-        past = self._forwards - int(np.delete(self.nfe, where).max(initial=0))  # forwards of no other live row
+        past = self._forwards - int(np.delete(self.nfe, where).max(initial=0))  # forwards without any row that stays
         self._clocks = np.roll(self._clocks, -past, axis=1)
         self._forwards -= past
         self._clocks[where] = -1

@@ -185,7 +185,7 @@ class CapturedStep:
         loop.note_late(before, number)
 
     def close(self) -> None:
-        """Hands the memory on. The canvas and the states of stages cannot be used any more."""
+        """Releases the memory for other requests. The canvas and the states of stages cannot be used any more."""
         if self._release is not None:
             self._release()
 
@@ -197,7 +197,7 @@ class CapturedStep:
         if self.obstacle is not None:
             return None, self.obstacle
         if query.must is not None or query.only is not None or query.similar is not None or query.shifted is not None:
-            return None, "the cache asks for a part of the block"
+            return None, "the cache restricts the step to a part of the block"
         key = queries.key + canvas.block_start.tobytes() + canvas.block_end.tobytes() + canvas.end.tobytes()
         if self._laid[0] != key:
             self._laid = key, forward.layout.arranged_together(queries)
@@ -295,7 +295,7 @@ class CapturedStep:
     # --- memory ---
 
     def _settled(self) -> StepMemory:
-        """The memory, after the canvas and the stages' tensors have moved into it, as far as they were elsewhere."""
+        """The memory, into which the tensors of the canvas and the stages are moved if they are elsewhere."""
         canvas = self.loop.canvas
         places = [(canvas, name) for name in CONTENTS]
         places += [at for state in self._states() for at in _places(state, Tensor)]

@@ -298,7 +298,7 @@ def fit(sampler: MaskedSampler, model: LanguageModel) -> MaskedSampler:
 
 
 def _add_defaults(stages: dict[str, Named], spec: Spec) -> None:
-    """Fills the stages that the spec leaves out; a select may say which proposer, and which of its measures."""
+    """Fills the stages that the spec leaves out; a select may name the proposer and its parameter `of`."""
     defaults = (method.default_select for named in stages.values() for _, method in named)
     add_default(stages, "select", next(filter(None, defaults), "threshold"), "masked")
     select = stages["select"][0][1]

@@ -153,14 +153,14 @@ class Branching:
     def _draft(self, loop: Loop, step: int, number: np.ndarray, rows: Tensor, past: Evidence) -> Update:
         """The tokens that the hypotheses `rows` [N, 1] bool of the loop's canvas add at `step`."""
         canvas, branch = loop.canvas, self.branch
-        # The last forward may have left out open positions, and said nothing of their tokens.
+        # The last forward may have left out open positions, whose tokens it did not predict.
         evidence = replace(past, eligible=canvas.eligible & past.eligible & rows)
         choice, proposal, _ = loop.choose(evidence)
         choice = branch.draft(step, number, choice, proposal)
         chosen = choice.which & evidence.eligible
         if self.replaces_first:
-            # As long as a block's first position is open, a forward replaces the K/V of the one before, which predicts
-            # it: a hypothesis that commits it would see those of an earlier forward. One that ends the block does not.
+            # Until a block's first token is committed, each forward replaces the K/V of the position before it, whose
+            # output predicts it. A hypothesis that commits this token would read older K/V, unless it ends the block.
             ends = canvas.eligible.sum(1) == chosen.sum(1)
             chosen = chosen & (~chosen[:, :1] | ends[:, None])
         draft = Update(chosen, choice.tokens, proposal.score)
@@ -169,7 +169,7 @@ class Branching:
         return draft
 
     def _adopt(self, drafted: _Drafted) -> None:
-        """Turns the requested hypotheses into rows of the canvas, except those to which some step added no token."""
+        """Turns the requested hypotheses into rows of the canvas, except those with a step that added no token."""
         canvas, at = self.loop.canvas, drafted.at[self.row, self.number]
         # A complete row needs no forward.
         valid = (self.number == 0) | (drafted.valid[at] & canvas.has_open(drafted.packed[at]))
@@ -236,7 +236,7 @@ class Branching:
         assert compared is not None, "between the comparison and the end of the commit"
         rows, size, device = np.flatnonzero(self.number == 0), len(self.depths), canvas.tokens.device
         first, number = np.repeat(rows, size), np.tile(np.arange(size), len(rows))
-        # What all hypotheses of a row have in common is known on the host, the rest where the survivors are.
+        # The host knows what all hypotheses of a row have in common; the rest is on the device, like the survivors.
         survivor = compared.best[:, None].expand(-1, size).flatten()
         clock = upload(canvas.step + 1, device)[survivor]
         source: Any = compared.evidence.request.source

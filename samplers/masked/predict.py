@@ -88,7 +88,7 @@ class MaskedForward(RowState):
     ) -> None:
         """`soft` makes the vectors [B, W, E] that are added to the inputs of the block; None if no stage adds any."""
         self.model, self.canvas, self.request = model, canvas, request
-        # Images are guided after their conditions.
+        # With image conditions, the wrapped model applies guidance: see `samplers.request.conditioned_model`.
         guided = request.cfg is not None and not request.conditions
         self.copies = 2 if guided else 1
         self.guidance = Guidance(request.cfg, canvas) if guided and request.cfg is not None else None
@@ -463,7 +463,7 @@ class Drafts(LeaveOneOut):
         itself = (query >= 0) & (block == (block - canvas.shift).clamp(min=0))
         masks = torch.zeros(count, width + 1, dtype=torch.bool, device=at.device)
         masks.scatter_(1, torch.where(itself, query, width), True)
-        # Padding, too: at the first position an image has its condition, which is no token.
+        # Padding too: it was read at position 0, where an image has its condition, which is no token.
         inputs = inputs.masked_fill(masks[:, plan.tokens.shape[1] : -1] | (at < 0), canvas.mask_id)
         return replace(plan, tokens=torch.cat([plan.tokens, inputs], 1))
 
@@ -696,7 +696,7 @@ class LastStates(RowState):
     def __init__(self, model: LanguageModel, canvas: Canvas) -> None:
         self.canvas, self.shift, self.vocab = canvas, model.decoding_config.shift, model.vocab_size
         imaging = model.imaging
-        # For image models only the logits of the codes count, as in the published loop; all positions have them.
+        # For image models only the logits of image codes are compared, as in the published loop, at every position.
         self.ids = None if imaging is None or imaging.layout.ids is None else imaging.layout.ids.to(model.device)
         self.states: Tensor | None = None  # [B, copies, L + 1, E]
         self.head: Callable[[Tensor], Tensor] | None = None  # [N, E] -> [N, V]
@@ -737,7 +737,7 @@ class LastStates(RowState):
         order = torch.arange(length, device=states.device).expand(count, length)
         shifts = hidden.shifts if isinstance(hidden, Shifted) else [torch.zeros_like(rows)] * copies
         self.first[on_host] = -download(shifts[0]) if isinstance(hidden, Shifted) else 0
-        # There is nothing before the first slot of the shorter half.
+        # The shorter half has no slots before its first one: -1.
         own = torch.cat([(order + by[:, None]).clamp(min=-1) for by in shifts])
         whole = replace(raw, plan=replace(raw.plan, positions=own, slots=own, span=None), states=states)
         if not isinstance(hidden, Shifted):

@@ -68,7 +68,7 @@ def denoise(
 
 
 def _guided(mean: Tensor, guide: Tensor | None, left: float) -> Tensor:
-    """`mean`, drawn towards `guide`; `left` is the share of the path's transitions from this one on."""
+    """`mean` moved towards `guide`; `left` is the share of the path's transitions from this one on."""
     return mean if guide is None else torch.lerp(mean, guide, math.sin(math.pi / 2 * left) ** 2)
 
 

@@ -308,7 +308,7 @@ class BoostedDistribution(DerivedDistribution):
         moment = base.mass * (base.mass.log() - base.entropy) - _moment(old)  # of all tokens not raised
         mass = rest * (-rise).exp() + new.exp().sum(-1)
         moment = (moment - rest * rise) * (-rise).exp() + _moment(new)
-        # The second was raised and is a rival now, or was not and keeps its logit.
+        # The second of `base` keeps its logit, unless it was raised: then its own new logit among the rivals is higher.
         second = torch.cat((rivals, base.top2[..., None]), -1).topk(2).values[..., 1]
         return Confidence(ids, top, second, mass, (mass.log() - moment / mass).clamp(min=0))
 

@@ -148,7 +148,7 @@ class CapturedRound:
         return replace(outcome, gained=gained, on_host=loop.summary)
 
     def close(self) -> None:
-        """Hands the memory on."""
+        """Releases the memory for other requests."""
         if self._release is not None:
             self._release()
 

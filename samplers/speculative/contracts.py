@@ -623,8 +623,8 @@ class Texts(Stage):
 class Length(Stage):
     """Controls how many tokens each round drafts."""
 
-    # With `DROPS_LAST` the token at which `stop` is True is not drafted; with `TIMES_ROUNDS` it measures time, so that
-    # two processes may decide differently; with `OBSERVES_TOKENS` `observe` reads no distributions, as of a drafter.
+    # Traits: `DROPS_LAST`: the token at which `stop` is True is not drafted. `TIMES_ROUNDS`: it measures time, so that
+    # two processes may decide differently. `OBSERVES_TOKENS`, as for a drafter: `observe` reads no distributions.
     requires: ClassVar[Reasons] = {Trait.TAKES_LENGTH: FOR_MODELS}
 
     def budget(self, most: int, context: DecodeContext, state: Any) -> np.ndarray:

@@ -338,7 +338,7 @@ class DraftModelState(DraftState, DraftModel):
         In the first round these are the whole text, later the accepted tokens that were never fed.
         """
         text, real = self.context.text, nodes[:, 0] >= 0
-        # A shape begins with the rows that have a budget. On a CPU the tensor is there to be read.
+        # A shape begins with the rows that have a budget: on a GPU, this saves reading the tensor.
         self.fed = download(real) if self.budgeted is None or real.device.type == "cpu" else self.budgeted.copy()
         live = np.flatnonzero(self.fed)
         missing = self.base[live] + 1 - self.cached[live]

@@ -68,7 +68,7 @@ class Choice:
 
     chosen: Sequence[Tensor]  # per layer [b, N, K] int64 slots below first[b], -1: none; best in text order
     first: np.ndarray  # [b] all slots from here on are attended to as well
-    counts: np.ndarray | None = None  # [L, b] how many of `chosen` are slots, which stand first; None: not known
+    counts: np.ndarray | None = None  # [L, b] number of slots in `chosen`, which come before every -1; None: unknown
 
 
 class SparseAttention(Cache):

@@ -41,7 +41,7 @@ def load(folder: Path, block: int | None = None) -> pardec.Model:
     return pardec.load(folder, device="cpu", dtype="float32", **more)
 
 
-CALLS: dict[str, Reader] = {}  # by the case's method; a module has of these three what it needs
+CALLS: dict[str, Reader] = {}  # by the case's method; a module defines those of these three tables that it needs
 PURE: dict[str, Pure] = {}  # cases without a decode, by method
 REPLAYS: dict[str, Replay] = {}
 for _module in pkgutil.iter_modules(__path__):

@@ -106,7 +106,7 @@ class Tree:
 def _candidates(case: Case, pad: int | None = None) -> Tree:
     paths, logits = case["candidates"], case["logits"]
     lengths = [path.index(pad) if pad in path else len(path) for path in paths]
-    # A path that another one continues says nothing that the other does not, and its last logits may be padding's.
+    # A path that is the beginning of another one adds nothing to it, and its last logits may be those of padding.
     ends = [path[:length] for path, length in zip(paths, lengths, strict=True)]
     alone = [not any(end == other[: len(end)] and len(end) < len(other) for other in ends) for end in ends]
     kept = [list(zip(end, rows, strict=False)) for end, rows, own in zip(ends, logits, alone, strict=True) if own]
@@ -123,7 +123,7 @@ def _differs(name: str, found: Any, expected: Any) -> str | None:
 
 def _far(found: Tensor, expected: Sequence[float]) -> str | None:
     off = float((found - torch.tensor(expected)).abs().max())
-    return f"the law of the next token differs by {off:.1e}" if off > _CLOSE else None
+    return f"the distribution of the next token differs by {off:.1e}" if off > _CLOSE else None
 
 
 def _best(case: Case) -> list[int]:
@@ -252,7 +252,7 @@ def lantern_static(case: Case, *_: object) -> str | None:
         distribution[[case["tree_candidates"][0][at] for at in case["b_indices"][path][depth]]] = 0
         q[0, node] = distribution / distribution.sum()
         if abs(float(q[0, node, tree.tokens[node]]) - case["candidates_prob"][path][depth]) > _CLOSE:
-            return "the draft's law differs"
+            return "the draft's distribution differs"
     return _relaxed(case, tree, replace(tree.draft, q=q), rule, looks)
 
 

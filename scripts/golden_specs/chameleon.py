@@ -198,7 +198,7 @@ def _rounds(case: Case, model: pardec.Model, imaging: _Given) -> str | None:
         for at, law in enumerate(laws):
             ids, probs = now["target_law"][at]
             if abs(float(law[ids].sum()) - 1) > _LOOSE or (law[ids] - torch.tensor(probs)).abs().max() > _LOOSE:
-                return f"round {number}: the law at place {places[at]} differs"
+                return f"round {number}: the distribution at position {places[at]} differs"
         if not now["prefill"] and p["scheme"] == "speculative_jacobi":
             count = 1
             for at in range(1, min(len(laws) + 1, len(now["window"]))):

@@ -22,7 +22,7 @@ def dream_call(case: Case) -> Call:
 
 def _arguments(case: Case) -> dict[str, object]:
     p = case["params"]
-    # Dream's own generation settings of that time filtered the 50 best tokens where nothing else was said.
+    # Dream's generation settings of that time kept the 50 likeliest tokens by default.
     return {"block_length": p["max_new_tokens"], "top_k": p.get("top_k", 50), "top_p": p.get("top_p")}
 
 
@@ -39,7 +39,7 @@ class Recorded:
 
     def uniform(self, rows: np.ndarray, step: np.ndarray, positions: Tensor, purpose: str, width: int = 0) -> Tensor:
         steps, length = self.of.shape
-        # The loop may look beyond the last step, and names no position at all by the row's length.
+        # The loop may ask for a step after the last one; the row's length stands for no position.
         at = torch.from_numpy(np.minimum(step, steps - 1))[:, None]
         return self.of[at, positions.clamp(max=length - 1)]
 

@@ -26,7 +26,7 @@ def _dparallel(case: Case) -> Call:
 def _fast_dllm_dream(case: Case) -> Call:
     p = case["params"]
     cache = "dual" if p["dual_cache"] else "prefix"
-    # Dream's own generation settings of that time filtered the 50 best tokens where nothing else was said.
+    # Dream's generation settings of that time kept the 50 likeliest tokens by default.
     spec = f"confidence:of=filtered+threshold:tau={p['threshold']}@{cache}:reference=true"
     return spec, {"block_length": p["block_length"], "top_k": p.get("top_k", 50)}
 

@@ -59,7 +59,7 @@ def _net(case: Case, folder: Path, tensors: dict[str, Tensor]) -> str | None:
     read = network.cond_embed(own["z"])
     if (error := relative(network(own["x"], own["t"], read), own["out"])) > TOLERANCE:
         return f"the head differs by {error:.1e}"
-    # Guided: the noise of either half is mixed, the rest is left as each has it.
+    # Guidance mixes the predicted noise of both halves; each half keeps its own other outputs.
     half = len(read) // 2
     both = network(own["x"][:half].repeat(2, 1), own["t"], read)
     size, scale = network.size, case["params"]["cfg_scale"]

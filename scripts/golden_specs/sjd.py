@@ -82,7 +82,7 @@ class _Taped(Drafter):
         tape.turn()
         window = tape.now["window"]
         before = tape.kept
-        # Outside of an interval the authors decode token by token.
+        # Outside of a given interval the authors decode token by token.
         made = self.drafter.propose(context, np.minimum(room, len(window) - 1), uniforms, state)
         known = min(int(state.known[0]), len(window) - 1)
         tape.differs("last token", int(made.tokens[0, 0]), window[0])
@@ -92,7 +92,7 @@ class _Taped(Drafter):
         if isinstance(self.drafter, Jacobi):
             tape.differs("picks", made.tokens[0, 1 : 1 + known].tolist(), before[:known])
         elif made.q is not None:
-            assert made.is_point_mass is not None, "laws and point masses stand side by side"
+            assert made.is_point_mass is not None, "a draft has both distributions and point masses"
             tape.differs(
                 "point masses", made.is_point_mass[0, 1:].tolist(), [at >= known for at in range(made.width - 1)]
             )
@@ -135,13 +135,13 @@ class _Judged(Acceptance):
         if "tensors" not in self.tape.now:
             return
         drafted, target = self.tape.now["tensors"]
-        self.tape.far("the target's laws", distributions.probs[0], target)
+        self.tape.far("the target's distributions", distributions.probs[0], target)
         point = torch.nn.functional.one_hot(draft.tokens[0], distributions.probs.shape[-1]).float()
         if draft.q is not None and draft.is_point_mass is not None:
             point = torch.where(draft.is_point_mass[0, :, None], point, draft.q[0])
         named = self.tape.tensors[drafted]
         point[0] = named[0]  # the committed token is not tested
-        self.tape.far("the drafts' laws", point, drafted)
+        self.tape.far("the drafts' distributions", point, drafted)
 
 
 @dataclass(frozen=True)

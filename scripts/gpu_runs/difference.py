@@ -24,7 +24,7 @@ from torch import Tensor
 from gpu_runs import entropy
 from gpu_runs.smollm2 import Shape
 
-FINE = {"matrix": 0.55, "embedding": 1.1}  # between two stretches of training
+FINE = {"matrix": 0.55, "embedding": 1.1}  # steps, over a row's root mean square, between two stretches of training
 FILE_BYTES = 15 * 10**6  # bytes of one file
 MOST = 31  # integers are -31 to 31
 _CLASSES, _PER_OCTAVE, _UNIT = 40, 3, 24  # classes of root mean squares 2**(-24 / 3) to 2**(15 / 3)
@@ -32,7 +32,7 @@ _CLASSES, _PER_OCTAVE, _UNIT = 40, 3, 24  # classes of root mean squares 2**(-24
 
 @dataclass(frozen=True)
 class Coded:
-    """A matrix as integers, int8 [R, C], and the exponents of its steps in eighths: int16 [R], negated, and [C]."""
+    """A matrix as integers, int8 [R, C], whose step sizes are 2**((columns - rows) / 8): int16 [R] and [C]."""
 
     integers: Tensor
     rows: Tensor

@@ -28,17 +28,17 @@ from gpu_runs.texts import Texts, packed
 from gpu_runs.training import HELD_OUT, Recipe, Training, block_states, masked_by
 
 EMBED = "model.embed_tokens.weight"
-STEPS = {"matrix": 1.05e-3, "embedding": 1.7e-3}  # of a weight whose squared error costs 1 nat in all measured rows
+STEPS = {"matrix": 1.05e-3, "embedding": 1.7e-3}  # step of a weight whose squared error costs 1 nat in all
 MEASURED = 8  # rows of texts
-EXPECTED = 0.25  # weight of what rows cost without measurement: all the same, or a token as often as it occurs
-DAMPING = 0.05  # of the mean over columns, which is added to each
+EXPECTED = 0.25  # weight of the assumed costs of rows: equal, or in proportion to how often a token occurs
+DAMPING = 0.05  # share of the columns' mean cost that is added to each column
 TOWARDS_ZERO = 0.1  # a number is rounded up from this much above a half
 BLOCK = 64  # columns whose errors are passed on at once
 
 
 @dataclass
 class Cost:
-    """What squared errors of a matrix [R, C] cost: products of gradients [C, C], and the share of each row [R]."""
+    """The costs of squared errors of a matrix [R, C]: products of gradients [C, C], and the share of each row [R]."""
 
     columns: Tensor
     rows: Tensor
@@ -133,7 +133,7 @@ def _gradient(values: Tensor) -> Tensor:
 
 
 def rounded(values: Tensor, cost: Cost, step: float) -> Coded:
-    """A matrix [R, C] as integers; `step` is that of a weight whose squared error costs 1."""
+    """A matrix [R, C] as integers; `step` is the step of a weight whose squared error costs 1."""
     inputs = cost.columns.double()
     inputs += DAMPING * inputs.diagonal().mean() * torch.eye(len(inputs))
     order = inputs.diagonal().argsort(descending=True)

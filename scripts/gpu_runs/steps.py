@@ -116,7 +116,7 @@ def _steps(loaded: pardec.Model, call: Call, seconds: list[float]) -> Any:
 
 
 def beside(report: Report, names: dict[str, Any], loaded: pardec.Model, call: Call) -> None:
-    """The times of the plain loop in the papers' form, and of transformers' generate, on the same weights."""
+    """Measures the papers' plain loop and transformers' `generate` on the same weights."""
     others = rivals(loaded.language_model, call)
     steps = call.lengths[0] - call.prompts[0]
     for loop, decode in others.runs.items():

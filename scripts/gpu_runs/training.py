@@ -70,8 +70,8 @@ class Training:
         self.weights = Weights(shape, base, device, dtype)
         self.first, self.second = (torch.zeros_like(self.weights.master) for _ in range(2))
         self.step, self.local, self.tokens = 0, 0, 0.0
-        self.left: Callable[[], float] | None = None  # share of the last stretch that is left; None: more will follow
-        self.start = 1.0  # the rate at the start of the last stretch, over the recipe's
+        self.left: Callable[[], float] | None = None  # share of the last stretch that remains; None: it is not the last
+        self.start = 1.0  # the learning rate at the start of the last stretch, divided by the recipe's
         held_out = min(HELD_OUT, len(texts) // 10 + 1)
         self.held_out, self.texts = texts.slice(0, held_out), texts.slice(held_out, len(texts))
         self._epoch, self._rows = 0, self._pack(0)

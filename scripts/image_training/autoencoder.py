@@ -21,7 +21,7 @@ SQUARED = 4.0  # weight of the squared error beside the absolute one: edges and 
 # more than latent diffusion's 1e-6: latents with small errors then lie within those that were decoded in training.
 NARROW = 0.01
 QUIET = -8.0  # initial log variance of latents, so small that the decoder uses them from the first step on
-FREE, RISING = 300, 700  # steps without that weight, and steps in which it rises: else latents first collapse
+FREE, RISING = 300, 700  # steps with a weight of 0, then steps in which it rises: else the latents collapse at first
 MEASURED = 512  # images that the scale of the latents is measured on
 
 

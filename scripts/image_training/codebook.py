@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 DECAY = 0.98  # decay of the moving averages per step
-DEAD = 0.03  # share of an even share of the features below which a code is restarted
+DEAD = 0.03  # a code that gets less than this share of an even share of the features is restarted
 EVERY = 25  # steps between looks for dead codes
 
 

@@ -19,8 +19,8 @@ from pardec.models.images.vq import VQ, to_pixels
 
 CHUNK = 2048  # images
 TOGETHER = 64  # encoded at a time
-CHUNK_SEEDS = 1 << 20  # steps of the tokenizer's own training stay below
-GROUND = len(COLOURS)  # what a cell shows that is of no thing's colour
+CHUNK_SEEDS = 1 << 20  # first seed of chunks; the steps of the tokenizer's own training stay below it
+GROUND = len(COLOURS)  # the value of a cell that shows no thing
 
 
 @dataclass(frozen=True)

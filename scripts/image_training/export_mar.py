@@ -16,7 +16,7 @@ from pardec.models.continuous.mar import MARBackbone
 from pardec.models.families.mar import networks
 
 DEFAULTS = {"temperature": 1.0, "cfg": 3.0}  # the model's generation defaults
-_HEAD = "diffloss.net."  # what the head's tensors are published under
+_HEAD = "diffloss.net."  # prefix of the published names of the head's tensors
 
 
 class Network(nn.Module):

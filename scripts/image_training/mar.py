@@ -30,17 +30,17 @@ SHAPES: dict[str, dict[str, int]] = {
     "tiny-mar": {"width": 160, "depth": 4, "heads": 5, "diffloss_d": 3, "diffloss_w": 256},
     "tiny-mar-draft": {"width": 96, "depth": 1, "heads": 3, "diffloss_d": 2, "diffloss_w": 128},
 }
-BUFFER = 8  # places of the class
+BUFFER = 8  # positions that hold the class
 DROPPED = 0.1  # share of the classes that are dropped
 # The share of a picture that is masked: normal about 1 with this deviation, cut at 0 and 1. The paper's is 0.25, cut at
 # 0.7; a model this small draws better where it has also seen nearly complete images.
 SPREAD = 0.5
 LOUD = 6.0  # see init_as_identity
 LEVELS = 4  # levels of noise with which each token is trained per step
-# A squared error counts 1 / alpha_bar, and this at most: drawing a token multiplies an error in nearly pure noise by
-# 1 / sqrt(alpha_bar), so that every level then counts like an error of the token itself.
+# The weight of a squared error is 1 / alpha_bar, at most this: drawing a token multiplies an error in nearly pure noise
+# by 1 / sqrt(alpha_bar), so that every level then counts like an error of the token itself.
 HEAVIEST = 1000.0
-GOLDEN = (math.sqrt(5) - 1) / 2  # steps of this length, counted round from 1 to 0, fill the range evenly
+GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of this modulo 1 fill the range from 0 to 1 evenly
 
 
 class MARRun(Descent):
@@ -81,7 +81,7 @@ class MARRun(Descent):
         self.go_on()
 
     def passing(self) -> AbstractContextManager[Any]:
-        return sdpa_kernel(SDPBackend.MATH)  # for so few tokens, half the time of what is chosen for a CPU
+        return sdpa_kernel(SDPBackend.MATH)  # for so few tokens, half the time of PyTorch's choice on a CPU
 
     def loss_of(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The loss, and its part from the squared error of the noise."""
@@ -169,7 +169,7 @@ _HALVES = {"embed_dim": "width", "depth": "depth", "num_heads": "heads"}
 
 
 def masked_of(step: int, tokens: int) -> int:
-    """How many tokens per step masks, 1 to `tokens`: evenly spread quantiles of the distribution of shares."""
+    """The number of tokens that `step` masks, 1 to `tokens`: evenly spread quantiles of the distribution of shares."""
     normal = torch.distributions.Normal(0.0, 1.0)
     lowest = float(normal.cdf(torch.tensor(-1 / SPREAD)))
     even = ((step + 0.5) * GOLDEN) % 1.0

@@ -28,9 +28,9 @@ ROUNDS = 12  # rounds of k-means each time
 CODES, COMMIT = 1.0, 0.25  # weights of the distances of sums to features, and of features to sums
 SQUARED = 4.0  # weight of the squared error beside the absolute one: edges and colours count more than texture
 CUT = 0.3  # share of the images decoded from some scales only, so that coarse scales learn what matters most
-KEPT, DEAD, EVERY = 0.98, 0.05, 25  # decay of counts, share of an even share below which a code restarts, steps between
+KEPT, DEAD, EVERY = 0.98, 0.05, 25  # as DECAY, DEAD and EVERY of codebook.py
 REVIVE_UNTIL = 0.6  # share of the run after which no code is restarted
-WHOLE = "whole"  # folder in that of the state: what is exported, with the encoder, for training a model on its codes
+WHOLE = "whole"  # folder in the state folder: the export with its encoder, for training a model on its codes
 TOGETHER = 36  # images at a time
 
 

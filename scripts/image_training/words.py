@@ -65,7 +65,7 @@ def attributes(captions: list[str]) -> Tensor:
         scene = parse(caption)
         for number, thing in enumerate(scene.things):
             what = 1 + len(SHAPES) * SIZES.index(thing.size) + SHAPES.index(thing.shape)
-            # Two things get different numbers, since the place is that of the first.
+            # The two things get different numbers, since the position is that of the first one.
             rows[row, list(COLOURS).index(thing.colour)] = what + number * len(SIZES) * len(SHAPES)
         rows[row, -2], rows[row, -1] = places.index(scene.position), list(BACKGROUNDS).index(scene.background)
     return rows

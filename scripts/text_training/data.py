@@ -106,8 +106,8 @@ def masked_targets(
     uniform = noise < rate[:, None]
     answer = batch.end - batch.prompt + 1
     shown = (torch.rand(rows, generator=rng) * (answer + 1)).long()
-    stray = torch.rand(rows, generator=rng).square() * 0.3  # rate at which later tokens are shown
-    tail_shown = torch.rand(rows, generator=rng) < 0.2  # confidence commits the end tokens early
+    stray = torch.rand(rows, generator=rng).square() * 0.3  # share of later tokens that are shown
+    tail_shown = torch.rand(rows, generator=rng) < 0.2  # decoding by confidence commits end tokens early
     after = at > batch.end[:, None]
     states = (at >= (batch.prompt + shown)[:, None]) & (noise >= stray[:, None]) & ~(after & tail_shown[:, None])
     pick = torch.rand(rows, generator=rng) < 0.5

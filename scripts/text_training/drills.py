@@ -15,7 +15,7 @@ LEADS = ("Copy the list:", "Repeat this list:", "Reverse the list:")
 
 
 class Names(Generator):
-    """Lists of names are copied or reversed."""
+    """Copies or reverses lists of names."""
 
     name = "names"
     summary = "copy or reverse a list of names"
@@ -39,7 +39,7 @@ class Words(Names):
 
 
 class Holders(Names):
-    """The names of a chain in turn, without its sums. Problems are split like those of `chains`."""
+    """Lists the names of a chain in turn, without its sums. Problems are split like those of `chains`."""
 
     name = "holders"
     summary = "who takes part in a chain, in turn"

@@ -39,7 +39,7 @@ OWN: dict[str, dict[str, Any]] = {  # where a network differs from SHAPE
 }
 OWN["tiny-llama-bytes"] = OWN["tiny-nemotron"] = OWN["tiny-llama-draft"]
 SHIFT = {"tiny-llada": 0} | dict.fromkeys((name for name in OWN if name != "tiny-llada"), 1)
-# ^ logits at p - SHIFT say token p
+# logits at position p - SHIFT predict the token at p
 
 
 def is_masked(name: str) -> bool:
@@ -127,9 +127,9 @@ def logits_from_cache(model: nn.Module, ids: Tensor, prompt: Tensor, mask_id: in
     rows, length = ids.shape
     at = torch.arange(length, device=ids.device)
     generated = at >= prompt[:, None]  # [B, L]
-    again = at >= (prompt - shift)[:, None]  # what a cached forward asks
+    again = at >= (prompt - shift)[:, None]  # the positions that a cached forward computes
     old, new = torch.ones_like(generated), torch.zeros_like(generated)
-    # Seen by the first copy: all of itself. Seen by the second: the first's prompt, and itself from the asked rows on.
+    # The first copy attends to all of itself; the second to the prompt of the first, and to its own computed positions.
     first = torch.cat([old, new], 1)[:, None].expand(-1, length, -1)
     second = torch.cat([~again, again], 1)[:, None].expand(-1, length, -1)
     both = torch.cat([ids.masked_fill(generated, mask_id), ids], 1)

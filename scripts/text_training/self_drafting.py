@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from text_training.data import MASK, Batch, Targets
 
-BLOCK = 16  # tokens of a draft, and the one that it begins with
-FADE = 0.85  # by which a place of a block weighs less than the one before: later ones are reached less often
+BLOCK = 16  # tokens of a draft, including the known one that it begins with
+FADE = 0.85  # weight of a position of a block divided by that of the one before: later ones are reached less often
 
 
 def joint_loss(model: nn.Module, batch: Batch, target: Targets, rng: torch.Generator, share: float = 0.5) -> Tensor:

@@ -59,7 +59,7 @@ def greedy(new: tuple[int, ...] = tuple(NEW)) -> list[list[int]]:
     return [plain_greedy(target(), prompt, count) for prompt, count in zip(RAGGED, new, strict=True)]
 
 
-# --- laws against whole forwards ---
+# --- distributions compared with whole forwards ---
 
 
 def path(draft: Draft, row: int, node: int) -> list[int]:
@@ -71,12 +71,16 @@ def path(draft: Draft, row: int, node: int) -> list[int]:
     return found[::-1]
 
 
-_heard: dict[tuple[Any, ...], Tensor] | None = None  # logits after texts and after their beginnings, inside `heard`
+# Logits after texts and after their beginnings, inside `distribution_errors`.
+_known_logits: dict[tuple[Any, ...], Tensor] | None = None
 
 
 def distribution(model: LanguageModel, text: Sequence[int], **part: Any) -> Tensor:
-    """Raw logits [V] after `text`, by a forward without a cache; `part` of the stack. Inside `heard` made once."""
-    known = {} if _heard is None else _heard
+    """Raw logits [V] after `text`, by a forward without a cache; `part`: fields of its plan.
+
+    Inside `distribution_errors` the logits of a text are computed once.
+    """
+    known = {} if _known_logits is None else _known_logits
     key = (id(model), repr(part))
     if (*key, *text) not in known:
         plan = Plan.full(torch.tensor([list(text)]), model.visible())
@@ -92,16 +96,16 @@ def apart(found: Tensor, expected: Tensor) -> float:
 
 
 @contextmanager
-def heard(truth: Callable[[list[int]], Tensor] | None = None) -> Iterator[list[float]]:
-    """Compares the drafter's distribution after every node with `truth` of the text, and the target's with `law`.
+def distribution_errors(truth: Callable[[list[int]], Tensor] | None = None) -> Iterator[list[float]]:
+    """Compares the drafter's logits after every node with `truth` of the text, and the target's with `distribution`.
 
     Returns the largest difference of each, divided by its largest logit.
     """
-    global _heard
+    global _known_logits
     errors: list[float] = []
     forward, verify = DraftModelState.forward, VerifyForward.verify
 
-    def listened(self: DraftModelState, draft: Draft, nodes: Tensor) -> Tensor:
+    def compared(self: DraftModelState, draft: Draft, nodes: Tensor) -> Tensor:
         said = forward(self, draft, nodes)
         for row in range(len(nodes)):
             for at, node in enumerate(nodes[row].tolist()):
@@ -118,18 +122,18 @@ def heard(truth: Callable[[list[int]], Tensor] | None = None) -> Iterator[list[f
                 errors.append(apart(raw[row, node], distribution(self.model, text)))
         return raw, made
 
-    _heard = {}
+    _known_logits = {}
     try:
-        with patch.object(DraftModelState, "forward", listened), patch.object(VerifyForward, "verify", verified):
+        with patch.object(DraftModelState, "forward", compared), patch.object(VerifyForward, "verify", verified):
             yield errors
     finally:
-        _heard = None
+        _known_logits = None
 
 
 # --- shapes without a model ---
 
 
-class Told(DraftModel):
+class FakeDraftModel(DraftModel):
     """A fake draft model whose logits [V] after a path are drawn once for that path."""
 
     def __init__(self, text: Sequences, vocab: int = 6, sharp: float = 2.0, least: float = -np.inf) -> None:
@@ -177,8 +181,8 @@ def uniforms(text: Sequences, seed: int = 0) -> RoundUniforms:
     )
 
 
-def grown(shape: Any, draft_model: Told, budget: Sequence[int], seed: int = 0, **more: Any) -> Draft:
-    """A draft of the model `voice`, with the invariants of drafts checked."""
+def grown(shape: Any, draft_model: FakeDraftModel, budget: Sequence[int], seed: int = 0, **more: Any) -> Draft:
+    """A draft that `shape` grows from `draft_model`; checks the invariants of drafts."""
     draft: Draft = shape.grow(
         draft_model, context(draft_model.text, **more), np.array(budget), uniforms(draft_model.text, seed), None
     )
@@ -278,7 +282,7 @@ def compared_states(truth: Callable[[PairState, list[int], list[int]], Tensor]) 
     errors: list[float] = []
     raw = PairState._raw
 
-    def listened(self: PairState, draft: Draft, nodes: Tensor, *, subset: bool = False) -> Tensor:
+    def compared(self: PairState, draft: Draft, nodes: Tensor, *, subset: bool = False) -> Tensor:
         logits = raw(self, draft, nodes, subset=subset)
         for row, column in zip(*torch.where(nodes >= 0), strict=True):
             node = int(nodes[row, column])
@@ -287,5 +291,5 @@ def compared_states(truth: Callable[[PairState, list[int], list[int]], Tensor]) 
             errors.append(float((found - expected).abs().max() / expected.abs().max()))
         return logits
 
-    with patch.object(PairState, "_raw", listened):
+    with patch.object(PairState, "_raw", compared):
         yield errors

@@ -111,7 +111,7 @@ def compared(model: LanguageModel, published: dict[str, Tensor] | None = None) -
     def checked(kind: type[HeadsState]) -> Any:
         forward = kind.forward
 
-        def listened(self: Any, draft: Draft, nodes: Tensor) -> Tensor:
+        def compared(self: Any, draft: Draft, nodes: Tensor) -> Tensor:
             logits = forward(self, draft, nodes)
             for row in range(len(nodes)):
                 text = self.context.text.row(row).tolist()
@@ -128,7 +128,7 @@ def compared(model: LanguageModel, published: dict[str, Tensor] | None = None) -
                         errors.append(float((logits[row, at] - true).abs().max()) / 1e4)  # logits are in float32
             return logits
 
-        return patch.object(kind, "forward", listened)
+        return patch.object(kind, "forward", compared)
 
     with checked(HydraState), checked(StaticState):
         yield errors

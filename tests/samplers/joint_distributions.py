@@ -21,7 +21,7 @@ from tests.samplers.toys import drafter_named, resolved
 
 ROWS = 4000  # of one batch
 
-# What a toy of four or six tokens can show anything with; a method that is not named here runs with its defaults.
+# Parameters with which a method has an effect on a toy of four or six tokens; other methods run with their defaults.
 SMALL = {
     "aded": "aded:k=3,nodes=5,rollouts=4",
     "aggressive": "aggressive:k=4,max_ngram=2",

@@ -43,7 +43,7 @@ def counted() -> set[str]:
 
 
 @pytest.mark.parametrize("name", [name for name, family in CARDS if family == "ar"])
-def test_the_joint_law_is_claimed_by_those_that_are_drawn_and_counted(name: str) -> None:
+def test_the_joint_distribution_is_claimed_by_those_that_are_drawn_and_counted(name: str) -> None:
     claims = (name, "ar") in claimed("joint")
     assert claims == (name in counted()), (
         f"the card of {name} {'has' if claims else 'lacks'} the word joint in `checked`, and test_exact_joint.py "

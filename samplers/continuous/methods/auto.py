@@ -34,7 +34,7 @@ from .groups import GroupMethod
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pair:
-    """The state where something can be drafted."""
+    """The state of a request in which a smaller model may draft."""
 
     drafter: Drafter
     timer: RoundTimer

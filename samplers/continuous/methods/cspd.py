@@ -305,7 +305,7 @@ def _replacements(
 
 @register("cspd", checked="golden/acceptance reference:samplers.continuous.test_cspd_published.plainly")
 class CSpD(CSpDSettings):
-    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (64, 32, 16, 8)}  # the same as mar's
+    quality_grid: ClassVar[dict[str, tuple[object, ...]]] = {"steps": (64, 32, 16, 8)}  # those of `mar`
 
     @property
     def exact(self) -> str:

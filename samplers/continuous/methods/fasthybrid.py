@@ -1,4 +1,4 @@
-"""Draws several groups ahead from one state, and takes a short denoising path where the later state is like it.
+"""Draws several groups ahead from one state, and takes a short denoising path where a token's own state is close to it.
 
 FastHybrid: Accelerating Hybrid Autoregressive Image Generation with Lookahead and Guided Decoding,
 https://cvpr.thecvf.com/virtual/2026/poster/38500

@@ -98,7 +98,7 @@ def local_order(rows: int, columns: int, bounds: np.ndarray, keys: np.ndarray) -
     return rank
 
 
-# Of LazyMAR's 64 steps: up to which one, and the share of the positions that pass all of the decoder's layers.
+# For LazyMAR's 64 steps, (last step, share): up to that step, this share of the positions passes all decoder layers.
 _SHARES = ((20, 1.0), (21, 0.6), (25, 0.5), (30, 0.4), (35, 0.15), (40, 0.12), (64, 0.05))
 
 

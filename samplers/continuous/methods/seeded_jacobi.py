@@ -85,9 +85,9 @@ class SeededJacobi(LookaheadMethod):
             final = wanted & (number <= first)
         state.latents[wanted], state.sampled[wanted] = tokens, True
         images.commit(final, tokens[final[wanted]])
-        behind = number > 0  # the first group is `mar`'s own
+        later = number > 0  # the first group is `mar`'s own
         return RoundResult(
-            drafted=download((wanted & behind).sum(1)),
-            accepted=download((final & behind).sum(1)),
+            drafted=download((wanted & later).sum(1)),
+            accepted=download((final & later).sum(1)),
             contexts=rows,
         )

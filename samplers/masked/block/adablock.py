@@ -93,5 +93,5 @@ class AdaptiveBlock(Block):
 
     def _scope(self, canvas: Canvas) -> np.ndarray:
         share = self.scope * (canvas.total - canvas.prompt)
-        scope: np.ndarray = np.floor(share + 1e-6).astype(np.int64)  # 0.29 of 100 is a hair less than 29
+        scope: np.ndarray = np.floor(share + 1e-6).astype(np.int64)  # 0.29 * 100 rounds to slightly less than 29
         return scope

@@ -44,7 +44,8 @@ class DeferredCommitment(Block):
 
     def span(self, canvas: Canvas, state: State) -> Span:
         block_start = canvas.first_open
-        # [B, L + 1] open positions up to each one; R is the first that is one too many, or the end.
+        # [B, L + 1] the number of open positions up to each one; the block ends before the first position at which it
+        # exceeds the limit, or at the row's end.
         count = canvas.open_host.cumsum(1)
         over = count > (self.masks or canvas.block_length)
         end = np.where(over.any(1), over.argmax(1), canvas.total)

@@ -67,7 +67,7 @@ class MultiBlock(Block):
             end = np.minimum(begin + size, canvas.total)
             masks = open_before[rows, end] - open_before[rows, begin]
             inside = end - np.maximum(begin, canvas.prompt)
-            enough = inside - masks >= self.add * inside - 1e-9  # 0.55 of 20 is a hair more than 11
+            enough = inside - masks >= self.add * inside - 1e-9  # 0.55 * 20 may round to more than 11
             joins = enough & (end < canvas.total) & (active < self.blocks)
             if not joins.any():
                 break

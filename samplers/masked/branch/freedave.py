@@ -65,7 +65,7 @@ def of_ranks(commits: np.ndarray, choice: Choice, proposal: Proposal) -> Choice:
 
 
 def other_tokens(tokens: Tensor, at: Tensor, rank: np.ndarray, proposal: Proposal) -> Tensor:
-    """`tokens` [N, W] with the token of `rank` [N], if not 0, at the one position per row that `at` marks."""
+    """`tokens` [N, W]; where `rank` [N] is above 0, the position marked by `at` [N, W] gets the token of that rank."""
     rows = np.flatnonzero(rank > 0)
     if not len(rows):
         return tokens
@@ -96,7 +96,7 @@ class FreeDave(Branch):
             raise SpecError(
                 "freedave: width and graph cannot be combined: graph lists every state", hint="leave one out"
             )
-        object.__setattr__(self, "graph", read_graph(self.graph))  # a file may be another one later
+        object.__setattr__(self, "graph", read_graph(self.graph))  # the file may change later
         graph_of(self.graph)
 
     @property
@@ -122,7 +122,7 @@ class FreeDave(Branch):
             return of_ranks(graph_of(self.graph).commits[step - 1, number], choice, proposal)
         if self.width == 1:
             return choice
-        # The row itself and shallower hypotheses are no further than the step before, and are not written.
+        # The row itself and hypotheses shallower than `step` have no token of this step, and are not written.
         token = np.array([0, *(node[step - 1] if len(node) >= step else 0 for node in self._tree)])[number]
         surest = best(proposal.score.masked_fill(~(choice.which & proposal.eligible), -torch.inf))
         return Choice(choice.which, other_tokens(choice.tokens, surest, token, proposal))

@@ -43,7 +43,7 @@ class LastTokens(RowState):
 
 
 def rows_predicting(positions: np.ndarray, shift: int) -> np.ndarray:
-    """[B, L] bool: the positions whose outputs predict `positions` [B, L] bool; the first one predicts itself."""
+    """[B, L] bool: the positions whose outputs predict `positions` [B, L] bool; for position 0, itself."""
     if not shift:
         return positions.copy()
     rows: np.ndarray = np.roll(positions, -1, axis=1)

@@ -160,7 +160,7 @@ class DualAdaptiveCache(Cache):
         blocks = (kth - canvas.origin) // canvas.block_length + 1
         reach = np.maximum(canvas.origin + blocks * canvas.block_length, canvas.block_end)
         among = open_ & (at >= canvas.block_start[:, None]) & (at < reach[:, None])
-        score = np.where(among, state.probability * density + 2 * block, -1)  # the block's come first
+        score = np.where(among, state.probability * density + 2 * block, -1)  # masks of the block rank first
         rank = (-score).argsort(1, kind="stable").argsort(1, kind="stable")
         masks: np.ndarray = (rank < self.k) & among
         return masks

@@ -65,7 +65,7 @@ class GreedyDelayedCache(Cache):
         if not self.window:
             return queried
         free = canvas.open_host & (positions < canvas.end[:, None]) & ~queried
-        for number in range(1, int(rank.max(initial=0)) + 1):  # each takes from what the ones before it left
+        for number in range(1, int(rank.max(initial=0)) + 1):  # each window takes masks that no earlier one took
             centre = rank == number
             at = np.take_along_axis(canvas.window_host, centre.argmax(1)[:, None], 1)
             distance = np.where(free & centre.any(1)[:, None], 2 * abs(positions - at) + (positions > at), _FAR)

@@ -78,7 +78,7 @@ class EarlySkipping(Cache):
     def layer_reuse(self, layers: int) -> EarlySkip:
         steps: dict[int, float] = {}
         for depth, share in self._steps():
-            layer = math.ceil(depth * layers - 1e-9)  # 0.14 of 50 is a hair more than 7
+            layer = math.ceil(depth * layers - 1e-9)  # 0.14 * 50 rounds to more than 7
             steps[layer] = min(share, steps.get(layer, 1.0))
         return EarlySkip(tuple(sorted(steps.items())), 1 - self.alpha)
 

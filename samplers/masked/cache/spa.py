@@ -36,8 +36,8 @@ from ...traits import Reasons, Trait
 from ..contracts import Cache, Canvas, QuerySpec
 from .changes import LEAVE_ONE_OUT_REUSED, SOME_COMPUTED, elapsed
 
-_LEAST = 1 / 32  # share of the answer, before the peak
-_PUBLISHED = ((0.75, 0.12, 0.52), (0.5, 1 / 6, 5 / 6))  # peak, first and last, of LLaDA and of shifted families
+_LEAST = 1 / 32  # least share of the answer that a layer before the peak computes
+_PUBLISHED = ((0.75, 0.12, 0.52), (0.5, 1 / 6, 5 / 6))  # (peak, first, last) of LLaDA, then of shifted families
 
 
 @register("spa", checked="reference:reference.naive_spa.decode")
@@ -83,9 +83,9 @@ class SingularProxyCache(Cache):
         assert own.first is not None
         assert own.last is not None
         at = np.arange(layers) / layers
-        front = np.maximum(own.first ** (((at - own.peak) / own.peak) ** 2) * own.ratio, _LEAST)
-        behind = own.last ** (((at - own.peak) / (1 - own.peak)) ** 2) * own.ratio
-        return LayerReuse(tuple(np.where(at < own.peak, front, behind).tolist()), self.rank)
+        before_peak = np.maximum(own.first ** (((at - own.peak) / own.peak) ** 2) * own.ratio, _LEAST)
+        after_peak = own.last ** (((at - own.peak) / (1 - own.peak)) ** 2) * own.ratio
+        return LayerReuse(tuple(np.where(at < own.peak, before_peak, after_peak).tolist()), self.rank)
 
     def query(self, canvas: Canvas, state: None) -> QuerySpec:
         full = (canvas.nfe == 0) | elapsed(canvas, self.refresh)

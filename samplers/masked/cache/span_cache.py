@@ -33,7 +33,7 @@ class State:
 class SpanCache(Cache):
     """Computes everything when a block is entered and every `refresh` steps, else a span from the block's start."""
 
-    commits_on_refresh: ClassVar[bool] = True  # the published loop for shifted families commits then without a test
+    commits_on_refresh: ClassVar[bool] = True  # untested, by the published loop for shifted families
 
     refresh: Annotated[int, "steps between full forwards: 0 only when a block is entered, 1 always"] = 0
     reference: Annotated[bool, "refresh and, in shifted families, commit in the order of the published loops"] = False
@@ -83,7 +83,7 @@ class SpanCache(Cache):
         return QuerySpec(start, stop)
 
     def _published(self, canvas: Canvas, state: State) -> QuerySpec:
-        """The query by the published loops' count of iterations.
+        """The positions to compute, with iterations counted as the published loops do.
 
         dInfer counts a refresh and the window after it as one iteration, and makes that window even if the refresh
         finished the block. Fast-dLLM for Dream commits the block's first token on a refresh, untested, and nothing

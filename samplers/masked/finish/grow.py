@@ -45,7 +45,7 @@ class Grow(Finish):
     }
 
     start: Annotated[int, "masks that a row begins with"] = 64
-    step: Annotated[int, "masks that are added, or that replace one"] = 8
+    step: Annotated[int, "masks added to the row, or put in place of one mask"] = 8
     spare: Annotated[int, "masks added once the row is long enough"] = 16
     enough: Annotated[float, "mean probability e of end tokens at the row's end at which no more masks are added"] = 0.5
     sure: Annotated[float, "value of e at which no more masks are replaced"] = 0.9

@@ -133,7 +133,7 @@ def edit_sources(movable: Tensor, deleted: Tensor, split: Tensor) -> Tensor:
     count = torch.where(deleted, 0, torch.where(split, 2, 1)) * movable
     total = count.cumsum(1)
     begin = torch.where(movable, 0, order + 1).cummax(1).values  # start of the stretch
-    before = torch.where(movable, 0, total).cummax(1).values  # tokens that come of earlier stretches
+    before = torch.where(movable, 0, total).cummax(1).values  # tokens that earlier stretches result in
     stop = torch.where(movable, width, order).flip(1).cummin(1).values.flip(1)
     last = begin + total - before - 1  # where a token goes: after the mask that is inserted before it
     target = torch.where(movable, last, order)

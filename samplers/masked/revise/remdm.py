@@ -64,7 +64,7 @@ class Remdm(Revise):
         state.size = torch.where(block_started, left, state.size)
         state.left = state.left.masked_fill(block_started, self.rounds)
         committed = state.size - left + chosen.sum(1, keepdim=True)
-        reopens = (state.left > 0) & (committed >= self.at * state.size - 1e-4)  # 0.6 of 25 is a hair more than 15
+        reopens = (state.left > 0) & (committed >= self.at * state.size - 1e-4)  # 0.6 * 25 may round to more than 15
         ours = canvas.committed | chosen
         score = torch.where(chosen, proposal.score, canvas.commit_score.gather(1, canvas.window))
         lowest = top((-score).masked_fill(~ours, -torch.inf), torch.full_like(state.left, self.tokens))

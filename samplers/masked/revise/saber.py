@@ -1,4 +1,4 @@
-"""Masks again the tokens whose probability has fallen the most, while ever more are committed at once.
+"""Masks again the tokens whose probability has fallen the most, so that more can be committed at a step.
 
 Saber: An Efficient Sampling with Adaptive Acceleration and Backtracking Enhanced Remasking for Diffusion Language
 Model, https://arxiv.org/abs/2510.18165

@@ -31,7 +31,7 @@ from ...registry import register
 from ...traits import Trait
 from ..contracts import Canvas, Proposal, Revise, Revision
 
-_FIRST = 30  # taken to be drafted before a block's first step
+_FIRST = 30  # tokens that count as drafted before a block's first step
 _SHARE, _LEAST, _MOST = 0.7, 5, 20  # a step may draft this share of the open positions; its bounds
 
 

@@ -54,7 +54,7 @@ class Dapd(Select):
         self.require("first", "last", "switch", "tau", "share", least=0, most=1)
 
     def reads_attention(self, layers: int) -> AttentionSpec:
-        count = max(1, math.ceil(self.share * layers - 1e-9))  # 0.3 of 10 is a hair more than 3
+        count = max(1, math.ceil(self.share * layers - 1e-9))  # 0.28 * 25 rounds to more than 7
         return AttentionSpec(tuple(range(layers - count, layers)))
 
     def start(self, canvas: Canvas) -> State:

@@ -59,7 +59,7 @@ class Klass(Select):
         if not self.kl >= 0:
             raise SpecError(f"klass: kl must be a divergence of at least 0 nats, got {self.kl}")
         self.require("history", least=1)
-        self.require("history", most=1024)  # every position stores as many divergences
+        self.require("history", most=1024)  # every position stores this many divergences
         self.require("steps", least=1)
 
     def start(self, canvas: Canvas) -> Past:

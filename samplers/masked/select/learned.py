@@ -78,7 +78,7 @@ class Learned(Select):
 
     def select(self, proposal: Proposal, canvas: Canvas, state: nn.Module) -> Tensor:
         sure = proposal.evidence.distribution.probability(proposal.tokens).masked_fill(~proposal.eligible, 1.0)
-        # The block begins at the first column, but where blocks move.
+        # The block begins at the first column, unless blocks move.
         first = canvas.block_start - canvas.prompt if canvas.moving else np.zeros_like(canvas.block_start)
         width, length = sure.shape[1], getattr(state, "block_length", canvas.block_length)
         column = upload(first[:, None] + np.arange(length), sure.device)

@@ -32,7 +32,7 @@ from ...traits import Reasons, Trait, Why
 from ..contracts import Canvas, Proposal, Select
 from ..ops.schedule import BlockClock, block_begin, total_steps
 
-_LEAST = 1e-20  # a probability below it is ranked as it
+_LEAST = 1e-20  # smaller probabilities rank like this one
 
 
 @dataclass
@@ -81,7 +81,7 @@ class MaskGIT(Select):
         share, factor = (
             np.array([each[number][step] for each, step in zip(schedules, at, strict=True)]) for number in (0, 1)
         )
-        # The product in float32, as published loops round it.
+        # The product is rounded in float32, as in the published loops.
         hold_block = np.floor(clock.tokens.astype(np.float32) * share.astype(np.float32)).astype(np.int64)
         hold_block = np.where(
             at < clock.steps - 1, np.clip(hold_block, 1, np.maximum(canvas.block_remaining - 1, 0)), 0

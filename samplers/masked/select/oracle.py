@@ -54,7 +54,7 @@ class Oracle(Select):
         assert finished is not None, "the loop decodes the reference first"
         rows = upload(canvas.rows, finished.device)
         text = finished[rows].gather(1, canvas.window)
-        known = proposal.eligible & (text >= 0)  # unknown where `of` stopped before, at its end token
+        known = proposal.eligible & (text >= 0)  # -1 after the end token at which `of` stopped
         agrees = known & (proposal.tokens == text)
         surest = best(proposal.score.masked_fill(~known, -torch.inf))
         forced = known & surest & ~agrees.any(1, keepdim=True)

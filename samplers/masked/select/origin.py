@@ -35,7 +35,7 @@ class State:
 
     clock: BlockClock
     share: np.ndarray  # [B, K] float32, the probability at each step
-    idle: np.ndarray  # [B] further steps that the last forward served
+    idle: np.ndarray  # [B] further steps that use the last forward
 
 
 @register("origin", checked="golden/dream reference:reference.naive_schedules.origin")
@@ -65,7 +65,7 @@ class Origin(Select):
         return idle
 
     def select(self, proposal: Proposal, canvas: Canvas, state: State) -> Tensor:
-        # Drawn on the host, where the clock is: no step of a GPU waits for it.
+        # The draw is made on the host, which has the clock, so that it never waits for a GPU.
         at = np.minimum(canvas.step - state.clock.start, state.clock.steps - 1)
         chosen, complete = np.zeros_like(canvas.eligible_host), ~canvas.eligible_host.any(1)
         for ahead in range(0, int((state.clock.steps - at).max()), _AHEAD):

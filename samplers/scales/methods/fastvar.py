@@ -51,7 +51,7 @@ class Pruning:
 
     def restore(self, layer: int, states: Tensor, tokens: Tensor) -> Tensor:
         """The computed states, and for other tokens their inputs plus the layer's update at the coarser map."""
-        assert self.before is not None, "the layer was asked which tokens it computes"
+        assert self.before is not None, "`select` runs before `restore`"
         side = math.isqrt(self.before.shape[1])
         coarse = rearrange(self.added[layer], "r (h w) e -> r e h w", h=math.isqrt(self.added[layer].shape[1]))
         filled = self.before + rearrange(interpolate(coarse, (side, side), mode="area"), "r e h w -> r (h w) e")
@@ -111,7 +111,7 @@ class FastVAR(MapMethod):
         # Rounding leaves 25 * (1 - 0.8) just below 5, which are pruned.
         pruning.count = size - int(size * (1 - self.keep ** max(0, scale - last_complete)) + 1e-9)
         pruning.keep_all = pruning.count == size
-        # Complete maps before the last one fill nothing, and where all are complete, nothing is filled.
+        # Pruned maps reuse updates of the last complete map only, so that no other map and no other request stores any.
         logits, fed = forward.next_logits(
             self.guidance(context), pruning if self.keep < 1 and scale >= last_complete else None
         )

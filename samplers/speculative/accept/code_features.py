@@ -91,7 +91,7 @@ def codebook_neighbours(table: Tensor, k: int) -> Tensor:
             ids = nearest(table, k).cpu()
             _write(name, ids)
         _prepared[key] = ids.to(table.device)
-    _prepared[key] = _prepared.pop(key)  # to the end
+    _prepared[key] = _prepared.pop(key)  # the most recently used one is last
     while len(_prepared) > _TABLES:
         del _prepared[next(iter(_prepared))]
     return _prepared[key]

@@ -62,9 +62,9 @@ class Fly(Acceptance):
             ratio = pad((draft.tokens[:, 1:] == distributions.pick[:, :-1]).to(p.dtype), (1, 0))
             passes = draft.tested & (ratio > 0)
         else:
-            bars = drafted_probs(draft)
-            ratio = (own / bars.clamp(min=_NOTHING)).clamp(max=1)
-            passes = draft.tested & (uniforms_of_nodes(draft, uniforms) * bars < own)
+            draft_probs = drafted_probs(draft)
+            ratio = (own / draft_probs.clamp(min=_NOTHING)).clamp(max=1)
+            passes = draft.tested & (uniforms_of_nodes(draft, uniforms) * draft_probs < own)
         overruled = draft.tested & ~passes & (own > 0) & self.unsure(p) & self.confirmed(passes)
         off = overruled.to(p.dtype)
         return end_of_chain(

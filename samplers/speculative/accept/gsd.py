@@ -76,7 +76,8 @@ class _Group(Exact):
         target = r.gather(1, trial.token[:, None])[:, 0]
         mass = torch.where(inside, r.gather(1, ids), 0).sum(1)
         draft_mass = self._draft_mass(ids, inside, trial)
-        grouped = torch.where(draft_mass > 0, mass * (trial.bar / draft_mass), torch.where(mass > 0, torch.inf, 0))
+        share = trial.draft_prob / draft_mass
+        grouped = torch.where(draft_mass > 0, mass * share, torch.where(mass > 0, torch.inf, 0))
         if self.method.mode == "vectorised":
             grouped = torch.where(target > 0, grouped, 0)
         alone = inside.sum(1) == 0
@@ -109,6 +110,6 @@ class _Group(Exact):
     def _draft_mass(self, ids: Tensor, inside: Tensor, trial: Trial) -> Tensor:
         """[N]: the probability of the group under the drafter's distribution; 1 for a point mass."""
         if trial.q is None:
-            return torch.ones_like(trial.bar)
+            return torch.ones_like(trial.draft_prob)
         draft_mass = torch.where(inside, trial.q.gather(1, ids), 0).sum(1)
         return draft_mass if trial.is_point_mass is None else torch.where(trial.is_point_mass, 1, draft_mass)

@@ -72,12 +72,12 @@ class KSeq(Acceptance):
             k = child.sum(1)
             q = wide(draft.q[rows, child.long().argmax(1)])
             rho = division(r, q, k) if draft.parents is not None else torch.ones_like(r[:, :1])
-            bar = rho * draft_prob
-            u = _level_uniforms(draft, uniforms, child, bar, target) if known is None else known
-            first = walk.step(child & (u * bar < target))
+            scaled_prob = rho * draft_prob
+            u = _level_uniforms(draft, uniforms, child, scaled_prob, target) if known is None else known
+            first = walk.step(child & (u * scaled_prob < target))
             child &= walk.index <= first[:, None]
             tested |= child
-            ratio = torch.where(child, (target / bar.clamp(min=1e-12)).clamp(max=1), ratio)
+            ratio = torch.where(child, (target / scaled_prob.clamp(min=1e-12)).clamp(max=1), ratio)
             r = torch.where(walk.alive[:, None], p[rows, walk.node], residual_after(r, q, k, rho))
         return Verdict(walk.path, walk.count, uniforms.draw(r, "next"), tested, ratio.to(distributions.probs.dtype))
 

@@ -139,7 +139,7 @@ class _Published:
 
     def weight(self, r: Tensor, trial: Trial) -> Tensor:
         target = r.gather(1, trial.token[:, None])[:, 0] + self.method.neighbour_mass(r, trial.token, self.nearest)[0]
-        return torch.where(trial.bar > 0, target, 0)
+        return torch.where(trial.draft_prob > 0, target, 0)
 
     def after_rejection(self, r: Tensor, trial: Trial) -> Tensor:
         """Clears a rejected token's neighbourhood: in r for a point mass, else in q, which is subtracted from r."""
@@ -157,7 +157,7 @@ class _Published:
             )
         mass = total(rest)
         rest = torch.where(mass > 0, rest / mass, 1 / r.shape[1])
-        return torch.where((trial.bar > 0)[:, None], rest, r)
+        return torch.where((trial.draft_prob > 0)[:, None], rest, r)
 
 
 _DENSE = 1024  # ids up to which all pairs make one matrix

@@ -48,15 +48,15 @@ class TopK(Acceptance):
             return follow(draft, pick)
         above = draft.parent.clamp(min=0)
         rows = torch.arange(len(pick), device=pick.device)[:, None]
-        behind = distributions.logits[rows, above]  # [B, T, V]
-        own = behind.gather(-1, draft.ids[..., None])
+        logits = distributions.logits[rows, above]  # [B, T, V]
+        own = logits.gather(-1, draft.ids[..., None])
         same = draft.ids == pick.gather(1, above)
-        better = (behind > own).sum(-1)  # equal tokens have one rank, but only the lowest id is the best
-        near = behind.amax(-1) - own[..., 0] <= self.tolerance
+        better = (logits > own).sum(-1)  # equal tokens have one rank, but only the lowest id is the best
+        near = logits.amax(-1) - own[..., 0] <= self.tolerance
         fits = draft.tested & (same | ((better < self.k) & near & own[..., 0].isfinite()))
-        path, count = longest(draft, fits, behind.log_softmax(-1).gather(-1, draft.ids[..., None])[..., 0])
+        path, count = longest(draft, fits, logits.log_softmax(-1).gather(-1, draft.ids[..., None])[..., 0])
         on_path = torch.arange(path.shape[1], device=pick.device) <= count[:, None]
         on_path[:, 0] = False  # node 0 was committed before
-        other = (on_path & ~same.gather(1, path)).sum(1).to(behind.dtype)
+        other = (on_path & ~same.gather(1, path)).sum(1).to(logits.dtype)
         following = pick.gather(1, path.gather(1, count[:, None]))[:, 0]
         return Verdict(path, count, following, reached(draft, path, count), fits.float(), other)

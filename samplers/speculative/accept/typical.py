@@ -44,7 +44,7 @@ class Typical(Acceptance):
         p = distributions.probs
         rows, above = torch.arange(len(p), device=p.device), draft.parent.clamp(min=0)
         target = p[rows[:, None], above, draft.ids]  # [B, T]
-        fits = draft.tested & (target > self.bar(p).gather(1, above))
+        fits = draft.tested & (target > self.threshold(p).gather(1, above))
         path, count = longest(draft, fits, target.log())
         end = path.gather(1, count[:, None])[:, 0]
         on_path = torch.arange(path.shape[1], device=p.device) <= count[:, None]
@@ -59,9 +59,9 @@ class Typical(Acceptance):
             following = uniforms.draw(last, "next")
         return Verdict(path, count, following, reached(draft, path, count), fits.float(), deviation)
 
-    def bar(self, p: Tensor) -> Tensor:
+    def threshold(self, p: Tensor) -> Tensor:
         """[B, T]: the probability that a token after each node must exceed."""
         inside = 1e-5 if self.reference else 0.0
         entropy = -torch.special.xlogy(p, p + inside).sum(-1)
-        bar: Tensor = self.delta * (-entropy).exp()
-        return bar.clamp(max=self.epsilon)
+        threshold: Tensor = self.delta * (-entropy).exp()
+        return threshold.clamp(max=self.epsilon)

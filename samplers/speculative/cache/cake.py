@@ -184,7 +184,7 @@ class Cake(SparseAttention):
         """Chooses the slots that the rows keep among those kept so far, and records them in `state`."""
         rows, long = slots.rows, slots.length > self.budget
         heads = [k.shape[2] for k in slots.cache.k]
-        if not long.any():  # all of it is seen; what a row keeps is decided when its text first does not fit
+        if not long.any():  # the whole text is visible; slots are evicted once a text no longer fits
             nothing = [torch.zeros(len(rows), 0, k.shape[2], dtype=torch.int64, device=k.device) for k in slots.cache.k]
             return Choice(nothing, np.zeros_like(slots.length), np.zeros((slots.layers, len(rows)), dtype=np.int64))
         first = np.where(long, slots.length - self.window, 0)

@@ -31,7 +31,7 @@ from ...registry import register
 from .kivi import PerChannel, PerToken
 from .stored_cache import StoredKV
 
-_LONGEST = 128  # tokens of a chunk: where an outlier stands fits two bytes, of heads of at most 512 channels
+_LONGEST = 128  # tokens of a chunk at most: an outlier's index in a head of up to 512 channels fits two bytes
 _WIDEST = 512  # channels of a token that are quantized together
 
 

@@ -40,7 +40,7 @@ class Aggressive(Drafter):
     k: Annotated[int, "tokens drafted"] = 32
     max_ngram: Annotated[int, "longest suffix of the output that is searched in the source"] = 8
     source: Annotated[str | None, "the text that the output repeats; none: each row's prompt"] = None
-    agree: Annotated[int, "equal tokens in a row that end a deviation; before, tokens count as replaced one by one"] = 1
+    agree: Annotated[int, "equal tokens in a row that end a deviation; until then each counts as a replacement"] = 1
     reference: Annotated[bool, "as published: nothing is drafted until a suffix occurs exactly once"] = False
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class Alignment:
         self.follows = True
         self.consumed = 0  # output tokens processed
         self.replaced = 0  # output tokens since it deviated
-        self.equal = 0  # how many of the last of these equal the source, if each replaces a token
+        self.equal = 0  # how many of these, from the last one back, equal the source if each replaces one token
 
     def ahead(self, output: np.ndarray) -> np.ndarray:
         """The rest of the source after `output` [N], which has grown since the last call; empty if it deviates."""

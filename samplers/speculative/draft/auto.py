@@ -109,7 +109,7 @@ class BanditState:
         self.used &= rate > self.gained / self.cost
 
     def rest(self) -> None:
-        """Begins rounds without drafts, of which there is nothing to learn."""
+        """Begins rounds without drafts, from which `learn` learns nothing."""
         self.copies, self.count, self.used = None, np.zeros_like(self.count), np.zeros_like(self.used)
         self.idle = True
 
@@ -286,14 +286,14 @@ class Auto(Nesting):
         if isinstance(state, CopyState):
             return self._copy.propose(context, remaining, uniforms, state.copy) if drafts else Draft.none(context.text)
         if not drafts:
-            if not state.idle:  # the model is told in the first of such rounds
+            if not state.idle:  # the first round without drafts tells the model so
                 state.rest()
                 self._model.propose(context, np.zeros_like(remaining), uniforms, state.model)
             return Draft.none(context.text)
         state.idle = False
         copied = self._copy.propose(context, remaining, uniforms, state.copy)
         state.choose(copied, context.text)
-        # The model is asked even if it has nothing to draft: it then knows that this round is not its own.
+        # `propose` is called even where the model drafts nothing: it then knows that the round is not its own.
         drafted = self._model.propose(context, np.where(state.used, 0, remaining), uniforms, state.model)
         return joined(drafted, copied, state.used) if state.used.any() else drafted
 

@@ -103,7 +103,7 @@ class DrafterText:
                     self.fixed, start = len(self.ids), len(self.text)
                 continue
             value = self.tokens.target.tokens[token]
-            # A tokenizer that begins every text with a space leaves that out when it decodes.
+            # A tokenizer that adds a space before every text drops this space when it decodes.
             self.text += value.removeprefix(_SPACE) if not self.text and self._hides_space(token) else value
         self.known = len(row)
         self._read(start)

@@ -62,7 +62,7 @@ class DynamicExit(Drafter):
         return self.k + 1
 
     def exits_of(self, model: LanguageModel) -> tuple[int, ...]:
-        """The numbers of layers that may draft. Raises SpecError for as many as the model has."""
+        """The layers after which a draft may exit. Raises SpecError unless all are below the model's last layer."""
         exits = parse_exits("del", self.exits) or tuple(range(1, model.layers))
         if not exits or exits[-1] >= model.layers:
             raise SpecError(
@@ -83,7 +83,7 @@ class DynamicExit(Drafter):
     def start(self, context: DecodeContext) -> ExitStates:
         exits = self.exits_of(context.model)
         choice = Choice(len(context.text), exits, context.model.layers, self.k, self.decay)
-        # The choice is also what ends drafts: to the shapes it is the length controller, which a spec cannot name.
+        # `choice` also ends drafts, in the place of the length controller, which a spec with `del` cannot name.
         return ExitStates(replace(context, sampler=replace(context.sampler, length=choice)), choice)
 
     def propose(self, context: DecodeContext, remaining: np.ndarray, uniforms: Uniforms, state: ExitStates) -> Draft:

@@ -38,7 +38,7 @@ from ..contracts import DecodeContext, Draft, DraftModel, RoundResult, Uniforms
 from ..draft_model import DraftState, depth_budget
 from .module_drafter import ModuleDrafter, module_failure
 
-_PENDING = 64  # positions that may wait while nothing is drafted: beyond, they are copied again each round for nothing
+_PENDING = 64  # positions kept pending while nothing is drafted; more would be copied again in each round
 
 
 class BlockState(DraftState, DraftModel):

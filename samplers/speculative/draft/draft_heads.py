@@ -37,7 +37,7 @@ class HeadsState(DraftState, DraftModel):
         self.calls = 0  # drafting forwards of this round
         shape, request = context.sampler.shape, context.request
         self.unprocessed = shape is not None and Trait.UNPROCESSED_SCORES in shape.provides
-        # Heads of one distribution a level have it after processing too, unless processors read the path.
+        # Heads with one distribution per level still have one after processing, unless processors read the path.
         self.pathless = self.unprocessed or not request.reads_history
 
     def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:

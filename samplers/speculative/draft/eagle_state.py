@@ -44,7 +44,7 @@ class PairState(DraftModelState):
     def read_prompt(self, rows: np.ndarray, hidden: Hidden) -> None:
         """Keeps the target's states at every position of these rows' prompts."""
         features = self.model.fuse(self.model.states.of(hidden))
-        if len(rows) == len(self.cached):  # all, in their order
+        if len(rows) == len(self.cached):  # all rows, in order
             self.pending = features
             return
         if self.pending is None:
@@ -59,7 +59,7 @@ class PairState(DraftModelState):
         states = outcome.states[:, : path.shape[1]]  # on a chain the path is its nodes
         if draft.parents is not None:
             states = outcome.states.gather(1, path[..., None].expand(-1, -1, states.shape[-1]))
-        if not self.drafting and draft.width == 1 and states.device.type == "cpu":  # elsewhere a graph overwrites them
+        if not self.drafting and draft.width == 1 and states.device.type == "cpu":  # a captured graph overwrites them
             if not self.later:
                 self.later_base = draft.base
             self.later.append(states)

@@ -118,7 +118,7 @@ class _ByExit:
                 logits = hidden.logits(subset=subset)
             elif type(hidden) is not Hidden:  # guidance mixes copies of whole rows
                 logits = hidden.logits(subset=subset)[upload(own, hidden.states.device)]
-            else:  # the others of the part go on
+            else:  # other rows of the part run further layers
                 index = torch.from_numpy((own[:, None] * width + np.arange(width)).ravel())
                 logits = hidden.some(upload(index, hidden.states.device)).view(len(own), width, -1)
             if whole is None:

@@ -65,7 +65,7 @@ class HydraState(StaticState):
         if self.cache is None or outcome.states is None:
             super().observe(outcome)
             return
-        # A row that goes on gained its accepted tokens and one more, so what was gained is what was fed.
+        # A row that continues gained its accepted tokens and one more: as many as its path has nodes, node 0 included.
         gained = outcome.gained
         path = outcome.verdict.path[:, : int(gained.max())]
         states = outcome.states.gather(1, path[..., None].expand(-1, -1, outcome.states.shape[-1]))

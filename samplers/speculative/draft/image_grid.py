@@ -41,7 +41,7 @@ def copy_up(text: Sequences, guesses: Tensor, known: np.ndarray, fallback: Tenso
     """Like `copy_left` with the token above, and `fallback` in the first row of the image."""
     offset, raster, first = _offsets(text, guesses, known)
     missing = (offset - first + 1).clamp(min=0)
-    up = torch.minimum((missing + width - 1) // width, raster // width)  # rows up to a token that is not a copy
+    up = torch.minimum((missing + width - 1) // width, raster // width)  # rows up, to a token that is not itself a copy
     source = offset - up * width
     filled = torch.where(offset < first, guesses, fallback)
     length = upload(text.length, guesses.device)[:, None]

@@ -52,7 +52,7 @@ from ..contracts import DecodeContext, Draft, Drafter, SpeculativeSampler, Unifo
 from ..draft_model import DraftModelState
 
 _FOLDER = "layerskip"
-_SAMPLE = 8  # values along each axis of a weight, about, that tell two models apart
+_SAMPLE = 8  # about this many values along each axis of a weight tell two models apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ _PATIENCE = 300  # candidates without a gain that end it
 _TRIES = 1000
 _DRAWS = 50  # attempts to find a new candidate
 
-# By the model's decoder; then by ratio, context, version of the weights, and whether it is kept on disk.
+# Keys: the model's decoder; then (ratio, context, version of the weights, whether the result is kept on disk).
 _searches: WeakKeyDictionary[Any, dict[tuple[float, int, int, bool], Search]] = WeakKeyDictionary()
 
 
@@ -241,7 +241,7 @@ class Search:
         if len(skip) == len(self.best) and skip <= set(self.blocks):
             self.best, self.idle = skip, idle
             self.proposed.add(skip)
-            # Other candidates than those that the earlier search began with.
+            # The seed depends on the set found, so that candidates differ from those of the earlier search.
             self.rng = np.random.RandomState(zlib.crc32(repr(sorted(skip)).encode()))
 
     def _write(self) -> None:

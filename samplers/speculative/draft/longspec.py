@@ -77,7 +77,7 @@ class LongSpecState(DraftModelState):
             k, v = _whole(cache.shared.k[-1], k), _whole(cache.shared.v[-1], v)
         if rows is not None:
             k, v = k[rows.to(k.device)], v[rows.to(v.device)]
-        # The nodes of a draft stand after all that is verified, and so does a row's last committed token.
+        # The last committed token of a row and the nodes of a draft come after all verified positions.
         behind = plan.width == 1 or not plan.narrow
         uniform = int(base[0]) if behind and (base == base[0]).all() else None
         return TargetKeys(k.to(device), v.to(device), upload(base, device), uniform)

@@ -188,7 +188,7 @@ class Lookahead(Drafter):
             for key, *following in grown[at].T[nodes[at] >= 0].tolist():
                 state.pools.rows[at].add(key, tuple(following))
         grown[full, :-1] = grown[full, 1:]
-        shift = outcome.gained - full  # the dropped row already shifts by one position
+        shift = outcome.gained - full  # dropping the oldest iterate already shifts the window by one position
         state.lines = state.lines + ~full
         grown = grown[:, : state.lines.max()]
         self._learn_text(outcome, context, state)

@@ -23,7 +23,7 @@ class ModuleDrafter(StateDrafter):
     """A drafter whose tokens come from a draft module; subclasses are registered under the module's kind.
 
     With `quantize`, what differs in the last digit may be rounded to neighbours: a row's drafts then depend on its
-    batch, and with them the rounds that it takes and which tokens are drawn, but neither greedy text nor the law.
+    batch, and with them the rounds that it takes and which tokens are drawn, but not greedy text or the distribution.
     """
 
     tuning_grid: ClassVar[dict[str, tuple[object, ...]]] = {"k": (5, 3, 8)}

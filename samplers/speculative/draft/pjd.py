@@ -196,8 +196,8 @@ class Pjd(Drafter):
         positions = context.text.prompt[:, None] + np.arange(state.accepted.shape[1])
         u = uniforms.noise(upload(positions, state.tokens.device), "waiting", 1)[..., 0]
         at = state.tokens[..., None]
-        bar = torch.where(state.point, 1, state.q.gather(-1, at)[..., 0])
-        passed: np.ndarray = download(u * bar < state.p.gather(-1, at)[..., 0])
+        draft_prob = torch.where(state.point, 1, state.q.gather(-1, at)[..., 0])
+        passed: np.ndarray = download(u * draft_prob < state.p.gather(-1, at)[..., 0])
         return passed
 
     # --- a round with joint=true ---
@@ -389,9 +389,9 @@ def _counts(accepted: np.ndarray, wide: int) -> np.ndarray:
 
 
 def _newest(given: np.ndarray, wide: int) -> np.ndarray:
-    """[B, N]: the newest `given` [B, N] cell of each cell's row up to it, or if there is none, that of the cell above.
+    """[B, N]: for each cell, the last `given` [B, N] cell of its row up to it.
 
-    Above is the first cell of the row above, so that a row without any copies what that one begins with.
+    A cell without one takes the result of the first cell of the row above.
     """
     source = np.where(given, np.arange(given.shape[1]), -1).reshape(len(given), -1, wide)
     source = np.maximum.accumulate(source, 2)

@@ -227,7 +227,7 @@ class Retrieval:
             if self.store is not None:
                 stored = self.store.find(tuple(text[-size:].tolist()))
                 matches += [self.store.continuation(start, count) for start in stored]
-            if matches := [tokens for tokens in matches if tokens]:  # a suffix may end the texts that have it
+            if matches := [tokens for tokens in matches if tokens]:  # an occurrence at a text's end has no continuation
                 return matches[:most]
         return []
 

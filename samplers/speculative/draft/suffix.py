@@ -59,7 +59,7 @@ class Places:
             self.after.setdefault(token, []).append(self.length)
 
     def matches(self, text: np.ndarray, most: int) -> Iterator[tuple[int, np.ndarray]]:
-        """(m, the indices after the last m tokens of `text`), for each set of places the longest m up to `most`."""
+        """Yields (m, the indices after occurrences of the last m tokens of `text`); of equal indices the longest m."""
         last = int(text[-1])
         places = np.array(self.after.get(last, ()) if last >= 0 else (), dtype=np.int64)
         places = places[places < self.length]  # not the end of the row's own text

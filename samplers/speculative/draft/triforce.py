@@ -229,7 +229,7 @@ class TriForce(ModelDrafter):
         middle.begin()
         forwards, highest = 0, middle.highest
         sampling = context.request.temperature > 0
-        for number in range(self.gamma):  # each gives every open row a token at least
+        for number in range(self.gamma):  # each inner round gives every open row at least one token
             open_rows = drafted.count < np.minimum(remaining, self.gamma)
             if not open_rows.any():
                 break

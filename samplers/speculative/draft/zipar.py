@@ -64,7 +64,7 @@ class Zipar(Drafter):
 
     def width(self, model: LanguageModel) -> int:
         lag, layout = self._lag(model), layout_of(model, "zipar", _HINT)
-        # After the last committed token: those of later rows, and the stand-in before the newest row; ends of rows.
+        # The last committed token, tokens of later rows, the stand-in before the newest row, and ends of rows.
         ends = 0 if layout.row_end is None else layout.columns // lag + 1
         return 2 + sum(range(layout.columns - lag, 0, -lag)) + ends + len(layout.closing)
 

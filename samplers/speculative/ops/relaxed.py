@@ -23,13 +23,13 @@ def relaxed(draft: Draft, p: torch.Tensor, uniforms: Uniforms, rule: Rule) -> Ve
         return Verdict(first, first[:, 0], uniforms.draw(p[:, 0], "next"), draft.tested, first.float(), none)
     if draft.parents is not None or not isinstance(uniforms, BatchedUniforms):
         return judge_siblings(draft, p, uniforms, rule)
-    bars, width = drafted_probs(draft), draft.width - 1
+    draft_probs, width = drafted_probs(draft), draft.width - 1
     row, node = rows.repeat_interleave(width), torch.arange(1, draft.width, device=p.device).repeat(len(p))
-    r, trial = p[:, :-1].flatten(0, 1), Trial.of(draft, row, node, node - 1, bars)
+    r, trial = p[:, :-1].flatten(0, 1), Trial.of(draft, row, node, node - 1, draft_probs)
     target = rule.weight(r, trial)
-    accept_prob = (target / trial.bar.clamp(min=1e-12)).clamp(max=1)
-    passed, ratio, gap = torch.zeros_like(draft.tested), torch.zeros_like(bars), torch.zeros_like(p[..., 0])
-    passed[:, 1:] = (uniforms.accepts(draft.width)[row, node] * trial.bar < target).view(len(p), width)
+    accept_prob = (target / trial.draft_prob.clamp(min=1e-12)).clamp(max=1)
+    passed, ratio, gap = torch.zeros_like(draft.tested), torch.zeros_like(draft_probs), torch.zeros_like(p[..., 0])
+    passed[:, 1:] = (uniforms.accepts(draft.width)[row, node] * trial.draft_prob < target).view(len(p), width)
     ratio[:, 1:] = accept_prob.view(len(p), width)
     gap[:, 1:] = (accept_prob - trial.exact_probability(r)).abs().view(len(p), width)
     return end_of_chain(draft, p, uniforms, passed, ratio, gap, rule)

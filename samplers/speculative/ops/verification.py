@@ -44,10 +44,10 @@ def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Verdict:
     # Chains and trees of point masses, where the residual that a node is tested against is known beforehand.
     rows = torch.arange(len(p), device=p.device)
     target = p[rows[:, None], draft.parent.clamp(min=0), draft.ids]  # [B, T] the target's probability of each node
-    bar = drafted_probs(draft)
+    denominator = drafted_probs(draft)
     if draft.parents is not None:
-        bar = (bar - _before(draft, wide(target))).clamp(min=0)
-    passed = uniforms.accepts(draft.width) * bar < target
+        denominator = (denominator - _before(draft, wide(target))).clamp(min=0)
+    passed = uniforms.accepts(draft.width) * denominator < target
     passed = passed if draft.preaccepted is None else passed | draft.preaccepted
     path, count = descend(draft, draft.tested & passed)
     tested = reached(draft, path, count)
@@ -57,7 +57,7 @@ def judge(draft: Draft, p: Tensor, uniforms: Uniforms) -> Verdict:
     last = path.gather(1, count[:, None])
     rejected = tested & (draft.parent == last)  # the children of the last accepted node
     r = _residual_after(draft, p[rows, last[:, 0]], rejected)
-    ratio = torch.where(tested, (target / bar.clamp(min=_NOTHING)).clamp(max=1), 0).to(p.dtype)
+    ratio = torch.where(tested, (target / denominator.clamp(min=_NOTHING)).clamp(max=1), 0).to(p.dtype)
     return Verdict(path, count, uniforms.draw(r, "next"), tested, ratio)
 
 
@@ -96,27 +96,27 @@ class Trial:
     row: Tensor  # [N] of the batch
     parent: Tensor  # [N] the token's parent node
     token: Tensor  # [N]
-    bar: Tensor  # [N] its probability under q; 1 for a point mass
+    draft_prob: Tensor  # [N] its probability under q; 1 for a point mass
     q: Tensor | None  # [N, V]; None: all are point masses
     is_point_mass: Tensor | None  # [N] bool, with `q`
 
     @staticmethod
-    def of(draft: Draft, row: Tensor, node: Tensor, parent: Tensor, bars: Tensor) -> Trial:
-        """Makes the trial of `node` [N], a child of `parent` [N] in `row` [N], from the draft and its `bars` [B, T]."""
+    def of(draft: Draft, row: Tensor, node: Tensor, parent: Tensor, draft_probs: Tensor) -> Trial:
+        """Makes the trial of `node` [N], a child of `parent` [N] in `row` [N]; `draft_probs`: see `drafted_probs`."""
         point = None if draft.is_point_mass is None else draft.is_point_mass[row, node]
         q = None if draft.q is None else draft.q[row, node]
-        return Trial(row, parent, draft.ids[row, node], bars[row, node], q, point)
+        return Trial(row, parent, draft.ids[row, node], draft_probs[row, node], q, point)
 
     def exact_probability(self, r: Tensor) -> Tensor:
         """[N]: the probability that the exact test accepts, given the residual r [N, V]."""
-        return (r.gather(1, self.token[:, None])[:, 0] / self.bar.clamp(min=_NOTHING)).clamp(max=1)
+        return (r.gather(1, self.token[:, None])[:, 0] / self.draft_prob.clamp(min=_NOTHING)).clamp(max=1)
 
 
 class Rule(Protocol):
     """A rule: the test of a token, and the residual after a rejection."""
 
     def weight(self, r: Tensor, trial: Trial) -> Tensor:
-        """[N]: the token is accepted iff u bar < this; r [N, V] is the residual of the target's distribution."""
+        """[N]: the token is accepted iff u * draft_prob < this; r [N, V] is the target's residual distribution."""
         ...
 
     def after_rejection(self, r: Tensor, trial: Trial) -> Tensor:
@@ -172,8 +172,8 @@ def judge_siblings(
     """
     if rescue is None and p.device.type != "cpu":
         return _judge_in_order(draft, p, uniforms, rule)
-    rows, bars = torch.arange(len(p), device=p.device), drafted_probs(draft)
-    walk, tested, ratio = Walk(draft), torch.zeros_like(draft.tested), torch.zeros_like(bars)
+    rows, draft_probs = torch.arange(len(p), device=p.device), drafted_probs(draft)
+    walk, tested, ratio = Walk(draft), torch.zeros_like(draft.tested), torch.zeros_like(draft_probs)
     gap = torch.zeros_like(p[:, 0, 0])
     most = int(torch.zeros_like(draft.tokens).scatter_add_(1, draft.parent.clamp(min=0), draft.tested.long()).max())
     known = uniforms.accepts(draft.width) if isinstance(uniforms, BatchedUniforms) else None
@@ -184,15 +184,15 @@ def judge_siblings(
         for nth in range(1, most + 1):
             mark = child & (rank == nth)
             active, node = mark.any(1) & ~accepted.any(1), mark.long().argmax(1)
-            trial = Trial.of(draft, rows, node, walk.node, bars)
+            trial = Trial.of(draft, rows, node, walk.node, draft_probs)
             target = rule.weight(r, trial)
             u = _uniforms_at(uniforms, node, active, trial.token) if known is None else known[rows, node]
-            passed = active & (u * trial.bar < target)
+            passed = active & (u * trial.draft_prob < target)
             if draft.preaccepted is not None:
                 passed |= active & draft.preaccepted[rows, node]
             mark &= active[:, None]
             tested |= mark
-            accept_prob = (target / trial.bar.clamp(min=_NOTHING)).clamp(max=1)
+            accept_prob = (target / trial.draft_prob.clamp(min=_NOTHING)).clamp(max=1)
             ratio = torch.where(mark, accept_prob[:, None].to(ratio.dtype), ratio)
             gap = gap + torch.where(active, (accept_prob - trial.exact_probability(r)).abs(), 0)
             r = torch.where((active & ~passed)[:, None], rule.after_rejection(r, trial), r)
@@ -209,8 +209,8 @@ def _judge_in_order(draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule) -> 
 
     Children stand after their parents, and siblings in the order in which they are tested.
     """
-    rows, bars = torch.arange(len(p), device=p.device), drafted_probs(draft)
-    tested, ratio, gap = torch.zeros_like(draft.tested), torch.zeros_like(bars), torch.zeros_like(p[:, 0, 0])
+    rows, draft_probs = torch.arange(len(p), device=p.device), drafted_probs(draft)
+    tested, ratio, gap = torch.zeros_like(draft.tested), torch.zeros_like(draft_probs), torch.zeros_like(p[:, 0, 0])
     node = count = torch.zeros_like(draft.tokens[:, 0])
     path, order = (
         torch.zeros_like(draft.tokens[:, : draft.deepest + 1]),
@@ -220,13 +220,13 @@ def _judge_in_order(draft: Draft, p: Tensor, uniforms: Uniforms, rule: Rule) -> 
     r = p[:, 0]
     for at in range(1, draft.width):
         active = draft.tested[:, at] & (draft.parent[:, at] == node)
-        trial = Trial.of(draft, rows, torch.full_like(node, at), node, bars)
+        trial = Trial.of(draft, rows, torch.full_like(node, at), node, draft_probs)
         target = rule.weight(r, trial)
         u = uniforms.accept(at, active, trial.token) if known is None else known[:, at]
-        passed = active & (u * trial.bar < target)
+        passed = active & (u * trial.draft_prob < target)
         if draft.preaccepted is not None:
             passed |= active & draft.preaccepted[:, at]
-        accept_prob = (target / trial.bar.clamp(min=_NOTHING)).clamp(max=1)
+        accept_prob = (target / trial.draft_prob.clamp(min=_NOTHING)).clamp(max=1)
         tested[:, at] = active
         ratio[:, at] = torch.where(active, accept_prob.to(ratio.dtype), 0)
         gap = gap + torch.where(active, (accept_prob - trial.exact_probability(r)).abs(), 0)

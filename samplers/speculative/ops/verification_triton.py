@@ -46,17 +46,17 @@ def _judge(
     tested = tl.load(tested_ptr + row * nodes + node, mask=real, other=0) != 0
     u = tl.load(u_ptr + row * nodes + node, mask=real, other=1.0)
     target_prob = tl.load(p_ptr + row * p_b + (node - 1).to(tl.int64) * p_t + token, mask=real & tested, other=0.0)
-    bar = tl.full([T_PAD], 1.0, tl.float32)
+    draft_prob = tl.full([T_PAD], 1.0, tl.float32)
     sampled = node < 0  # sampled from a distribution
     if HAS_Q:
         sampled = real
         if HAS_POINT:
             sampled = sampled & (tl.load(point_ptr + row * nodes + node, mask=real, other=0) == 0)
-        bar = tl.load(q_ptr + row * q_b + node.to(tl.int64) * q_t + token, mask=sampled & tested, other=1.0)
-    accepted = tested & (u * bar.to(tl.float64) < target_prob.to(tl.float64))
+        draft_prob = tl.load(q_ptr + row * q_b + node.to(tl.int64) * q_t + token, mask=sampled & tested, other=1.0)
+    accepted = tested & (u * draft_prob.to(tl.float64) < target_prob.to(tl.float64))
     stop = tl.min(tl.where((node == 0) | accepted, nodes, tl.minimum(node, nodes)), 0)  # the first that is not accepted
     tl.store(count_ptr + row, (stop - 1).to(tl.int64))
-    accept_prob = tl.minimum(target_prob / tl.maximum(bar, nothing), 1.0)
+    accept_prob = tl.minimum(target_prob / tl.maximum(draft_prob, nothing), 1.0)
     accept_prob = tl.where(tested & (node <= stop), accept_prob, 0.0)
     tl.store(ratio_ptr + row * nodes + node, accept_prob.to(ratio_ptr.dtype.element_ty), mask=node < nodes)
 

@@ -134,7 +134,7 @@ def test_the_preset_of_self_speculation_is_for_windows_of_four(tmp_path: Path) -
 
 @pytest.mark.seeds("arXiv:2509.24007")
 def test_the_published_rule_is_the_default(tmp_path: Path) -> None:
-    test_next_sequence.test_what_is_queried_by_hand()
+    test_next_sequence.test_what_is_computed_by_hand()
     test_contiguous.test_given_tokens_do_not_end_a_run_and_a_block_does()
     test_contiguous.test_a_score_of_exactly_tau_goes_on()
     test_every_decode_is_the_rules(tmp_path, 4, 0.05)

@@ -85,7 +85,7 @@ def test_images_are_those_of_mar_where_nothing_can_be_drafted(spec: str, tempera
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_the_law_is_the_known_density_whichever_way_rounds_go(first: bool) -> None:
+def test_the_distribution_is_the_known_density_whichever_way_rounds_go(first: bool) -> None:
     target, draft = pair(TOKENS, 2, 6)
     ways = cycle((first, not first))
     with patch.object(pace.RoundTimer, "begin", lambda *_: next(ways)):

@@ -228,7 +228,7 @@ def test_slack_accepts_more() -> None:
     assert shares[0] < shares[1] < shares[2]
 
 
-def test_laws_that_are_no_numbers_end_in_an_error() -> None:
+def test_distributions_that_are_no_numbers_end_in_an_error() -> None:
     target, draft = pair(4, 2, 3)
     broken = replace(draft, head=replace(draft.head, pull=float("nan")))  # type: ignore[type-var]
     with pytest.raises(ModelError, match="target or draft gives states that are not finite"):

@@ -104,7 +104,7 @@ def check_density(size: int, steps: int, last: Last, count: int, **apart: float)
 
 
 @pytest.mark.parametrize(("size", "steps", "last"), [(1, 1, "noise"), (1, 2, "x1"), (2, 6, "x1")])
-def test_the_law_is_the_known_density(size: int, steps: int, last: Last) -> None:
+def test_the_distribution_is_the_known_density(size: int, steps: int, last: Last) -> None:
     check_density(size, steps, last, SOME)
 
 
@@ -113,7 +113,7 @@ def test_the_law_is_the_known_density(size: int, steps: int, last: Last) -> None
 @pytest.mark.parametrize(
     ("steps", "last"), [(1, "noise"), (2, "x1"), (2, "noise"), (6, "x1"), (6, "noise"), (20, "x1"), (20, "noise")]
 )
-def test_the_law_is_the_known_density_at_50_000_samples(size: int, steps: int, last: Last) -> None:
+def test_the_distribution_is_the_known_density_at_50_000_samples(size: int, steps: int, last: Last) -> None:
     check_density(size, steps, last, MANY)
 
 
@@ -127,7 +127,7 @@ def check_mar(steps: int, spec: str, last: Last, count: int, cfg: float | None =
     assert distance < FAR
 
 
-def test_the_law_is_that_of_mar_where_no_density_is_known() -> None:
+def test_the_distribution_is_that_of_mar_where_no_density_is_known() -> None:
     check_mar(6, SPEC, "x1", SOME, cfg=1.5)
 
 
@@ -136,7 +136,7 @@ def test_the_law_is_that_of_mar_where_no_density_is_known() -> None:
 @pytest.mark.parametrize(
     ("steps", "k", "last"), [(2, 3, "x1"), (6, 2, "x1"), (6, 4, "noise"), (20, 3, "x1"), (6, 1, "map")]
 )
-def test_the_law_is_that_of_mar_at_50_000_samples(steps: int, k: int, last: Last, cfg: float | None) -> None:
+def test_the_distribution_is_that_of_mar_at_50_000_samples(steps: int, k: int, last: Last, cfg: float | None) -> None:
     check_mar(steps, f"cspd:draft=d,mode=exact,steps={STEPS},prefill=0,k={k}", last, MANY, cfg)
 
 
@@ -205,7 +205,7 @@ def test_a_fault_is_noticed(name: str) -> None:
     assert noticed("x1", FAULTS[name], 6) == (name != "none")
 
 
-def test_the_targets_last_mean_with_drafts_kept_behind_it_is_noticed() -> None:
+def test_the_targets_last_mean_with_drafts_kept_after_it_is_noticed() -> None:
     assert noticed("map", _unchecked_map, 2)
 
 

@@ -106,7 +106,7 @@ def test_end_tokens_of_the_request_alone_count() -> None:
     assert not (got.trace.commit_step == UNCOMMITTED).any()
 
 
-def test_tokens_that_were_given_behind_it_keep_the_row_long() -> None:
+def test_tokens_that_were_given_after_it_keep_the_row_long() -> None:
     row = [*[6] * 14, 3, 6]
     got = run(table(distributions({9: 0.95})), SPEC.format(0), request([row], [0], block_length=4, stop_ids=(5,)))
     assert got.tokens[0, 14] == 3
@@ -176,7 +176,7 @@ def test_it_is_its_naive_version_step_by_step(name: str) -> None:
         sixteen_tokens_by_hand(*case)
     a_later_block_shortens_the_row_further()
     a_row_is_shortened_only_when_it_enters_a_block()
-    test_tokens_that_were_given_behind_it_keep_the_row_long()
+    test_tokens_that_were_given_after_it_keep_the_row_long()
     test_an_end_token_as_likely_as_tau_counts()
     test_a_row_alone_is_the_row_in_a_ragged_batch("fixed:steps=9", "dkv")
     model, new, size, cut = golden(name), 30, 6, 0
@@ -223,7 +223,7 @@ def test_blocks_keep_their_share_of_a_schedule() -> None:
     assert cut.trace.commit_step[0, :8].tolist() == plain.trace.commit_step[0, :8].tolist()
 
 
-def test_models_that_predict_nothing_behind_the_block_refuse_it() -> None:
+def test_models_that_predict_nothing_after_the_block_refuse_it() -> None:
     for family, cache in (("sdar", "block"), ("wedlm", "window"), ("nemotron", "causal")):
         with pytest.raises(SpecError, match="which predicts nothing there"):
             fill(toy(family), f"adaptive_length+threshold@{cache}", prompts((3,)), 8)

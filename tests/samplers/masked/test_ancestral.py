@@ -123,7 +123,7 @@ test_defaults_are_the_published_ones = defaults_are(
     ("steps", "temperature", "schedule"),
     [(1, 1.0, "linear"), (2, 1.0, "linear"), (4, 1.0, "linear"), (3, 0.6, "cosine"), (2, 0.0, "linear")],
 )
-def test_the_chain_has_the_law_of_its_posteriors(steps: int, temperature: float, schedule: str) -> None:
+def test_the_chain_has_the_distribution_of_its_posteriors(steps: int, temperature: float, schedule: str) -> None:
     test_defaults_are_the_published_ones()
     if schedule == "cosine":
         test_tokens_are_those_of_the_plain_loop("steps=4,schedule=cosine", 0.7)  # over several blocks
@@ -132,7 +132,7 @@ def test_the_chain_has_the_law_of_its_posteriors(steps: int, temperature: float,
     assert excess(sampled(f"ancestral:steps={steps},schedule={schedule}", temperature), law) < 3
 
 
-def test_the_comparison_sees_another_law() -> None:
+def test_the_comparison_sees_another_distribution() -> None:
     """The counts of two steps are not those of one or four, and a temperature matters."""
     counts = sampled("ancestral:steps=2", 1.0)
     assert excess(counts, chain(2, 1.0, "linear")) < 3

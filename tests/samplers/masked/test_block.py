@@ -20,7 +20,7 @@ from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, toy
 
 
 @pytest.mark.parametrize("family", ["sdar", "shifted-sdar"])
-def test_it_queries_a_finished_block_once_more_with_the_next(family: str) -> None:
+def test_it_computes_a_finished_block_once_more_with_the_next(family: str) -> None:
     got = fill(toy(family, sharp=1.2), "leftmost+sequential@block", prompts((6,)), 7)
     # A grid of four from position 0: the prompt ends within the second block, the last one has a single token.
     expected = [range(8), range(4, 8), range(4, 12), range(8, 12), range(8, 12), range(8, 12), range(8, 13)]
@@ -29,7 +29,7 @@ def test_it_queries_a_finished_block_once_more_with_the_next(family: str) -> Non
     assert list(got.trace.fed[0]) == expected
 
 
-def test_blocks_of_a_template_that_are_passed_over_are_queried_with_the_next() -> None:
+def test_blocks_of_a_template_that_are_passed_over_are_computed_with_the_next() -> None:
     m = MASK
     canvas = [1, 2, m, m, 5, 6, 7, 8, 9, 1, 2, 3, 4, m]
     model = toy("sdar", sharp=1.2)
@@ -53,7 +53,7 @@ def test_it_is_its_plain_version(family: str) -> None:
 )
 @pytest.mark.parametrize("family", ["sdar", "shifted-sdar"])
 @pytest.mark.covers(2)
-def test_nothing_is_lost_and_least_is_queried(family: str, select: str, distribution: dict[str, Any]) -> None:
+def test_nothing_is_lost_and_least_is_computed(family: str, select: str, distribution: dict[str, Any]) -> None:
     model, given = toy(family, seed=1, sharp=1.2), prompts((30, 2, 9))
     results = {
         cache: fill(model, f"{select}@{cache}", given, NEW, **distribution) for cache in ("none", "dual", "block")

@@ -134,7 +134,7 @@ def with_cache(family: str, cache: Any, given: list[list[int]], new: tuple[int, 
 @pytest.mark.parametrize("name", ["prefix", "dual:refresh=2"])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.covers(2)
-def test_positions_queried_one_by_one_are_the_span(family: str, name: str, distribution: dict[str, Any]) -> None:
+def test_positions_computed_one_by_one_are_the_span(family: str, name: str, distribution: dict[str, Any]) -> None:
     inner = registry.resolve(f"sequential@{name}").cache
     given = prompts(LENGTHS)
     spans = with_cache(family, inner, given, NEW, **distribution)
@@ -150,7 +150,7 @@ def test_positions_queried_one_by_one_are_the_span(family: str, name: str, distr
 
 
 @pytest.mark.parametrize("family", ["llada", "dream"])
-def test_what_is_open_is_queried_even_if_the_cache_leaves_it_out(family: str) -> None:
+def test_what_is_open_is_computed_even_if_the_cache_leaves_it_out(family: str) -> None:
     shift = FAMILIES[family][0]
     got = with_cache(family, AsMask(registry.resolve("sequential@dual").cache, holes=(5, 6, 7, 8)), prompts((5,)), (8,))
     assert (got.tokens != MASK).all()

@@ -47,7 +47,7 @@ def test_a_mask_in_the_prompt_is_given() -> None:
     assert held.open[0, :4].tolist() == [False, False, True, True]
 
 
-def test_the_bin_is_never_open() -> None:
+def test_the_scratch_column_is_never_open() -> None:
     held = canvas([[1, M], [1, M, M, M, M, M, M]], [1, 1], block=3)
     assert held.window.tolist() == [[1, 7, 7], [1, 2, 3]]
     assert held.eligible.tolist() == [[True, False, False], [True, True, True]]

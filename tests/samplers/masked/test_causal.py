@@ -14,7 +14,7 @@ from tests.samplers.cache_checks import queried
 from tests.samplers.toys import MASK, fill, prompts, request, run, toy
 
 
-def test_what_is_queried_by_hand() -> None:
+def test_what_is_computed_by_hand() -> None:
     """All, since the prompt predicts the token at 5; 5..8 three times; 5..8 for the token at 9; then 9..10."""
     got = fill(toy("nemotron"), "sequential@causal", prompts((5,)), 6)
     spans = [(0, 9), *[(5, 9)] * 3, (5, 9), (9, 11)]

@@ -60,7 +60,7 @@ def rollout_by_hand() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("k", "rollout", "fill_"), [(32, 0.1, 4), (6, 0.3, 2), (3, 0.05, 0)])
-def test_it_queries_what_the_naive_version_does(name: str, k: int, rollout: float, fill_: int) -> None:
+def test_it_computes_what_the_naive_version_does(name: str, k: int, rollout: float, fill_: int) -> None:
     model = model_of(name)
     mask = model.decoding_config.mask_id
     assert mask is not None
@@ -112,7 +112,7 @@ def test_fewer_positions_than_a_block_give_as_many_right_answers() -> None:
     rollout_by_hand()
     test_density.test_the_order_by_hand()
     for model, k, rollout, fill_ in ((MODELS[1], 6, 0.3, 2), (MODELS[2], 6, 0.3, 2), (MODELS[2], 3, 0.05, 0)):
-        test_it_queries_what_the_naive_version_does(model, k, rollout, fill_)
+        test_it_computes_what_the_naive_version_does(model, k, rollout, fill_)
     right, fed = {}, {}
     for cache in ("none", "dual", "d2cache"):
         right[cache], result = answered("tiny-dream", "replace", f"threshold@{cache}", 40)

@@ -21,7 +21,7 @@ from tests.samplers.spec_checks import defaults_are, refused_specs
 from tests.samplers.toys import BLOCK, FAMILIES, fill, prompts, toy
 
 
-def test_only_what_was_and_will_be_committed_is_queried() -> None:
+def test_only_what_was_and_will_be_committed_is_computed() -> None:
     got = in_order("llada", "dkv_greedy:refresh=3,window=0", ORDER, steps=8, block_length=8)
     assert got == [WHOLE, (7, 9), (6, 9), WHOLE, (5, 12), (11, 12), WHOLE, (8, 10)]
     got = in_order("dream", "dkv_greedy:refresh=3,window=0", ORDER, steps=8, block_length=8)

@@ -39,7 +39,7 @@ ASKED: dict[tuple[str, str], list[range]] = {
 
 
 @pytest.mark.parametrize(("family", "cache"), ASKED)
-def test_the_positions_that_are_queried_by_hand(family: str, cache: str) -> None:
+def test_the_positions_that_are_computed_by_hand(family: str, cache: str) -> None:
     check_by_hand(family, cache, ASKED[family, cache])
 
 

@@ -60,7 +60,7 @@ def test_it_is_the_naive_rule(family: str) -> None:
             agree(f"klass:tau=0.9,kl=0.001,steps={steps}", partial(quotas, steps), family=family, block_length=14)
 
 
-def test_laws_that_move_too_far_hold_a_position_back() -> None:
+def test_distributions_that_move_too_far_hold_a_position_back() -> None:
     """Position 0 alternates between two distributions, KL .51 nats; the others do not change."""
     row = torch.full((8,), MASK)
     canvas = Canvas((row,), (0,), mask_id=MASK, pad_id=4, block_length=8)
@@ -95,7 +95,7 @@ def test_laws_that_move_too_far_hold_a_position_back() -> None:
     assert step(other) == sure
 
 
-def test_it_remembers_the_laws_of_the_active_block_alone() -> None:
+def test_it_remembers_the_distributions_of_the_active_block_alone() -> None:
     model, given = toy(sharp=1.2), prompts((4, 7))
     spec = registry.resolve("klass")
     loop = MaskedLoop(model, spec, request([row + [model.decoding_config.mask_id] * 12 for row in given], [4, 7]))

@@ -17,7 +17,7 @@ from tests.samplers.toys import request, run, table
 
 
 @pytest.mark.parametrize(("reuse", "places"), [(0.75, (3, 7)), (0.5, (1, 3, 5, 7)), (1, (3,)), (0, tuple(range(8)))])
-def test_what_is_queried_by_hand(reuse: float, places: tuple[int, ...]) -> None:
+def test_what_is_computed_by_hand(reuse: float, places: tuple[int, ...]) -> None:
     """floor((1 - reuse) 7) + 1 of eight positions, whose logits do not change: the least probable ones."""
     spec = f"sequential@mlcache:reuse={reuse},refresh=0,warmup=0"
     got = run(table(LAWS), spec, request([[MASK] * 8], [0], block_length=8))
@@ -36,7 +36,7 @@ def test_refreshes_and_the_warmup_by_hand() -> None:
     assert [len(each) for each in run(table(LAWS), "sequential@mlcache", asked).trace.fed[0]] == [*[8] * 6, 1, 1]
 
 
-def test_of_a_schedule_of_eight_steps_three_are_the_warmup_and_of_equal_logits_the_first_is_queried() -> None:
+def test_of_a_schedule_of_eight_steps_three_are_the_warmup_and_of_equal_logits_the_first_is_computed() -> None:
     """floor(.3 * 8) = 2 is the last step of the warm-up."""
     asked = request([[MASK] * 8], [0], block_length=8)
     quarters = torch.tensor([0.25] * 4 + [0.0] * 3).expand(8, 7)

@@ -14,7 +14,7 @@ from tests.samplers.query_parity import queried
 from tests.samplers.toys import fill, prompts, toy
 
 
-def test_what_is_queried_by_hand() -> None:
+def test_what_is_computed_by_hand() -> None:
     """With outputs that predict the next token the window begins one earlier, and so does what is final."""
     got = fill(toy("sdlm"), "contiguous:tau=1@next_sequence", prompts((5,)), 6)
     spans = [(0, 8), (4, 9), (5, 10), (6, 10), (7, 10), (8, 10)]

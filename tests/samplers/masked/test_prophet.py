@@ -179,7 +179,7 @@ def test_a_start_before_the_answer_never_fires() -> None:
     assert all(same(got, row, base, row) for row in range(3))
 
 
-def test_an_answer_behind_the_row_is_refused_before_a_forward() -> None:
+def test_an_answer_after_the_row_is_refused_before_a_forward() -> None:
     method = resolve("fixed+prophet:start=6").finish[0]
     canvases = request([[0, 0, 7, 7, 7, 7, 7, 7, 7], [0, 0, 7, 7, 7, 7, 7, 7]], [2, 2], block_length=2)
     with pytest.raises(SpecError, match="prophet: start=6 lies after the end of row 1, which generates 6 tokens"):

@@ -85,7 +85,7 @@ def test_a_sampler_without_the_stage_pays_nothing() -> None:
 @pytest.mark.parametrize(
     ("family", "cache"), [("sdar", "block"), ("wedlm", "window"), ("nemotron", "causal"), ("sdlm", "next_sequence")]
 )
-def test_models_that_see_nothing_behind_the_block_refuse_it(name: str, family: str, cache: str) -> None:
+def test_models_that_see_nothing_after_the_block_refuse_it(name: str, family: str, cache: str) -> None:
     with pytest.raises(SpecError, match="which never sees them"):
         fill(toy(family), f"{name}+threshold@{cache}", prompts((3,)), 8)
 

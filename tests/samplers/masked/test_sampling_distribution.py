@@ -94,7 +94,7 @@ RULES: dict[str, Choose] = {
 @pytest.mark.parametrize("canvas", [OPEN3, GAP])
 @pytest.mark.parametrize("spec", RULES)
 @pytest.mark.covers(1)
-def test_the_loop_draws_from_its_own_law(spec: str, canvas: Canvas) -> None:
+def test_the_loop_draws_from_its_own_distribution(spec: str, canvas: Canvas) -> None:
     distribution = joint(canvas, RULES[spec])
     assert sum(distribution.values()) == pytest.approx(1)
     counts = sampled(spec, canvas)
@@ -109,7 +109,7 @@ def test_the_loop_draws_from_its_own_law(spec: str, canvas: Canvas) -> None:
 @pytest.mark.parametrize("drafts", ["drafts=2", "drafts=4,width=2", "graph=0-1-0.1"])
 @pytest.mark.parametrize("select", ["sequential", "threshold:tau=0.5"])
 @pytest.mark.covers(1)
-def test_verified_steps_draw_from_the_law_of_one_forward_a_step(select: str, drafts: str) -> None:
+def test_verified_steps_draw_from_the_distribution_of_one_forward_a_step(select: str, drafts: str) -> None:
     """freedave accepts a sampled draft token only where the next step would sample the same token."""
     counts = sampled(f"freedave:{drafts}+{select}", OPEN3, rows=1000)
     assert counts == sampled(select, OPEN3, rows=1000)  # by the keyed noise they are the same rows

@@ -15,7 +15,7 @@ from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import MASK, fill, prompts, request, run, same, toy
 
 
-def test_what_is_queried_by_hand() -> None:
+def test_what_is_computed_by_hand() -> None:
     """A block is computed with the one before it, then final; a part alone once its first token is known."""
     got = fill(toy("sdar", sharp=1.2), "leftmost+sequential@subblock:size=2", prompts((4,)), 8)
     spans = [(0, 8), (4, 6), (4, 8), (6, 8), (4, 12), (8, 10), (8, 12), (10, 12)]

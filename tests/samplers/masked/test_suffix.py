@@ -36,7 +36,7 @@ def test_the_last_position_is_that_of_each_row() -> None:
     assert [queried(got, row)[0] for row in range(2)] == [(*range(9), 16), (*range(6), 8)]
 
 
-def test_tokens_that_were_given_behind_the_block_stay() -> None:
+def test_tokens_that_were_given_after_the_block_stay() -> None:
     row = [1, 2, *[MASK] * 8, 3, MASK, MASK, MASK]
     got = run(toy(), "suffix:window=0,tail=0+sequential", request([row], [2]))
     assert queried(got)[0] == (0, 1, 2, 3, 4, 5, 10)

@@ -18,7 +18,7 @@ from tests.samplers.spec_checks import defaults_are, refused_specs
 from tests.samplers.toys import FAMILIES, fill, prompts, toy
 
 
-def test_the_vicinity_of_the_block_is_queried_after_the_warmup() -> None:
+def test_the_vicinity_of_the_block_is_computed_after_the_warmup() -> None:
     spec = "sequential@vicinity:before=2,after=1,warmup=2"
     got = fill(toy("llada", sharp=1.2), spec, prompts((5,)), 10)
     first, second, last = range(3, 10), range(7, 14), range(11, 15)
@@ -29,7 +29,7 @@ def test_the_vicinity_of_the_block_is_queried_after_the_warmup() -> None:
     )  # fmt: skip
 
 
-def test_the_published_vicinity_queries_everything_once_more_after_the_warmup() -> None:
+def test_the_published_vicinity_computes_everything_once_more_after_the_warmup() -> None:
     spec = "sequential@vicinity:before=2,after=1,warmup=2,reference=true"
     got = fill(toy("llada", sharp=1.2), spec, prompts((5,)), 8)
     assert [len(positions) for positions in got.trace.fed[0]] == [13, 13, 13, 7, 13, 6, 6, 6]

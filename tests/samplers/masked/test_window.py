@@ -11,7 +11,7 @@ from tests.samplers.cache_checks import agree, queried
 from tests.samplers.toys import fill, prompts, toy
 
 
-def test_what_is_queried_by_hand() -> None:
+def test_what_is_computed_by_hand() -> None:
     """The window begins at the first open position of the forward before, so that its token is stored as final."""
     got = fill(toy("wedlm"), "leftmost+sequential@window", prompts((5,)), 6)
     spans = [(0, 9), (5, 10), (6, 11), (7, 11), (8, 11), (9, 11)]

@@ -80,7 +80,7 @@ def test_temperature_and_raised_logits_are_folded_in(vocab, temperature, monkeyp
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_a_law_over_a_temperature_keeps_no_logits_and_says_the_same(temperature, monkeypatch):
+def test_a_distribution_over_a_temperature_keeps_no_logits_and_says_the_same(temperature, monkeypatch):
     from pardec.samplers.ops.distribution import DenseDistribution
 
     generator = torch.Generator().manual_seed(5)

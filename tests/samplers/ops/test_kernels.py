@@ -98,7 +98,7 @@ def test_far_logits_do_not_overflow() -> None:
     assert found.entropy.isfinite().all()
 
 
-def test_a_law_gives_the_probability_of_any_token() -> None:
+def test_a_distribution_gives_the_probability_of_any_token() -> None:
     logits = logits_of((2, 3, 11), torch.float32, holes=True)
     distribution = DenseDistribution(logits)
     tokens = torch.arange(6).reshape(2, 3)
@@ -157,7 +157,7 @@ def test_top_p_keeps_the_smallest_set_of_that_mass(top_p: float, ids: list[int])
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.floats(0.01, 0.99), st.integers(2, 40))
-def test_top_p_on_any_law(seed: int, top_p: float, size: int) -> None:
+def test_top_p_on_any_distribution(seed: int, top_p: float, size: int) -> None:
     logits = torch.from_numpy(np.random.RandomState(seed).standard_normal((1, 1, size)) * 2).float()
     distribution = logits[0, 0].double().softmax(-1)
     (ids,) = kept(logits, top_p=top_p)

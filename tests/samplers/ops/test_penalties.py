@@ -62,7 +62,7 @@ def truth(prompt: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("drafter", ["sequential", "sjd", "recycling", "model"])
-def test_draws_have_the_joint_law_that_transformers_processors_make(drafter: str) -> None:
+def test_draws_have_the_joint_distribution_that_transformers_processors_make(drafter: str) -> None:
     spec = f"{SMALL.get(drafter, drafter)}+speculative"
     with drafting(MODEL.vocab_size):
         done = run(

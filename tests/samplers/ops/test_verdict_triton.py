@@ -59,7 +59,7 @@ def test_a_ragged_chain_is_judged_as_it_is_defined(batch, nodes, vocab, kind, mo
         same(*both(draft, p, monkeypatch, seed))
 
 
-def test_where_nothing_is_left_the_law_itself_is_drawn_from(monkeypatch):
+def test_where_nothing_is_left_the_distribution_itself_is_drawn_from(monkeypatch):
     p = torch.tensor([[0.2, 0.5, 0.3], [0.0, 1.0, 0.0]], device=DEVICE)
     for q, token in ((p[0], 0), (None, 1)):  # a law that is p, rejected by a token it cannot draw; a certain token
         distributions = None if q is None else (q * torch.tensor([1.0, 1.0, 1.0], device=DEVICE)).expand(4, 2, 3)
@@ -69,7 +69,7 @@ def test_where_nothing_is_left_the_law_itself_is_drawn_from(monkeypatch):
 
 
 @pytest.mark.parametrize("point", [False, True])
-def test_what_comes_out_has_the_law_of_the_target(point, monkeypatch):
+def test_what_comes_out_has_the_distribution_of_the_target(point, monkeypatch):
     from pardec.samplers.speculative.ops.verification_triton import judge_chains
 
     p = torch.tensor([0.1, 0.0, 0.4, 0.2, 0.3])

@@ -29,7 +29,7 @@ from tests.models.draft_modules.dflash_writer import write
 from tests.samplers.ar_toys import counted, g_test, is_greedy, plain_greedy, rows, run, toy_ar
 from tests.samplers.draft_model_checks import keeps_greedy
 from tests.samplers.drafter_checks import cyclic
-from tests.samplers.fake_draft_model import NEW, RAGGED, distribution, greedy, heard, named, near, target
+from tests.samplers.fake_draft_model import NEW, RAGGED, distribution, distribution_errors, greedy, named, near, target
 from tests.samplers.joint_distributions import WORLDS, drafting, small
 
 SHAPES = ("chain", "template:widths=3-2", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
@@ -67,9 +67,9 @@ class Watched:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_both_draft_side_by_side_and_every_law_is_that_of_a_whole_forward(shape: str) -> None:
+def test_both_draft_side_by_side_and_every_distribution_is_that_of_a_whole_forward(shape: str) -> None:
     """The model's cache then lacks the copied tokens, which are fed later."""
-    with heard(lambda text: distribution(near(), text)) as errors, Watched() as watched:
+    with distribution_errors(lambda text: distribution(near(), text)) as errors, Watched() as watched:
         done = run(target(), f"{SPEC}+{shape}", RAGGED, NEW, temperature=1.0)
     assert max(errors) < 5e-5
     assert any(len(set(used.values())) == 2 for used in watched.used)

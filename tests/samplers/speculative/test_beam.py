@@ -9,10 +9,10 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.speculative.shape.beam import Beam
-from tests.samplers.fake_draft_model import Told, grown, nodes, written
+from tests.samplers.fake_draft_model import FakeDraftModel, grown, nodes, written
 
 
-def naive(draft_model: Told, row: int, beams: int, count: int, deep: int) -> set[tuple[int, ...]]:
+def naive(draft_model: FakeDraftModel, row: int, beams: int, count: int, deep: int) -> set[tuple[int, ...]]:
     scores: dict[tuple[int, ...], float] = {}
     frontier = [()] if deep else []
     at: dict[tuple[int, ...], float] = {(): 0.0}
@@ -32,7 +32,7 @@ def naive(draft_model: Told, row: int, beams: int, count: int, deep: int) -> set
 @pytest.mark.parametrize(("beams", "count"), [(1, 4), (2, 6), (3, 5), (4, 40)])
 @pytest.mark.parametrize("least", [-np.inf, 0.0])  # with 0.0 some laws have fewer tokens than beams
 def test_it_is_the_search_written_out(beams: int, count: int, least: float) -> None:
-    draft_model = Told(written([[1], [2], [3], [0, 4]]), least=least)
+    draft_model = FakeDraftModel(written([[1], [2], [3], [0, 4]]), least=least)
     budget = [4, 1, 3, 0]
     draft = grown(Beam(beams, count), draft_model, budget)
     for row, deep in enumerate(budget):
@@ -44,15 +44,15 @@ def test_it_is_the_search_written_out(beams: int, count: int, least: float) -> N
 
 def test_nodes_that_cannot_be_kept_are_not_expanded() -> None:
     """Of a nearly flat distribution the two likeliest nodes are both of the first level."""
-    draft_model = Told(written([[1]]), sharp=0.1)
+    draft_model = FakeDraftModel(written([[1]]), sharp=0.1)
     draft = grown(Beam(4, 2), draft_model, [5])
     assert [len(path) for path in nodes(draft, 0)] == [1, 1]
     assert [sum(node >= 0 for node in call[0]) for call in draft_model.calls] == [1, 2]
 
 
 def test_a_temperature_draws_nothing() -> None:
-    cold = grown(Beam(3, 8), Told(written([[1], [2]])), [3, 3])
-    warm = grown(Beam(3, 8), Told(written([[1], [2]])), [3, 3], temperature=1.0)
+    cold = grown(Beam(3, 8), FakeDraftModel(written([[1], [2]])), [3, 3])
+    warm = grown(Beam(3, 8), FakeDraftModel(written([[1], [2]])), [3, 3], temperature=1.0)
     assert warm.q is None
     assert [nodes(warm, row) for row in (0, 1)] == [nodes(cold, row) for row in (0, 1)]
 

@@ -99,7 +99,7 @@ def usual(draft: Draft, p: Tensor, weight: np.ndarray) -> float:
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.covers(1)
-def test_what_comes_out_has_the_target_s_law_and_no_fewer_tokens_are_accepted(k: int, cut: bool) -> None:
+def test_what_comes_out_has_the_target_s_distribution_and_no_fewer_tokens_are_accepted(k: int, cut: bool) -> None:
     test_a_worked_example()
     test_it_decides_as_the_naive_rule()
     gains = []

@@ -110,7 +110,7 @@ def compared(plain: NaiveDFlash, name: str) -> Iterator[list[float]]:
             return logits
         return torch.full((5,), -torch.inf, dtype=torch.float64).index_copy(0, plain.ids, logits)
 
-    def listened(self: BlockState, draft: Draft, nodes: Tensor) -> Tensor:
+    def compared(self: BlockState, draft: Draft, nodes: Tensor) -> Tensor:
         said = forward(self, draft, nodes)
         for row in range(len(nodes)):
             for at, node in enumerate(nodes[row].tolist()):
@@ -121,12 +121,14 @@ def compared(plain: NaiveDFlash, name: str) -> Iterator[list[float]]:
                     errors.append(apart(said[row, at][some], truth[some]))
         return said
 
-    with patch.object(BlockState, "forward", listened):
+    with patch.object(BlockState, "forward", compared):
         yield errors
 
 
 @pytest.mark.parametrize(("name", "shape"), chequered(KINDS, SHAPES, count=4))
-def test_every_law_is_that_of_one_pass_over_the_whole_text(name: str, shape: str, folders: dict[str, Path]) -> None:
+def test_every_distribution_is_that_of_one_pass_over_the_whole_text(
+    name: str, shape: str, folders: dict[str, Path]
+) -> None:
     """Holds only if the cache has K/V of accepted positions, and no others, at their positions."""
     plain = naive(folders[name], name)
     with compared(plain, name) as errors:
@@ -144,7 +146,7 @@ def test_rows_that_draft_nothing_for_a_while_catch_up(folders: dict[str, Path]) 
 
 
 @pytest.mark.parametrize("shape", ["", "+dyspec:nodes=6,children=3", "+template:widths=3-2-1+rrs"])
-def test_draws_from_a_few_candidates_have_the_joint_law_of_the_target(shape: str) -> None:
+def test_draws_from_a_few_candidates_have_the_joint_distribution_of_the_target(shape: str) -> None:
     """DFlash 2's selector drafts three of five ids at each position, and other ids after other tokens."""
 
     def second(folder: Path, model: LanguageModel) -> Path:

@@ -15,15 +15,25 @@ from torch import Tensor
 from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.shape.dyspec import DySpec
 from tests.samplers.ar_toys import counted, g_test, joint, run
-from tests.samplers.fake_draft_model import Told, context, grown, named, near, nodes, target, uniforms, written
+from tests.samplers.fake_draft_model import (
+    FakeDraftModel,
+    context,
+    grown,
+    named,
+    near,
+    nodes,
+    target,
+    uniforms,
+    written,
+)
 
 
-def distribution(draft_model: Told, row: int, tokens: tuple[int, ...]) -> np.ndarray:
+def distribution(draft_model: FakeDraftModel, row: int, tokens: tuple[int, ...]) -> np.ndarray:
     found: np.ndarray = torch.from_numpy(draft_model.logits(row, tokens)).float().softmax(-1).double().numpy()
     return found
 
 
-def search(draft_model: Told, row: int, count: int, deep: int, children: int) -> set[tuple[int, ...]]:
+def search(draft_model: FakeDraftModel, row: int, count: int, deep: int, children: int) -> set[tuple[int, ...]]:
     """The `count` likeliest paths of the `children` likeliest tokens each, by best-first search node by node."""
     heap: list[tuple[float, tuple[int, ...]]] = [(-1.0, ())]
     found: set[tuple[int, ...]] = set()
@@ -40,7 +50,7 @@ def search(draft_model: Told, row: int, count: int, deep: int, children: int) ->
 @pytest.mark.parametrize(("count", "children"), [(1, 6), (5, 6), (12, 6), (30, 6), (12, 1), (12, 2)])
 def test_at_temperature_0_it_is_the_search_that_asks_node_by_node(count: int, children: int) -> None:
     text = written([[1], [2], [3], [0, 4]])
-    draft_model = Told(text)
+    draft_model = FakeDraftModel(text)
     budget = [5, 2, 3, 0]
     draft = grown(DySpec(count, children=children), draft_model, budget)
     for row, deep in enumerate(budget):
@@ -50,7 +60,7 @@ def test_at_temperature_0_it_is_the_search_that_asks_node_by_node(count: int, ch
 
 def no_tree_of_its_size_is_likelier() -> None:
     text = written([[row, 1] for row in range(5)])
-    draft_model = Told(text, vocab=3)
+    draft_model = FakeDraftModel(text, vocab=3)
     draft = grown(DySpec(3, children=3), draft_model, [2] * 5)
     for row in range(5):
         value = {(t,): distribution(draft_model, row, ())[t] for t in range(3)}
@@ -59,7 +69,9 @@ def no_tree_of_its_size_is_likelier() -> None:
         assert sum(value[p] for p in nodes(draft, row)) == pytest.approx(max(sum(map(value.get, t)) for t in trees))  # type: ignore[arg-type]
 
 
-def places(draft_model: Told, draft: Draft, row: int, children: int, deep: int) -> tuple[list[float], list[float]]:
+def places(
+    draft_model: FakeDraftModel, draft: Draft, row: int, children: int, deep: int
+) -> tuple[list[float], list[float]]:
     """The values of the nodes in the tree, and of those that could have been added next."""
     taken, free = [], []
     below: dict[tuple[int, ...], list[int]] = {(): []}
@@ -82,7 +94,7 @@ def places(draft_model: Told, draft: Draft, row: int, children: int, deep: int) 
 
 def draws_fill_the_places_of_the_highest_value() -> None:
     text = written([[row, 1] for row in range(20)])
-    draft_model = Told(text)
+    draft_model = FakeDraftModel(text)
     draft = grown(DySpec(9, children=3), draft_model, [3] * 20, temperature=1.0)
     for row in range(20):
         taken, free = places(draft_model, draft, row, 3, 3)
@@ -91,8 +103,8 @@ def draws_fill_the_places_of_the_highest_value() -> None:
     assert len({draft.depth[row].tolist().count(1) for row in range(20)}) > 1  # trees differ in form
 
 
-def test_q_is_the_law_given_earlier_siblings() -> None:
-    draft_model = Told(written([[row, 1] for row in range(8)]))
+def test_q_is_the_distribution_given_earlier_siblings() -> None:
+    draft_model = FakeDraftModel(written([[row, 1] for row in range(8)]))
     draft = grown(DySpec(12), draft_model, [4] * 8, temperature=1.0)
     assert draft.q is not None
     for row in range(8):
@@ -104,12 +116,12 @@ def test_q_is_the_law_given_earlier_siblings() -> None:
 
 
 def test_a_row_alone_has_the_tree_that_it_has_in_a_batch() -> None:
-    together = grown(DySpec(10), Told(written([[1], [2, 3], [4]])), [2, 4, 3], seed=5, temperature=1.0)
-    alone = grown(DySpec(10), Told(written([[2, 3]])), [4], seed=6, temperature=1.0)
+    together = grown(DySpec(10), FakeDraftModel(written([[1], [2, 3], [4]])), [2, 4, 3], seed=5, temperature=1.0)
+    alone = grown(DySpec(10), FakeDraftModel(written([[2, 3]])), [4], seed=6, temperature=1.0)
     assert nodes(together, 1) == nodes(alone, 0)
 
 
-def test_draws_with_replacement_have_the_targets_law_where_siblings_run_out() -> None:
+def test_draws_with_replacement_have_the_targets_distribution_where_siblings_run_out() -> None:
     draws, options = 4000, {"temperature": 0.9, "top_k": 2}
     with named(near=near()):
         spec = "model:name=near,k=3+dyspec:nodes=5,children=3+rrs:replacement=true"
@@ -121,7 +133,7 @@ def every_node_of_a_round_has_its_own_noise() -> None:
     text = written([[1], [2]])
     drawn, keys = uniforms(text), list[Tensor]()
     listened: Any = SimpleNamespace(noise=lambda key, *more: keys.append(key) or drawn.noise(key, *more))
-    DySpec(12).grow(Told(text), context(text, temperature=1.0), np.array([4, 4]), listened, None)
+    DySpec(12).grow(FakeDraftModel(text), context(text, temperature=1.0), np.array([4, 4]), listened, None)
     assert len(keys) > 2
     assert torch.cat(keys, 1)[0].unique().numel() == sum(each.shape[1] for each in keys)
 
@@ -133,7 +145,7 @@ def test_its_trees_are_the_likeliest_keep_the_distribution_and_gain_what_fixed_o
     no_tree_of_its_size_is_likelier()
     every_node_of_a_round_has_its_own_noise()
     draws_fill_the_places_of_the_highest_value()
-    draft_model = Told(written([[row, 1] for row in range(5)]), vocab=3)
+    draft_model = FakeDraftModel(written([[row, 1] for row in range(5)]), vocab=3)
     draft = grown(DySpec(4, children=3), draft_model, [2] * 5)
     for row in range(5):  # at temperature 0, against every tree of four nodes
         value = {(t,): distribution(draft_model, row, ())[t] for t in range(3)}

@@ -105,11 +105,11 @@ def test_states_are_those_of_one_pass_over_the_whole_row(name: str, shape: str, 
     assert len({sum(row) for row in done.trace.accepted}) > 1
 
 
-def test_slots_behind_what_a_row_has_fed_are_never_read() -> None:
+def test_slots_after_what_a_row_has_fed_are_never_read() -> None:
     fed_slots_suffice(PairState, [f"eagle:name=toy,k=4+{shape}" for shape in SHAPES])
 
 
-def test_a_tree_of_top_tokens_keeps_the_targets_law() -> None:
+def test_a_tree_of_top_tokens_keeps_the_targets_distribution() -> None:
     draws, options, spec = 4000, {"temperature": 0.8, "top_k": 3}, "eagle:name=toy,k=3+beam:beams=2,nodes=5,raw=true"
     done = run(target(), spec, [[1, 3]] * draws, 4, seeds=range(draws), **options)  # type: ignore[arg-type]
     assert g_test(counted(done, 2, 4, 5), joint(target(), [1, 3], 4, **options)) < 4  # type: ignore[arg-type]
@@ -162,7 +162,7 @@ def test_a_row_also_drafts_the_ids_of_its_prompt_and_of_no_other_row(
         assert rows(done) == greedy()
 
 
-def test_ids_of_the_prompt_keep_the_law(tmp_path: Path) -> None:
+def test_ids_of_the_prompt_keep_the_distribution(tmp_path: Path) -> None:
     folder(tmp_path, "EAGLE-3", draft=2)
     draws, options = 4000, {"temperature": 0.8, "top_k": 3}
     spec = f"eagle:name={tmp_path},k=3,prompt_ids=true+template:widths=2-1-1"
@@ -271,12 +271,12 @@ def chains_noted(*, allowed: bool = True) -> Iterator[tuple[list[Any], list[bool
         drafts.append((made.tokens.tolist(), made.sizes.tolist(), made.base.tolist(), made.forwards, highest))
         return made
 
-    def listened(self: PairState, count: int) -> Tensor | None:
+    def compared(self: PairState, count: int) -> Tensor | None:
         found = chain(self, count) if allowed else None
         calls.append(found is not None)
         return found
 
-    with patch.object(PairState, "draft", noted), patch.object(PairState, "greedy_chain", listened):
+    with patch.object(PairState, "draft", noted), patch.object(PairState, "greedy_chain", compared):
         yield drafts, calls
 
 

@@ -16,17 +16,17 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.draft.earlyexit import EarlyExit
 from tests.grids import chequered
 from tests.samplers.ar_toys import rows, run
-from tests.samplers.fake_draft_model import NEW, RAGGED, Pausing, distribution, greedy, heard, target
+from tests.samplers.fake_draft_model import NEW, RAGGED, Pausing, distribution, distribution_errors, greedy, target
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 
 
 @pytest.mark.parametrize(("layers", "shape", "temperature"), chequered([1, 3], SHAPES, [0.0, 1.0]))
 @pytest.mark.covers(1)
-def test_every_law_is_that_of_a_whole_forward(shape: str, layers: int, temperature: float) -> None:
+def test_every_distribution_is_that_of_a_whole_forward(shape: str, layers: int, temperature: float) -> None:
     """The drafter's are those of the first layers, the target's those of all, though these never ran in one forward."""
     model = target()
-    with heard(lambda text: distribution(model, text, layers=slice(0, layers))) as errors:
+    with distribution_errors(lambda text: distribution(model, text, layers=slice(0, layers))) as errors:
         done = run(model, f"earlyexit:layers={layers},k=4+{shape}", RAGGED, NEW, temperature=temperature)
     assert max(errors) < 5e-5
     assert max(map(max, done.trace.accepted)) >= 2
@@ -35,7 +35,7 @@ def test_every_law_is_that_of_a_whole_forward(shape: str, layers: int, temperatu
 def test_rows_without_a_draft_of_their_own_go_through_all_layers_too() -> None:
     model = target()
     made = replace(registry.resolve("earlyexit:layers=2,k=4", "ar"), length=Pausing())
-    with heard(lambda text: distribution(model, text, layers=slice(0, 2))) as errors:
+    with distribution_errors(lambda text: distribution(model, text, layers=slice(0, 2))) as errors:
         done = run(model, made, RAGGED, NEW)
     assert rows(done) == greedy()
     assert max(errors) < 5e-5
@@ -68,12 +68,12 @@ def test_a_verified_position_runs_only_the_layers_that_are_left(shape: str, laye
     assert len({queries[layer] for layer in range(layers, 4)}) == 1
     assert queries[layers] == done.tokens_fed[0]
     assert all(part in (None, slice(0, layers), slice(layers, None)) for part, _ in parts)
-    if shape in ("chain", "template:widths=3-2-1"):  # the others prune what they have heard
+    if shape in ("chain", "template:widths=3-2-1"):  # the others prune what they have distribution_errors
         assert queries[0] == queries[3]
     assert done.draft_forwards[0] == sum(part == slice(0, layers) for part, _ in parts)
 
 
-def test_an_exit_behind_the_last_layer_is_refused() -> None:
+def test_an_exit_after_the_last_layer_is_refused() -> None:
     with pytest.raises(SpecError, match="earlyexit: layers must be fewer than the 4 of toy, got 4") as error:
         run(target(), "earlyexit:layers=4", [[1]], 3)
     assert error.value.hint == "earlyexit:layers=2"

@@ -59,7 +59,7 @@ def prolonged(spec: str) -> bool:
 
 
 @pytest.mark.parametrize("spec", thinned(((spec,) for spec in SPECS), always))
-def test_draws_have_the_joint_law_of_the_target(spec: str) -> None:
+def test_draws_have_the_joint_distribution_of_the_target(spec: str) -> None:
     fits(measure(spec, SHORT, draws(spec)))
 
 
@@ -70,7 +70,7 @@ def test_longer_rows_of_fewer_tokens_too(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", [spec for spec in SPECS if "model" in spec and "template" in spec])
-def test_laws_with_zeros_too(spec: str) -> None:
+def test_distributions_with_zeros_too(spec: str) -> None:
     """With a temperature and a top-k, the drafter's distribution has zeros."""
     fits(measure(spec, CUT, FEW))
 
@@ -81,7 +81,7 @@ def test_two_hundred_thousand_draws(spec: str) -> None:
     fits(measure(spec, SHORT, 200_000, seed=1))
 
 
-def test_nothing_that_promises_the_law_is_left_out() -> None:
+def test_nothing_that_promises_the_distribution_is_left_out() -> None:
     names = {part.name for spec in SPECS for part in registry.resolve(spec, "ar", sampling=True).spec.parts}
     cards = [card for card in registry.cards() if card.family == "ar" and card.exact != "relaxed"]
     assert {card.name for card in cards} - names <= {"greedy"}  # which has no law to keep
@@ -171,7 +171,7 @@ def test_a_right_drafter_is_always_accepted() -> None:
 # --- the tests of draws themselves ---
 
 
-def test_the_statistics_know_a_right_law_from_a_wrong_one() -> None:
+def test_the_statistics_know_a_right_distribution_from_a_wrong_one() -> None:
     drawn = np.random.RandomState(0)
     distribution = drawn.dirichlet([0.5] * 625)
     right = [drawn.multinomial(20_000, distribution) for _ in range(40)]

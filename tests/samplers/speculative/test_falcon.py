@@ -50,7 +50,7 @@ def compared(model: LanguageModel, folder: Path, block: int) -> Iterator[list[fl
         logits: Tensor = model.decoder.unembed(out[None])[0]  # type: ignore[attr-defined]
         return logits
 
-    def listened(self: BlockPairState, draft: Draft, nodes: Tensor) -> Tensor:
+    def compared(self: BlockPairState, draft: Draft, nodes: Tensor) -> Tensor:
         logits = forward(self, draft, nodes)
         for row in range(len(nodes)):
             for at, node in enumerate(nodes[row].tolist()):
@@ -59,7 +59,7 @@ def compared(model: LanguageModel, folder: Path, block: int) -> Iterator[list[fl
                     errors.append(apart(logits[row, at], truth(text, path(draft, row, node))))
         return logits
 
-    with patch.object(BlockPairState, "forward", listened):
+    with patch.object(BlockPairState, "forward", compared):
         yield errors
 
 

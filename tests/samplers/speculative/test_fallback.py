@@ -12,7 +12,7 @@ from pardec.samplers.speculative.shape.beam import Beam
 from pardec.samplers.speculative.shape.chain import Chain
 from pardec.samplers.speculative.shape.dyspec import DySpec
 from pardec.samplers.speculative.shape.template import Template
-from tests.samplers.fake_draft_model import Told, best_fixed, context, grown, speed, written
+from tests.samplers.fake_draft_model import FakeDraftModel, best_fixed, context, grown, speed, written
 
 
 def test_it_stops_below_the_bound_only() -> None:
@@ -28,8 +28,8 @@ def test_its_drafts_are_one_level_shorter_than_those_that_keep_the_unsure_token(
     shape: object, temperature: float
 ) -> None:
     text = written([[row, row % 5] for row in range(32)])
-    short = grown(shape, Told(text, vocab=5), [4] * 32, length=Fallback(0.7), temperature=temperature)
-    long = grown(shape, Told(text, vocab=5), [4] * 32, length=Unsure(0.7), temperature=temperature)
+    short = grown(shape, FakeDraftModel(text, vocab=5), [4] * 32, length=Fallback(0.7), temperature=temperature)
+    long = grown(shape, FakeDraftModel(text, vocab=5), [4] * 32, length=Unsure(0.7), temperature=temperature)
     seen = set()
     for row in range(32):
         deep = [int(draft.depth[row, : int(draft.sizes[row])].max()) for draft in (short, long)]

@@ -233,7 +233,7 @@ def test_rows_that_are_surer_draft_more_and_under_load_none_does() -> None:
     assert cut(Goodput(c=3.0, token=0.2), confidence) == [0, 0, 0]  # by the counts, before any forward
 
 
-def test_draws_that_estimates_cut_have_the_joint_law_of_the_target() -> None:
+def test_draws_that_estimates_cut_have_the_joint_distribution_of_the_target() -> None:
     """Costs are such that drafts of these random drafters are cut everywhere."""
     for reading in measure("dflash:name=draft,k=3+goodput:token=0.0001", WORLDS["5 tokens, length 4"], 4000):
         assert reading.z < 4, reading

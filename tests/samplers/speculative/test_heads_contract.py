@@ -80,7 +80,7 @@ def test_tiny_llama_says_what_it_says_without_heads(variant: str, shape: str, tm
     ),
 )
 @pytest.mark.covers(1)
-def test_draws_have_the_joint_law_of_the_target(kind: str, shape: str, accept: str) -> None:
+def test_draws_have_the_joint_distribution_of_the_target(kind: str, shape: str, accept: str) -> None:
     """Ragged rows, random weights; chains are among the drafters of test_exact_joint.py."""
     spec = f"{small(kind)}+{small(shape)}+{accept}"
     if shape in ("beam", "dyspec") and accept == "kseq":

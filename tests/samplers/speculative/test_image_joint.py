@@ -86,7 +86,7 @@ def measure(
 @pytest.mark.parametrize("init", INITS)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.covers(1)
-def test_pictures_have_the_joint_law_of_the_target(mode: str, init: str) -> None:
+def test_pictures_have_the_joint_distribution_of_the_target(mode: str, init: str) -> None:
     fits(measure(f"sjd:window=4,refresh={mode},init={init}", SMALL, 1600, seed=1))
 
 

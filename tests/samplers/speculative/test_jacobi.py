@@ -122,7 +122,7 @@ class Chance:
         ("ngram", [[7, 4, 2, 7], [8, 3, 3, 3]]),
     ],
 )
-def test_fresh_guesses_stand_behind_the_known_ones(init: Any, expected: list[list[int]]) -> None:
+def test_fresh_guesses_stand_after_the_known_ones(init: Any, expected: list[list[int]]) -> None:
     given, free = SimpleNamespace(conditions=()), AllowedRows(None, 1, torch.device("cpu"))
     context: Any = SimpleNamespace(text=Text(), model=SimpleNamespace(vocab_size=20), request=given, allowed=free)
     guesses = torch.tensor([[0, 0, 0, 0], [8, 3, 0, 0]])

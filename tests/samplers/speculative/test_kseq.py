@@ -22,7 +22,7 @@ from tests.samplers.speculative.test_rrs import random_tree
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])
-def test_what_comes_out_has_the_target_s_law_and_more_is_accepted_than_by_recursion(k: int) -> None:
+def test_what_comes_out_has_the_target_s_distribution_and_more_is_accepted_than_by_recursion(k: int) -> None:
     for p, q in pairs(15, seed=k):
         distribution, accepted = emitted(KSeq(), p, q, k, replacement=True)
         assert float((distribution - p).abs().max()) < 1e-10
@@ -100,7 +100,7 @@ def test_uniforms_one_by_one_decide_as_all_at_once() -> None:
 
 
 @pytest.mark.parametrize("spec", ["lookup+kseq", "kseq", "sequential+kseq"])
-def test_drafters_without_a_law_are_refused_by_name(spec: str) -> None:
+def test_drafters_without_a_distribution_are_refused_by_name(spec: str) -> None:
     with pytest.raises(SpecError, match="does not sample its drafts") as error:
         registry.resolve(spec, "ar", sampling=True)
     assert (spec.split("+")[0] if "+" in spec else "sequential") in str(error.value)
@@ -123,7 +123,7 @@ def test_samples_have_the_target_s_distribution_and_more_drafts_are_accepted_up_
     siblings_after_the_accepted_one_are_not_tested()
     an_impossible_token_is_rejected_at_a_uniform_of_0()
     each_row_has_the_factor_of_its_own_siblings()
-    test_what_comes_out_has_the_target_s_law_and_more_is_accepted_than_by_recursion(3)
+    test_what_comes_out_has_the_target_s_distribution_and_more_is_accepted_than_by_recursion(3)
     for p, q in pairs(12):
         accepted = [emitted(KSeq(), p, q, k, replacement=True)[1] for k in (1, 2, 3)]
         assert accepted[0] == pytest.approx(naive.single(p.numpy(), q.numpy()))

@@ -69,7 +69,7 @@ def adversarial() -> list[tuple[Tensor, Tensor]]:
 @pytest.mark.parametrize("replacement", [False, True])
 @pytest.mark.parametrize("siblings", [1, 2, 3, 4])
 @pytest.mark.covers(1)
-def test_what_comes_out_of_draws_has_the_moved_law_within_delta(siblings: int, replacement: bool) -> None:
+def test_what_comes_out_of_draws_has_the_moved_distribution_within_delta(siblings: int, replacement: bool) -> None:
     gained = []
     for number, (p, q) in enumerate([*pairs(18), *adversarial()]):
         if not replacement and siblings > len(p):
@@ -87,7 +87,7 @@ def test_what_comes_out_of_draws_has_the_moved_law_within_delta(siblings: int, r
 
 
 @pytest.mark.parametrize("siblings", [1, 2, 3, 4])
-def test_what_comes_out_of_point_masses_has_the_moved_law_within_delta(siblings: int) -> None:
+def test_what_comes_out_of_point_masses_has_the_moved_distribution_within_delta(siblings: int) -> None:
     moves = []
     for number, (p, _) in enumerate([*pairs(12, sizes=(4, 5, 6)), *adversarial()]):
         delta, ratio = BOUNDS[number % len(BOUNDS)]
@@ -185,7 +185,7 @@ def a_greedy_token_borrows_within_its_ratio_and_delta() -> None:
 
 
 @pytest.mark.parametrize("points", [0, 1, 2])
-def test_a_tree_is_judged_by_the_moved_laws(points: int) -> None:
+def test_a_tree_is_judged_by_the_moved_distributions(points: int) -> None:
     """Node by node against the naive transport and recursion; of mixed siblings, point masses before any draw count."""
     drawn = np.random.RandomState(points)
     for trial in range(25):
@@ -219,7 +219,7 @@ def test_a_tree_is_judged_by_the_moved_laws(points: int) -> None:
         assert float(made.deviation) == pytest.approx(float(off[0, path].sum()))
 
 
-def test_the_joint_law_stays_within_what_is_reported() -> None:
+def test_the_joint_distribution_stays_within_what_is_reported() -> None:
     """Whole rows sampled by the loop deviate from the truth by at most the mean deviation and the noise."""
     model, prompt, draws = toy_ar(3, 4), [1, 3], 2000
     truth = joint(model, prompt, 3)
@@ -343,7 +343,7 @@ def test_nothing_borrowed_is_exact_no_more_moves_than_delta_and_more_neighbours_
         import_module("tests.samplers.speculative.test_lantern_published").test_the_published_rule_on_trees_and_chains(
             points
         )
-    test_what_comes_out_of_draws_has_the_moved_law_within_delta(1, False)
+    test_what_comes_out_of_draws_has_the_moved_distribution_within_delta(1, False)
     model, given = toy_ar(2, 20, 0.9), [[1, 2, 1, 2]] * 20
     exact, *same = (
         run(model, f"sjd:window=8+{rule}", given, 16, temperature=1.0)

@@ -54,7 +54,7 @@ def test_the_published_rule_on_trees_and_chains(points: int) -> None:
     assert borrowed > 3
 
 
-def test_nothing_left_is_the_uniform_law_as_published() -> None:
+def test_nothing_left_is_the_uniform_distribution_as_published() -> None:
     """k = 2 of 3 tokens: a rejection clears all of them."""
     p = torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64).expand(1, 2, 3)
     uniforms = Given(torch.full((1, 2), 9.0))

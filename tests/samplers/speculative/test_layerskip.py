@@ -31,7 +31,7 @@ from pardec.samplers.speculative.draft.layerskip import (
     uniform,
 )
 from tests.samplers.ar_toys import counted, g_test, joint, rows, run, toy_ar
-from tests.samplers.fake_draft_model import NEW, RAGGED, distribution, greedy, heard, target
+from tests.samplers.fake_draft_model import NEW, RAGGED, distribution, distribution_errors, greedy, target
 
 SHAPES = ("chain", "template:widths=3-2-1", "dyspec:nodes=8,children=3", "beam:beams=3,nodes=8")
 
@@ -43,13 +43,13 @@ def test_with_nothing_skipped_everything_is_accepted(temperature: float) -> None
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_law_of_the_target_is_that_of_a_whole_forward(shape: str) -> None:
+def test_every_distribution_of_the_target_is_that_of_a_whole_forward(shape: str) -> None:
     """So no K/V of drafts are ever read; with nothing skipped the drafter's distributions are the target's."""
-    with heard() as errors:
+    with distribution_errors() as errors:
         done = run(target(), f"layerskip:ratio=0.8,k=4,skip=search,context=3+{shape}", RAGGED, NEW, temperature=1.0)
     assert max(errors) < 5e-5
     assert max(map(max, done.trace.accepted)) >= 2
-    with heard(lambda text: distribution(target(), text)) as errors:
+    with distribution_errors(lambda text: distribution(target(), text)) as errors:
         run(target(), f"layerskip:ratio=0,k=4+{shape}", RAGGED, NEW, temperature=1.0)
     assert max(errors) < 5e-5
 
@@ -266,7 +266,7 @@ def test_a_search_helps_where_the_even_choice_is_a_bad_one() -> None:
     assert sum(found.nfe) < sum(even.nfe)
 
 
-def test_draws_have_the_targets_law_while_layers_are_searched() -> None:
+def test_draws_have_the_targets_distribution_while_layers_are_searched() -> None:
     draws = 4000
     done = run(
         target(),

@@ -294,7 +294,7 @@ def test_a_row_that_joins_goes_on_as_it_would_alone() -> None:
 
 
 @pytest.mark.parametrize("shape", ["dyspec:nodes=6,children=3", "template:widths=3-2-1+rrs"])
-def test_draws_of_trees_have_the_joint_law_of_the_target(shape: str) -> None:
+def test_draws_of_trees_have_the_joint_distribution_of_the_target(shape: str) -> None:
     for reading in measure(f"linearspec:mask=2,k=3+{shape}", WORLDS["5 tokens, length 4"], 3000):
         assert reading.z < 4, reading
 
@@ -333,7 +333,7 @@ def masks_are_filled_in_as_engines_do_by_hand() -> None:
     test_bound.test_a_score_of_just_the_bound_is_enough("tau=1,least=0,f={}", (1.5, 1.49))
     test_bound.test_defaults()
     test_cumulative.test_a_product_of_just_tau_is_enough()
-    test_causal.test_what_is_queried_by_hand()
+    test_causal.test_what_is_computed_by_hand()
     test_causal.test_a_block_whose_first_token_is_given_is_begun_by_the_forward_that_stores_the_text_before_it()
 
 

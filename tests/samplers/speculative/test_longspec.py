@@ -119,7 +119,7 @@ def test_every_node_has_the_logits_of_the_plain_version(tmp_path: Path, shape: s
     assert max(errors) < 2e-4
 
 
-def test_greedy_decoding_is_kept_in_a_ragged_batch_alone_and_behind_a_shared_prompt(
+def test_greedy_decoding_is_kept_in_a_ragged_batch_alone_and_after_a_shared_prompt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = target()

@@ -138,7 +138,7 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 @pytest.mark.slow  # test_exact_joint.py has the default settings
-def test_the_joint_law_is_the_target_s() -> None:
+def test_the_joint_distribution_is_the_target_s() -> None:
     world = WORLDS["3 tokens, length 6"]
     assert worst(measure("lookahead:window=3,ngram=3,guesses=3", world, 4000)) < 3.5
 

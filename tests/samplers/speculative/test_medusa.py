@@ -87,7 +87,7 @@ def test_every_head_says_what_it_says_of_the_whole_text(shape: str, temperature:
 
 
 @pytest.mark.parametrize("accept", ["speculative", "match"])
-def test_the_likeliest_tokens_at_a_temperature_keep_the_law(accept: str) -> None:
+def test_the_likeliest_tokens_at_a_temperature_keep_the_distribution(accept: str) -> None:
     for reading in measure(f"{small('medusa')}+{small('paths')},top=true+{accept}", WORLDS["3 tokens, length 6"], 4000):
         assert reading.z < 4, reading
 
@@ -102,7 +102,7 @@ def test_trained_heads_keep_greedy_text_and_typical_acceptance_takes_the_likelie
     tmp_path: Path,
 ) -> None:
     as_of_whole_texts("medusa", "chain", 0.0, tmp_path, rows=2)
-    typical.test_the_bar_by_hand()
+    typical.test_the_threshold_by_hand()
     typical.test_a_token_at_the_bar_is_not_accepted()
     typical.test_the_longest_path_stands_and_ties_go_to_the_likelier()
     typical.test_random_trees_follow_the_naive_rule(False)
@@ -112,9 +112,9 @@ def test_trained_heads_keep_greedy_text_and_typical_acceptance_takes_the_likelie
     assert sum(done.nfe) < 0.8 * sum(plain.nfe)
     drawn = np.random.RandomState(0)
     p = torch.from_numpy(np.concatenate([drawn.dirichlet([a] * 12, 50) for a in (0.05, 0.3, 1.0, 5.0, 50.0)]))
-    bar = Typical(epsilon=0.3).bar(p[:, None])[:, 0]
+    bar = Typical(epsilon=0.3).threshold(p[:, None])[:, 0]
     assert (p.amax(-1) >= bar).all()
     scaled = [(p.log() / t).softmax(-1) for t in (0.5, 1.0, 2.0, 8.0)]  # ever more entropy
-    sizes = [(each > Typical(epsilon=0.3).bar(each[:, None])[:, 0, None]).sum(-1) for each in scaled]
+    sizes = [(each > Typical(epsilon=0.3).threshold(each[:, None])[:, 0, None]).sum(-1) for each in scaled]
     assert all((more >= less).double().mean() > 0.98 for less, more in pairwise(sizes))
     assert sizes[-1].sum() > 1.5 * sizes[0].sum()

@@ -24,8 +24,8 @@ from tests.samplers.fake_draft_model import (
     RAGGED,
     Pausing,
     distribution,
+    distribution_errors,
     greedy,
-    heard,
     named,
     near,
     target,
@@ -65,10 +65,10 @@ def test_what_history_does_to_the_target_it_does_to_the_drafter() -> None:
 @pytest.mark.parametrize("drafter", ["near", "same"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.covers(2)
-def test_every_law_is_that_of_a_whole_forward(shape: str, drafter: str, temperature: float) -> None:
+def test_every_distribution_is_that_of_a_whole_forward(shape: str, drafter: str, temperature: float) -> None:
     """Holds only if missing K/V are filled, accepted paths are moved, and tree nodes attend to their paths only."""
     model = near() if drafter == "near" else target()
-    with heard(lambda text: distribution(model, text)) as errors:
+    with distribution_errors(lambda text: distribution(model, text)) as errors:
         done = run(target(), f"model:name={drafter},k=4+{shape}", RAGGED, NEW, temperature=temperature)
     assert max(errors) < 5e-5
     assert max(map(max, done.trace.accepted)) >= 3  # full acceptance leaves a gap
@@ -77,7 +77,7 @@ def test_every_law_is_that_of_a_whole_forward(shape: str, drafter: str, temperat
 
 def test_rows_that_draft_nothing_for_a_while_catch_up() -> None:
     made = replace(registry.resolve("model:name=near,k=4", "ar"), length=Pausing())
-    with heard(lambda text: distribution(near(), text)) as errors:
+    with distribution_errors(lambda text: distribution(near(), text)) as errors:
         assert rows(run(target(), made, RAGGED, NEW)) == greedy()
     assert max(errors) < 5e-5
 
@@ -91,7 +91,7 @@ def test_an_end_token_inside_a_draft_ends_its_row_only() -> None:
     assert len(set(map(len, rows(done)))) > 1
 
 
-def test_slots_behind_what_a_row_holds_are_never_read() -> None:
+def test_slots_after_what_a_row_holds_are_never_read() -> None:
     fed_slots_suffice(DraftModelState, [f"model:name=near,k=4+{shape}" for shape in SHAPES])
 
 

@@ -19,7 +19,7 @@ from pardec.samplers.speculative.shape.siblings import likeliest
 from pardec.samplers.speculative.shape.template import Template
 from scripts.prompt_tree import accepted, best_paths, value
 from tests.samplers.ar_toys import run
-from tests.samplers.fake_draft_model import Told, grown, named, near, nodes, target, written
+from tests.samplers.fake_draft_model import FakeDraftModel, grown, named, near, nodes, target, written
 
 TREE = "0-1-2-0.0-0.1-1.0-0.0.0-1.0.0-1.0.1"
 RANKS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1)]
@@ -31,7 +31,7 @@ def toy() -> Iterator[None]:
         yield
 
 
-def ranked(draft_model: Told, row: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
+def ranked(draft_model: FakeDraftModel, row: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
     """The tokens of a node by rank."""
     tokens: list[int] = []
     for rank in ranks:
@@ -42,7 +42,7 @@ def ranked(draft_model: Told, row: int, ranks: tuple[int, ...]) -> tuple[int, ..
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_node_is_the_child_of_its_rank(temperature: float) -> None:
     """Sorted by length, then by ranks; each row up to its budget; only nodes with children are expanded."""
-    draft_model = Told(written([[1, 2], [3], [4], [5, 5]]))
+    draft_model = FakeDraftModel(written([[1, 2], [3], [4], [5, 5]]))
     draft = grown(Paths(TREE, top=temperature > 0), draft_model, [5, 2, 0, 1], temperature=temperature)
     assert draft.q is None
     assert draft.sizes.tolist() == [10, 7, 1, 4]
@@ -60,7 +60,7 @@ def test_with_equal_widths_it_draws_what_template_draws(accept: str) -> None:
     text = written([[1, 2], [3], [4, 4]])
     paths = [ranks for depth in (1, 2, 3) for ranks in product(*(range(width) for width in (3, 2, 1)[:depth]))]
     ours, theirs = (
-        grown(shape, Told(text, vocab=5), [3, 2, 3], seed=4, temperature=1.0, accept=accept)
+        grown(shape, FakeDraftModel(text, vocab=5), [3, 2, 3], seed=4, temperature=1.0, accept=accept)
         for shape in (Paths(tree_text(paths)), Template("3-2-1"))
     )
     assert torch.equal(ours.tokens, theirs.tokens)
@@ -73,7 +73,7 @@ def test_with_equal_widths_it_draws_what_template_draws(accept: str) -> None:
 
 
 def test_ranks_that_a_distribution_does_not_have_are_never_tested() -> None:
-    draft_model = Told(written([[row, 1] for row in range(8)]), vocab=4, least=0.5)
+    draft_model = FakeDraftModel(written([[row, 1] for row in range(8)]), vocab=4, least=0.5)
     for temperature in (0.0, 1.0):
         draft = grown(Paths("0-1-2-3-4-0.0-3.0-4.0"), draft_model, [2] * 8, temperature=temperature)
         for row in range(8):

@@ -136,7 +136,7 @@ def test_no_node_sees_a_vector(shape: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_slots_behind_the_committed_tokens_are_never_read(shape: str, tmp_path: Path) -> None:
+def test_slots_after_the_committed_tokens_are_never_read(shape: str, tmp_path: Path) -> None:
     spec = f"prompts:name={prompts(tmp_path / 'p', target())}+{shape}"
     committed_slots_suffice(spec)
 
@@ -176,7 +176,7 @@ def test_queries_are_numbered_row_by_row_without_a_gap() -> None:
     assert whole.depth[1, :3].tolist() == [0, 1, 2]
 
 
-def test_fewer_queries_behind_deeper_nodes_and_where_a_row_ends() -> None:
+def test_fewer_queries_after_deeper_nodes_and_where_a_row_ends() -> None:
     draft = Draft(torch.tensor([[7, 8, 9], [5, 6, 0]]), np.array([3, 2]), np.array([10, 4]))
     queries = after_every(draft, ProbeLayout.single(3), np.array([99, 3]), ((2,), (1,), (3,)))
     assert queries.index.tolist() == [[[3, 4, 5], [6, -1, 7], [-1, -1, 8]], [[2, 3, -1], [4, -1, -1], [-1, -1, -1]]]

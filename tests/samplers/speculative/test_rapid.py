@@ -14,7 +14,7 @@ from pardec.samplers.speculative.draft import rapid
 from pardec.samplers.speculative.draft.rapid import Rapid, bm25
 from tests.samplers.ar_toys import plain_greedy, rows, run
 from tests.samplers.copying_model import induction
-from tests.samplers.fake_draft_model import NEW, RAGGED, distribution, heard, near, target
+from tests.samplers.fake_draft_model import NEW, RAGGED, distribution, distribution_errors, near, target
 from tests.samplers.fake_draft_model import named as drafting
 from tests.samplers.speculative import test_enrich as enrich
 
@@ -58,7 +58,7 @@ def chunks_of_equal_scores_are_taken_from_the_beginning() -> None:
 
 
 @pytest.mark.parametrize("shape", ["chain", "dyspec:nodes=8,children=3"])
-def test_the_drafters_distributions_are_those_behind_its_short_context(shape: str) -> None:
+def test_the_drafters_distributions_are_those_after_its_short_context(shape: str) -> None:
     method = registry.resolve(SHORT, "ar").draft
     assert isinstance(method, Rapid)
 
@@ -66,7 +66,7 @@ def test_the_drafters_distributions_are_those_behind_its_short_context(shape: st
         prompt = max((row for row in RAGGED if text[: len(row)] == row), key=len)
         return distribution(near(), [*method.short_context(np.array(prompt)).tolist(), *text[len(prompt) :]])
 
-    with drafting(near=near()), heard(short) as errors:  # type: ignore[arg-type]
+    with drafting(near=near()), distribution_errors(short) as errors:  # type: ignore[arg-type]
         run(target(), f"{SHORT}+{shape}", RAGGED, NEW, temperature=1.0)
     assert max(errors) < 5e-5
 

@@ -134,7 +134,7 @@ def the_budget_cuts_what_was_retrieved_and_never_the_model_s_nodes() -> None:
             assert all(path[:-1] in {(), *paths} for path in paths)
 
 
-def test_added_nodes_are_point_masses_behind_sampled_siblings() -> None:
+def test_added_nodes_are_point_masses_after_sampled_siblings() -> None:
     q = torch.zeros(2, 2, 6)
     q[:, 1, 2:4] = 0.5
     draft = Draft(torch.tensor([[0, 2], [0, 3]]), np.array([2, 1]), np.zeros(2, dtype=np.int64), q=q)
@@ -206,7 +206,7 @@ def test_questions_about_documents_are_accepted_longer_than_by_either_source(tmp
     """Lists, which the prompt contains, and records, of which the store has others; a high cost disables the model."""
     the_longest_suffix_is_searched_as_a_plain_version_does()
     what_more_continuations_share_comes_first()
-    test_added_nodes_are_point_masses_behind_sampled_siblings()
+    test_added_nodes_are_point_masses_after_sampled_siblings()
     with named(near=near()):
         drafts_alone_what_it_drafts_in_a_batch('rasd:model="model:name=near,k=2"')
     the_budget_cuts_what_was_retrieved_and_never_the_model_s_nodes()

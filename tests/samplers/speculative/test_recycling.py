@@ -180,7 +180,7 @@ def test_a_cycle_seen_once_is_taken_six_levels_at_a_time() -> None:
     assert set(done.trace.accepted[0][1:]) == {6}
 
 
-def test_the_prompt_s_laws_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prompt_s_distributions_are_made_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(toy_ar(3, vocab=11), "recycling", RAGGED, 12)
     monkeypatch.setattr(recycling, "_LOGITS", 2 * 11 * len(RAGGED))
     from pardec.models.plan import Hidden

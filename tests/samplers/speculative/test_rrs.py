@@ -23,7 +23,7 @@ CASES = [(k, replacement) for k in (1, 2, 3, 4) for replacement in (False, True)
 
 @pytest.mark.parametrize(("k", "replacement"), CASES)
 @pytest.mark.covers(1)
-def test_what_comes_out_has_the_target_s_law_to_ten_digits(k: int, replacement: bool) -> None:
+def test_what_comes_out_has_the_target_s_distribution_to_ten_digits(k: int, replacement: bool) -> None:
     for p, q in pairs(40):
         if not replacement and k > len(p):
             continue
@@ -76,7 +76,7 @@ def the_law_without_earlier_siblings_is_needed() -> None:
 
 
 @pytest.mark.parametrize("replacement", [False, True])
-def test_trees_of_laws_and_points_follow_the_naive_recursion(replacement: bool) -> None:
+def test_trees_of_distributions_and_points_follow_the_naive_recursion(replacement: bool) -> None:
     """Random trees with point masses, padding and repeated siblings; uniforms generated at once and one by one."""
     drawn = np.random.RandomState(4 + replacement)
     for trial in range(60):

@@ -72,7 +72,7 @@ def test_at_temperature_0_it_is_jacobi() -> None:
 
 
 @pytest.mark.slow  # test_exact_joint.py has the default settings
-def test_the_joint_law_is_the_target_s() -> None:
+def test_the_joint_distribution_is_the_target_s() -> None:
     assert worst(measure("seeded_jacobi:window=6,init=repeat", WORLDS["3 tokens, length 6"], 6000)) < 3.5
 
 

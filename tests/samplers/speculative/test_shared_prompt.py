@@ -45,7 +45,7 @@ def test_greedy_rows_are_those_of_a_whole_forward_each(spec: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["sequential", "lookup", "earlyexit:layers=1+beam"])
-def test_greedy_rows_behind_a_common_beginning_are_those_of_a_whole_forward_each(spec: str) -> None:
+def test_greedy_rows_after_a_common_beginning_are_those_of_a_whole_forward_each(spec: str) -> None:
     model, new = toy_ar(0, VOCAB), [20, 3, 11, 1]
     texts = [[*PROMPT, *end] for end in ([1], [2, 5, 6], [], [3, 3])]
     shared = run(model, spec, texts, new)
@@ -73,7 +73,7 @@ def test_samples_of_a_shared_prompt_are_the_same_in_a_share_of_the_memory(monkey
     test_attention_parts.test_two_parts_are_one_attention("ragged", 6, 2, torch.float64, True)
     all_rows_say_how_much_is_shared()
     drafters_read_the_shared_states_before_each_row_s_own()
-    test_greedy_rows_behind_a_common_beginning_are_those_of_a_whole_forward_each("sequential")
+    test_greedy_rows_after_a_common_beginning_are_those_of_a_whole_forward_each("sequential")
     model, new = toy_ar(5, VOCAB, dtype=torch.float64), 12
     for count in (2, 8):
         asked = [request([PROMPT] * count, new, temperature=1.0, share_prompt=share) for share in (True, False)]

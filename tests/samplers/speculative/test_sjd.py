@@ -98,7 +98,7 @@ def scripted(mode: str, init: str = "random", reuse: float | None = None) -> Scr
 @pytest.mark.parametrize("init", ["random", "repeat"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.covers(1)
-def test_after_two_refreshes_tokens_are_from_the_law_they_are_labelled_with(mode: str, init: str) -> None:
+def test_after_two_refreshes_tokens_are_from_the_distribution_they_are_labelled_with(mode: str, init: str) -> None:
     made = scripted(mode, init)
     for at in range(1, ROUNDS):
         old, draft, first = made.drafts[at - 1], made.drafts[at], int(made.drafts[at].base[0])
@@ -182,12 +182,12 @@ def test_what_cannot_be_is_refused() -> None:
 @pytest.mark.parametrize("rest", ["", "init=repeat", "init=random,uniform=true", "init=prompt", "init=ngram"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.slow
-def test_the_joint_law_is_the_target_s_in_every_mode(mode: str, rest: str) -> None:
+def test_the_joint_distribution_is_the_target_s_in_every_mode(mode: str, rest: str) -> None:
     assert worst(measure(f"sjd:window=6,refresh={mode},{rest}".rstrip(","), LONG, 20_000, seed=3)) < 3.5
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_joint_law_is_the_target_s(mode: str) -> None:
+def test_the_joint_distribution_is_the_target_s(mode: str) -> None:
     assert worst(measure(f"sjd:window=6,refresh={mode},init=repeat", LONG, 4000, seed=1)) < 3.5
 
 
@@ -196,13 +196,13 @@ def test_mutation_the_index_one_place_off_is_told_by_the_script(monkeypatch: pyt
     assert scripted("coupled").worst() > 10
 
 
-def test_mutation_copied_tokens_labelled_uniform_break_the_law() -> None:
+def test_mutation_copied_tokens_labelled_uniform_break_the_distribution() -> None:
     copying = Sjd(window=6, init="repeat")
     object.__setattr__(copying, "uniform", True)  # which its parameters refuse
     assert worst(measure(speculation(copying), LONG, 4000)) > 8
 
 
-def test_mutation_a_dropped_residual_breaks_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mutation_a_dropped_residual_breaks_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redraw, "residual", lambda r, q: r)
     monkeypatch.setattr(redraw, "without", lambda r, gone: r)
     assert scripted("coupled").worst() > 10
@@ -229,7 +229,7 @@ def test_samples_have_the_joint_distribution_greedy_is_greedy_and_smooth_images_
     a_fresh_guess_is_a_point_mass_and_the_known_ones_are_samples()
     fresh_guesses_of_an_image_are_the_tokens_to_the_left_by_hand()
     what_is_known_of_the_window_by_hand()
-    test_after_two_refreshes_tokens_are_from_the_law_they_are_labelled_with("coupled", "random")
+    test_after_two_refreshes_tokens_are_from_the_distribution_they_are_labelled_with("coupled", "random")
     model, draws = toy_ar(3, 5), 1500
     done = run(model, "sjd:window=4", [[1, 3]] * draws, 3, temperature=1.0, seeds=range(draws))
     for place in range(3):

@@ -55,12 +55,12 @@ def the_law_is_kept(spec: str, accept: str, **more: Any) -> None:
 
 
 @pytest.mark.parametrize(("spec", "accept"), [("2x3", "speculative"), ("3x3,reuse=0.3", "rrs")])
-def test_a_sjd_tree_keeps_the_law(spec: str, accept: str) -> None:
+def test_a_sjd_tree_keeps_the_distribution(spec: str, accept: str) -> None:
     """With three tokens, three siblings are all of them; texts are longer than the tree, so that states are kept."""
     the_law_is_kept(spec, accept, temperature=0.9)
 
 
-def test_a_sjd_tree_of_uniform_guesses_keeps_the_law_to_the_last_token() -> None:
+def test_a_sjd_tree_of_uniform_guesses_keeps_the_distribution_to_the_last_token() -> None:
     the_law_is_kept("2x2,init=random,uniform=true", "speculative", temperature=0.9)
 
 
@@ -119,7 +119,7 @@ def test_the_next_round_reads_distributions_after_the_accepted_tokens() -> None:
 
 @pytest.mark.slow  # seconds for 12 pictures; the tests above have the rule and the law
 @pytest.mark.seeds("arXiv:2603.18599")
-def test_a_sjd_tree_takes_fewer_forwards_than_coupled_samples_alone_and_keeps_the_law() -> None:
+def test_a_sjd_tree_takes_fewer_forwards_than_coupled_samples_alone_and_keeps_the_distribution() -> None:
     the_next_round_reads_distributions_after_the_accepted_tokens()
     siblings_of_a_position_have_its_own_noise()
     the_law_is_kept("3x2", "rrs", temperature=1.0)

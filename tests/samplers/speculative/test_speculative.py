@@ -59,7 +59,7 @@ def test_copied_tokens_by_hand() -> None:
         assert uniforms.left[0].tolist() == pytest.approx(left)
 
 
-def test_equal_laws_are_always_accepted_and_disjoint_ones_never() -> None:
+def test_equal_distributions_are_always_accepted_and_disjoint_ones_never() -> None:
     p, q = torch.tensor([0.7, 0.3, 0.0, 0.0]).double(), torch.tensor([0.0, 0.0, 0.4, 0.6]).double()
     same, never = emitted(Speculative(), p, p, 1, replacement=True), emitted(Speculative(), p, q, 1, replacement=True)
     assert same[1] == pytest.approx(1)
@@ -67,7 +67,7 @@ def test_equal_laws_are_always_accepted_and_disjoint_ones_never() -> None:
     torch.testing.assert_close(never[0], p)
 
 
-def test_one_draft_is_accepted_as_often_as_the_laws_overlap() -> None:
+def test_one_draft_is_accepted_as_often_as_the_distributions_overlap() -> None:
     for p, q in pairs(20):
         distribution, accepted = emitted(Speculative(), p, q, 1, replacement=True)
         assert accepted == pytest.approx(float(torch.minimum(p, q).sum()), abs=1e-12)

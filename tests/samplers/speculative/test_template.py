@@ -14,12 +14,12 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.shape.siblings import conditional_distributions
 from pardec.samplers.speculative.shape.template import Template
 from tests.samplers.ar_toys import g_test
-from tests.samplers.fake_draft_model import Told, grown, nodes, written
+from tests.samplers.fake_draft_model import FakeDraftModel, grown, nodes, written
 
 
 def test_at_temperature_0_children_are_the_likeliest_tokens_in_order() -> None:
     text = written([[1, 2], [3], [4]])
-    draft_model = Told(text)
+    draft_model = FakeDraftModel(text)
     draft = grown(Template("3-2-1"), draft_model, [5, 1, 0])
     assert draft.sizes.tolist() == [1 + 3 + 6 + 6, 4, 1]
     assert draft.q is None
@@ -37,7 +37,7 @@ def test_at_temperature_0_children_are_the_likeliest_tokens_in_order() -> None:
 
 def test_siblings_are_drawn_one_after_the_other_without_replacement() -> None:
     rows = 3000
-    draft_model = Told(written([[1, 2]] * rows), vocab=4, sharp=1.0)
+    draft_model = FakeDraftModel(written([[1, 2]] * rows), vocab=4, sharp=1.0)
     draft = grown(Template("2"), draft_model, [3] * rows, temperature=1.0)
     distribution = torch.from_numpy(draft_model.logits(0, [])).float().softmax(-1).numpy().astype(float)
     truth = np.zeros((4, 4))
@@ -59,7 +59,9 @@ def test_nodes_are_drawn_independently_of_those_of_other_levels_and_parents() ->
     """Of a flat distribution of 4 tokens: a node and its child, and children of two siblings."""
     rows = 3000
     flat = np.full(16, 1 / 16)
-    draft = grown(Template("2-1"), Told(written([[1, 2]] * rows), vocab=4, sharp=0.0), [2] * rows, temperature=1.0)
+    draft = grown(
+        Template("2-1"), FakeDraftModel(written([[1, 2]] * rows), vocab=4, sharp=0.0), [2] * rows, temperature=1.0
+    )
     assert draft.parent[0].tolist() == [-1, 0, 0, 1, 2]
     for one, other in ((1, 3), (2, 4), (3, 4)):
         seen = np.bincount(draft.tokens[:, one] * 4 + draft.tokens[:, other], minlength=16)
@@ -68,7 +70,7 @@ def test_nodes_are_drawn_independently_of_those_of_other_levels_and_parents() ->
 
 def test_an_acceptance_may_ask_for_independent_siblings() -> None:
     rows = 3000
-    draft_model = Told(written([[1, 2]] * rows), vocab=4, sharp=1.0)
+    draft_model = FakeDraftModel(written([[1, 2]] * rows), vocab=4, sharp=1.0)
     draft = grown(Template("2"), draft_model, [1] * rows, temperature=1.0, accept="kseq")
     distribution = torch.from_numpy(draft_model.logits(0, [])).float().softmax(-1)
     seen = np.bincount(draft.tokens[:, 1] * 4 + draft.tokens[:, 2], minlength=16)
@@ -77,9 +79,9 @@ def test_an_acceptance_may_ask_for_independent_siblings() -> None:
     torch.testing.assert_close(draft.q[0, 1:], distribution.expand(2, -1))
 
 
-def test_where_the_law_has_fewer_tokens_than_children_are_due_the_rest_is_never_tested() -> None:
+def test_where_the_distribution_has_fewer_tokens_than_children_are_due_the_rest_is_never_tested() -> None:
     text = written([[row, row % 4] for row in range(12)])
-    draft_model = Told(text, vocab=4, least=0.5)
+    draft_model = FakeDraftModel(text, vocab=4, least=0.5)
     draft = grown(Template("6-2"), draft_model, [2] * 12, temperature=1.0)
     assert draft.q is not None
     short = 0
@@ -96,7 +98,7 @@ def test_where_the_law_has_fewer_tokens_than_children_are_due_the_rest_is_never_
     assert short > 12
 
 
-def test_the_law_of_a_sibling_leaves_out_its_earlier_siblings_only() -> None:
+def test_the_distribution_of_a_sibling_leaves_out_its_earlier_siblings_only() -> None:
     tokens = torch.tensor([[9, 1, 2, 0, 1]])
     parent = torch.tensor([[-1, 0, 0, 0, 1]])  # 1, 2, 3 are siblings; 4 is a child of 1 with 1's token
     distribution = torch.tensor([0.1, 0.4, 0.3, 0.2] * 5 + [0.0] * 30).view(1, 5, 10)[:, :, :4].contiguous()

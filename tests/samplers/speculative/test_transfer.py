@@ -80,13 +80,13 @@ def test_the_target_s_distributions_are_bitwise_those_without_the_queries(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_slots_behind_the_committed_tokens_are_never_read(shape: str, tmp_path: Path) -> None:
+def test_slots_after_the_committed_tokens_are_never_read(shape: str, tmp_path: Path) -> None:
     """The lower layers write no K/V for probe nodes: those slots hold K/V of earlier rounds."""
     spec = f"transfer:name={transfer(tmp_path / 't', target(), (1, 2))}+{shape}"
     committed_slots_suffice(spec)
 
 
-def test_each_query_runs_the_layers_behind_its_own_only(tmp_path: Path) -> None:
+def test_each_query_runs_the_layers_after_its_own_only(tmp_path: Path) -> None:
     queries: Counter[int] = Counter()
     forward = DecoderLayer.forward
 

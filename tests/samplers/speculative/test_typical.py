@@ -17,13 +17,13 @@ from tests.samplers.handmade_drafts import Given, distributions, tree
 from tests.samplers.speculative.test_rrs import random_tree
 
 
-def test_the_bar_by_hand() -> None:
+def test_the_threshold_by_hand() -> None:
     """H(.5, .25, .25) = 1.0397 nats: exp(-H) = .3536, times .3 is .1061, above epsilon; of (.9, .05, .05) .3944."""
     p = torch.tensor([[[0.5, 0.25, 0.25], [0.9, 0.05, 0.05]]], dtype=torch.float64)
-    assert Typical(epsilon=1.0).bar(p)[0].tolist() == pytest.approx([0.10607, 0.20221], abs=1e-4)
-    assert Typical().bar(p)[0].tolist() == pytest.approx([0.09, 0.09])
+    assert Typical(epsilon=1.0).threshold(p)[0].tolist() == pytest.approx([0.10607, 0.20221], abs=1e-4)
+    assert Typical().threshold(p)[0].tolist() == pytest.approx([0.09, 0.09])
     spread = torch.full((1, 1, 100), 0.01, dtype=torch.float64)
-    assert float(Typical().bar(spread)) == pytest.approx(0.3 * 0.01)
+    assert float(Typical().threshold(spread)) == pytest.approx(0.3 * 0.01)
 
 
 def test_the_longest_path_stands_and_ties_go_to_the_likelier() -> None:

@@ -12,7 +12,7 @@ from pardec.samplers.speculative.shape.beam import Beam
 from pardec.samplers.speculative.shape.chain import Chain
 from pardec.samplers.speculative.shape.dyspec import DySpec
 from pardec.samplers.speculative.shape.template import Template
-from tests.samplers.fake_draft_model import Told, best_fixed, context, grown, nodes, speed, written
+from tests.samplers.fake_draft_model import FakeDraftModel, best_fixed, context, grown, nodes, speed, written
 
 
 def test_it_stops_below_tau_only() -> None:
@@ -23,8 +23,8 @@ def test_it_stops_below_tau_only() -> None:
 
 
 @pytest.mark.parametrize("shape", [Chain(), Template("2-2-2-2"), DySpec(200, 3), Beam(2, 20)])
-def test_a_tree_ends_behind_the_level_where_its_surest_node_is_unsure(shape: object) -> None:
-    draft_model = Told(written([[row, row % 5] for row in range(32)]), vocab=5)
+def test_a_tree_ends_after_the_level_where_its_surest_node_is_unsure(shape: object) -> None:
+    draft_model = FakeDraftModel(written([[row, row % 5] for row in range(32)]), vocab=5)
     draft = grown(shape, draft_model, [4] * 32, length=Unsure(0.7))
     whole = grown(shape, draft_model, [4] * 32)
     deep = [int(draft.depth[row, :size].max()) for row, size in enumerate(draft.sizes)]

@@ -180,7 +180,7 @@ def test_03_a_drafter_that_is_the_target_is_accepted_wholly_every_round(monkeypa
         assert done.nfe == (4,) * 4  # one for the prompt, then four tokens per forward
 
 
-def test_04_the_token_behind_a_full_acceptance_comes_once() -> None:
+def test_04_the_token_after_a_full_acceptance_comes_once() -> None:
     model, given = toy_ar(1, VOCAB), prompts(LENGTHS, vocab=VOCAB)
     done = run(model, greedy(Chain(right(model), k=4)), given, 11)
     check_plain(model, done, given, 11)
@@ -208,7 +208,7 @@ def test_05_an_end_token_inside_a_draft_or_as_the_bonus_ends_the_row() -> None:
 @pytest.mark.parametrize(
     "distribution", [{"top_p": 0.5}, {"top_k": 2}, {"temperature": 0.4}, {"top_k": 5, "top_p": 0.6}]
 )
-def test_06_the_draft_law_is_processed_like_the_targets(
+def test_06_the_draft_distribution_is_processed_like_the_targets(
     distribution: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A drafter equal to the target then has q = p: no test fails, for all filters, temperatures and processors."""
@@ -221,7 +221,7 @@ def test_06_the_draft_law_is_processed_like_the_targets(
 
 
 @pytest.mark.parametrize("token", range(3))
-def test_07_a_point_mass_leaves_the_law_without_itself(token: int) -> None:
+def test_07_a_point_mass_leaves_the_distribution_without_itself(token: int) -> None:
     """The joint distribution of three tokens with a drafter that always proposes the same token, however unlikely."""
     model, prompt, draws = toy_ar(4, 3, 1.5), [0, 2], 4000
     done = run(model, speculation(Chain(lambda text: token, k=2)), [prompt] * draws, 3, temperature=1.0)
@@ -283,7 +283,7 @@ def test_11_no_drafter_makes_a_row_longer_than_its_limit(over: int) -> None:
             check_plain(model, run(model, greedy(drafter), given, new), given, new)
 
 
-def test_12_laws_are_float32_whatever_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_12_distributions_are_float32_whatever_the_model_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """In half precision a small q is 0, and p/q infinite."""
     target, other = toy_ar(1, VOCAB, 6.0, dtype=torch.bfloat16), toy_ar(2, VOCAB, 6.0, dtype=torch.bfloat16)
     monkeypatch.setattr(draft_models, "language_model", lambda *_: other)
@@ -348,7 +348,7 @@ def test_14_processors_see_the_history_of_each_node(which: tuple[int, ...]) -> N
 # --- what else the loop promises ---
 
 
-def test_allowed_tokens_hold_behind_every_node() -> None:
+def test_allowed_tokens_hold_after_every_node() -> None:
     """Each row has its own sets; a drafted token that is not allowed is rejected."""
     model, given = toy_ar(1, VOCAB), prompts((3, 6), vocab=VOCAB)
     sets = torch.ones(4, VOCAB, dtype=torch.bool)
@@ -383,7 +383,7 @@ def test_a_trace_names_what_each_forward_fed_and_committed() -> None:
     assert [score for step in steps for score in step.scores] == pytest.approx(expected, abs=1e-5)
 
 
-def test_an_acceptance_is_handed_raw_and_processed_laws() -> None:
+def test_an_acceptance_is_handed_raw_and_processed_distributions() -> None:
     seen: list[tuple[torch.Tensor, torch.Tensor, bool]] = []
 
     @dataclass(frozen=True)

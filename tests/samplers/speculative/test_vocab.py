@@ -63,7 +63,7 @@ def test_nothing_off_the_list_is_drafted_and_greedy_decoding_is_kept(shape: str,
 
 
 @pytest.mark.parametrize("rest", ["speculative", "match", "template:widths=3-2-1+rrs", "template:widths=3-2-1+kseq"])
-def test_draws_have_the_joint_law_of_the_target(rest: str, ids: str) -> None:
+def test_draws_have_the_joint_distribution_of_the_target(rest: str, ids: str) -> None:
     world = WORLDS[
         "5 tokens, top 3, temperature 0.9" if rest in ("match", "template:widths=3-2-1+kseq") else "5 tokens, length 4"
     ]
@@ -75,7 +75,7 @@ def test_draws_have_the_joint_law_of_the_target(rest: str, ids: str) -> None:
 @pytest.mark.parametrize(
     "rest", [*(f"{shape}+speculative" for shape in SHAPES), f"{SHAPES[1]}+rrs", f"{SHAPES[1]}+kseq"]
 )
-def test_where_only_other_tokens_are_allowed_the_law_is_kept(rest: str, ids: str) -> None:
+def test_where_only_other_tokens_are_allowed_the_distribution_is_kept(rest: str, ids: str) -> None:
     """At every second position none of the allowed ids is in the list."""
     sets = torch.ones(2, 5, dtype=torch.bool)
     sets[1] = torch.tensor([False, True, False, False, True])
