@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from pardec.models.errors import SpecError
+from pardec.models.shares import floor_of_share
 
 from ...host_transfer import upload
 from ...registry import register
@@ -92,6 +93,4 @@ class AdaptiveBlock(Block):
         return Span(state.block_start, end, np.zeros_like(canvas.block_started))
 
     def _scope(self, canvas: Canvas) -> np.ndarray:
-        share = self.scope * (canvas.total - canvas.prompt)
-        scope: np.ndarray = np.floor(share + 1e-6).astype(np.int64)  # 0.29 of 100 is a hair less than 29
-        return scope
+        return floor_of_share(self.scope, canvas.total - canvas.prompt)

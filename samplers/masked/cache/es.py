@@ -20,7 +20,6 @@ Exact: no, but for `refresh=1`.
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -29,6 +28,7 @@ from torch.nn.functional import pad
 
 from pardec.models.caches.skip_cache import EarlySkip
 from pardec.models.plan import Ranking
+from pardec.models.shares import ceil_of_share
 
 from ...batching import RowState
 from ...host_transfer import upload
@@ -78,7 +78,7 @@ class EarlySkipping(Cache):
     def layer_reuse(self, layers: int) -> EarlySkip:
         steps: dict[int, float] = {}
         for depth, share in self._steps():
-            layer = math.ceil(depth * layers - 1e-9)  # 0.14 of 50 is a hair more than 7
+            layer = int(ceil_of_share(depth, layers))
             steps[layer] = min(share, steps.get(layer, 1.0))
         return EarlySkip(tuple(sorted(steps.items())), 1 - self.alpha)
 
