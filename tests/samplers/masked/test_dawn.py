@@ -118,7 +118,7 @@ test_what_is_refused = refused_specs(
 
 test_defaults_are_the_published_ones = defaults_are(
     "dawn",
-    "dawn:high=0.9,layers=4",
+    "dawn:low=none,induce=none,high=0.9,edge=none,sink=none,layers=4",
 )
 
 

@@ -175,7 +175,7 @@ class Immediate(DelayedCache):
 
 test_defaults_are_the_published_ones = defaults_are(
     "sequential@dkv",
-    "sequential@dkv:refresh=8,settle=self,prompt=refresh",
+    "sequential@dkv:refresh=8,full=none,settle=self,prompt=refresh,reference=false",
 )
 
 

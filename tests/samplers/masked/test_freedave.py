@@ -334,7 +334,7 @@ def test_observing_changes_no_token_and_counts_what_follows() -> None:
 
 test_defaults_are_the_published_ones = defaults_are(
     "freedave+sequential",
-    "freedave:drafts=4,subset=false,width=1+sequential",
+    "freedave:drafts=4,subset=false,width=1,graph=none+sequential",
 )
 
 

@@ -228,7 +228,7 @@ def progress_by_tokens_where_the_select_has_no_steps() -> None:
 
 test_defaults_are_the_published_ones = defaults_are(
     "fixed+prophet",
-    "fixed+prophet:length=5,early=7.5,mid=5.0,late=2.5,decided=false",
+    "fixed+prophet:region=none,start=none,length=5,early=7.5,mid=5,late=2.5,progress=none,decided=false,gap=none",
 )
 
 

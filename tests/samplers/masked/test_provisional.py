@@ -155,7 +155,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, decode: Any) -> Iterator[Tensor]:
 
 test_defaults_are_the_published_ones = defaults_are(
     "leap+provisional",
-    "leap:tau=0.7,window=none,border=tau,back=4+provisional:tau=0.98,alternate=false",
+    "leap:tau=0.7,window=none,border=tau,back=4,delimiters=none+provisional:tau=0.98,alternate=false",
 )
 
 

@@ -75,7 +75,7 @@ def test_it_is_resolved_with_its_select_and_refuses_what_cannot_be() -> None:
 
 test_defaults_are_the_published_ones = defaults_are(
     "saber",
-    "saber:least=2",
+    "saber:least=2,reference=false",
 )
 
 

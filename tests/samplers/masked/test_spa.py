@@ -74,7 +74,7 @@ class Watched:
 
 test_defaults_are_the_published_ones = defaults_are(
     "threshold@spa",
-    "threshold@spa:ratio=0.25,refresh=50,response=7,rank=128",
+    "threshold@spa:ratio=0.25,refresh=50,response=7,rank=128,peak=none,first=none,last=none",
 )
 
 
