@@ -92,6 +92,7 @@ test_defaults_are_the_published_ones = defaults_are("counterfactual", "counterfa
 @pytest.mark.seeds("arXiv:2605.10980")
 def test_it_is_the_naive_rule(family: str) -> None:
     test_defaults_are_the_published_ones()
+    test_rows_of_a_batch_have_their_own_drafts()
     model, held, select = toy(family, sharp=1.2), 0, Counterfactual.select
     for seed in range(8):
         seen: list[dict[int, float]] = []

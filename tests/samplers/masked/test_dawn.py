@@ -38,10 +38,13 @@ HAND: dict[str, tuple[dict[tuple[int, int], float], list[int | None] | None, lis
 
 
 def test_every_bound_includes_the_value_itself() -> None:
-    """Four tokens of exactly 0.5 are sure, or independent; or three that attend 0.25 to a known one are induced."""
+    """Four tokens of exactly 0.5 are sure, or independent; or three that attend 0.25 to a known one are induced.
+
+    The mean of what four tokens attend to the known one, 0.1875, is a sink above that alone.
+    """
     halves = (0.5, 0.5, 0.5, 0.5)
     asked = request([[7] * 4], [0], block_length=4)
-    rest = "edge=0.25,sink=1,layers=1"
+    rest = "edge=0.25,sink=0.1875,layers=1"
     for sure, forwards in ((0.5, 1), (0.51, 4)):
         assert run(attending(halves, {}), f"dawn:low=1,induce=1,high={sure},{rest}", asked).nfe == (forwards,)
         assert run(attending(halves, {}), f"dawn:low={sure},induce=1,high=1,{rest}", asked).nfe == (forwards,)
@@ -52,6 +55,10 @@ def test_every_bound_includes_the_value_itself() -> None:
     for high, forwards in ((0.5, 1), (0.51, 3)):  # and the known one, of 0.5, is an anchor
         spec = f"dawn:low=1,induce=0.3,high={high},{rest}"
         assert run(attending((0.5, 0.4, 0.4, 0.4), edges), spec, known).nfe == (forwards,)
+    # Of a row of four the known token is a sink above 0.1, of one of eight, 0.094, it is none and induces three.
+    rows = request([[0, 11, 11, 11], [0, *[11] * 7]], [1, 1], block_length=7)
+    model = attending((0.95, *[0.5] * 7), edges)
+    assert run(model, "dawn:low=1,induce=0.5,high=0.9,edge=0.25,sink=0.1,layers=1", rows).nfe == (3, 5)
 
 
 SETTINGS = (
