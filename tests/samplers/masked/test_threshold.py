@@ -106,6 +106,7 @@ def test_a_threshold_that_falls_as_the_block_fills_takes_fewer_forwards_and_answ
             assert steps_of(spec) == STEPS[spec], spec
     the_share_that_is_open_is_that_of_the_block()
     test_suffix.test_the_last_position_is_that_of_each_row()
+    test_suffix.test_where_blocks_move_each_row_keeps_its_masks_until_it_enters_a_block_or_one_shrinks()
     suffix = fill(
         toy(), "suffix:window=2+sequential", prompts((5,)), 12
     )  # two masks after each block, and the last position
