@@ -117,15 +117,15 @@ def test_it_is_its_naive_version_layer_by_layer(
 
 
 def cosines_that_differ_in_their_last_bits_tie() -> None:
-    """Three of four are .5 within 2e-6, and the first two of them are computed."""
+    """Three of four are .5 within 2e-6, and the first two of them are computed; all three of the row that has to."""
     model = toy()
-    cache = model.new_cache(1, 10, reuse=LayerReuse((1.0, 0.5), 4))
+    cache = model.new_cache(2, 10, reuse=LayerReuse((1.0, 0.5), 4))
     assert isinstance(cache, ReuseCache)
-    plan = Plan.full(torch.zeros(1, 4, dtype=torch.int64), model.visible())
-    plan = replace(plan, similar=torch.tensor([True]))
-    picked = cache._picked_queries(torch.tensor([[0.500002, 0.5, 0.9, 0.500001]]), plan, 1)
+    plan = Plan.full(torch.zeros(2, 4, dtype=torch.int64), model.visible(), torch.tensor([4, 3]))
+    plan = replace(plan, similar=torch.tensor([True, False]))
+    picked = cache._picked_queries(torch.tensor([[0.500002, 0.5, 0.9, 0.500001]] * 2), plan, 1)
     assert picked is not None
-    assert picked.tolist() == [[0, 1]]
+    assert picked.tolist() == [[0, 1, -1], [0, 1, 2]]
 
 
 @pytest.mark.parametrize("ratio", [0.05, 0.4])

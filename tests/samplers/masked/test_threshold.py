@@ -7,7 +7,7 @@ import torch
 
 from tests.reference import naive_masked, naive_selects
 from tests.samplers import loop_parity
-from tests.samplers.eight_tokens import MASK, steps_of
+from tests.samplers.eight_tokens import LAWS, MASK, steps_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.masked import test_suffix
 from tests.samplers.parity import FAMILIES, agree, agree_recorded
@@ -54,8 +54,10 @@ def the_share_that_is_open_is_that_of_the_block() -> None:
     assert steps_of("threshold:relax=0.8", block_length=4) == [0, 1, 0, 2, 3, 4, 3, 5]
     # The last block has two: .99 passes .9, and one of two is open then.
     assert steps_of("threshold:relax=0.8", block_length=4, row=[MASK] * 6) == [0, 1, 0, 2, 3, 4]
-    # What is given counts as committed.
-    assert steps_of("threshold:relax=0.8", block_length=4, row=[0, MASK, MASK, 0]) == [-1, 0, 0, -1]
+    # What is given counts as committed, in its row alone.
+    both = request([[0, MASK, MASK, 0], [MASK] * 4], [0, 0], block_length=4)
+    got = run(table(LAWS), "threshold:relax=0.8", both)
+    assert got.trace.commit_step.tolist() == [[-1, 0, 0, -1], [0, 1, 0, 2]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
