@@ -106,6 +106,17 @@ def as_likely_as_tau_is_enough_and_a_new_block_begins_without() -> None:
     assert state.fed.tolist() == [[False] * 4, [False, False, False, True]]
 
 
+def a_certain_token_is_fed_with_tau_at_one() -> None:
+    canvas = Canvas((torch.full((2,), 4),), (0,), mask_id=4, pad_id=4, block_length=2)
+    rule, shares = Provisional(tau=1), torch.nn.functional.one_hot(torch.tensor([[0, 1]]), 5).float()
+    state, asked = rule.start(canvas), request([[4] * 2], [0], block_length=2)
+    evidence = Evidence(DenseDistribution(shares.log()), canvas.window, canvas.eligible, asked)
+    rule.observe(evidence, lambda share: share, canvas, state)
+    canvas.block_started = canvas.block_started & False
+    assert rule.soft(canvas, state) is not None
+    assert state.fed.all()
+
+
 def with_alternate_a_prediction_from_a_token_decides_nothing() -> None:
     """Both tokens are likely, then others are. The second forward is fed the token at 1 and a mask at 0."""
     canvas = Canvas((torch.full((2,), 4),), (0,), mask_id=4, pad_id=4, block_length=2)
@@ -165,6 +176,7 @@ def test_fewer_steps_than_the_run_alone_on_grids(monkeypatch: pytest.MonkeyPatch
     """49 steps become 41 for 16 of them, on chains they become more. This model copies the tokens that it is fed."""
     test_defaults_are_the_published_ones()
     as_likely_as_tau_is_enough_and_a_new_block_begins_without()
+    a_certain_token_is_fed_with_tau_at_one()
     with_alternate_a_prediction_from_a_token_decides_nothing()
     test_an_end_token_is_never_provisional(monkeypatch)
     test_it_feeds_what_it_says("dream", True)
