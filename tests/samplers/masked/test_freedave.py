@@ -257,6 +257,7 @@ def a_state_is_reached_over_either_order() -> None:
     assert nodes == ((((0, 0),),), (((1, 0),),), (((0, 0),), ((1, 0),)))
     assert follows(nodes[2], nodes[0])
     assert follows(nodes[2], nodes[1])
+    assert not follows(read_nodes("0-0.1-0.1.2")[2], nodes[0])  # a step is between them
     assert text_of(read_nodes("1.0-0_2b-1")) == "0_2b-1-1.0"
     assert graph_of("0-1.0-1").commits[:, 3].tolist() == [[[1, 0]], [[0, 0]]]
     assert graph_of("0-0.1").commits[:, 2].tolist() == [[[0, 0]], [[0, 0]]]  # of what is left, again the surest
