@@ -334,6 +334,7 @@ def masks_are_filled_in_as_engines_do_by_hand() -> None:
     test_cumulative.test_defaults_are_the_published_ones()
     test_cumulative.test_a_product_of_just_tau_is_enough()
     test_causal.test_what_is_queried_by_hand()
+    test_causal.test_a_row_without_a_prompt_begins_with_its_first_block()
     test_causal.test_a_block_whose_first_token_is_given_is_begun_by_the_forward_that_stores_the_text_before_it()
 
 
