@@ -25,12 +25,12 @@ from ..kernels.cpu.packed import PackedWeight
 from ..kernels.matmul import matmul
 from ..plan import Plan
 from .kv_cache import KVCache
+from .shares import floor_of_share
 
 if TYPE_CHECKING:
     from ..layers.layer import DecoderLayer, LayerPass
 
 _STEPS = 2.0**16  # cosines are rounded to multiples of 1 / _STEPS
-SLACK = 1e-6  # added to shares of queries, since 0.29 * 100 is a little less than 29
 _projections: WeakKeyDictionary[DecoderLayer, tuple[tuple[int, int, torch.dtype], Tensor]] = WeakKeyDictionary()
 
 
@@ -110,7 +110,7 @@ class ReuseCache(KVCache):
         if self._counted is None or self._counted[0] is not plan:  # read once per forward
             self._counted = plan, (plan.on_host(plan.slots) >= 0).sum(1), plan.on_host(plan.similar)
         _, every, similar = self._counted
-        count = np.minimum(np.maximum((every * self.reuse.shares[index] + SLACK).astype(np.int64), 1), every)
+        count = np.minimum(np.maximum(floor_of_share(self.reuse.shares[index], every), 1), every)
         count = np.where(similar, count, every)
         most = int(count.max())
         if most == plan.width:

@@ -21,7 +21,8 @@ from ..host_transfer import upload
 from ..layers.layer import DecoderLayer, LayerPass
 from ..plan import Plan, Ranking
 from .kv_cache import KVCache
-from .reuse_cache import SLACK, narrowed
+from .reuse_cache import narrowed
+from .shares import floor_of_share
 
 _STEPS = 2.0**16  # importances are rounded to multiples of 1 / _STEPS
 _TINY = 1e-6
@@ -102,8 +103,7 @@ class SkipCache(KVCache):
         # The last bits depend on how many queries a matmul has: states that have not changed must tie in any batch.
         importance = (importance * _STEPS).round().masked_fill(absent[:rows], -torch.inf)
         every = (plan.on_host(plan.slots)[:rows] >= 0).sum(1)
-        share = np.floor(self.shares[index] * every + SLACK).astype(np.int64)
-        count = np.maximum(share, np.minimum(ranking.least, every))
+        count = np.maximum(floor_of_share(self.shares[index], every), np.minimum(ranking.least, every))
         going = every if self._counts is None else self._counts
         if (count >= going).all():
             return h

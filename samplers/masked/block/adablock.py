@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import numpy as np
 import torch
 
+from pardec.models.caches.shares import floor_of_share
 from pardec.models.errors import SpecError
 
 from ...host_transfer import upload
@@ -92,6 +93,4 @@ class AdaptiveBlock(Block):
         return Span(state.block_start, end, np.zeros_like(canvas.block_started))
 
     def _scope(self, canvas: Canvas) -> np.ndarray:
-        share = self.scope * (canvas.total - canvas.prompt)
-        scope: np.ndarray = np.floor(share + 1e-6).astype(np.int64)  # 0.29 * 100 rounds to slightly less than 29
-        return scope
+        return floor_of_share(self.scope, canvas.total - canvas.prompt)

@@ -20,6 +20,8 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
+from pardec.models.caches.shares import ceil_of_share
+
 from ...registry import register
 from ...traits import Reasons, Trait, Why
 from ..contracts import Block, Canvas, Span
@@ -67,7 +69,7 @@ class MultiBlock(Block):
             end = np.minimum(begin + size, canvas.total)
             masks = open_before[rows, end] - open_before[rows, begin]
             inside = end - np.maximum(begin, canvas.prompt)
-            enough = inside - masks >= self.add * inside - 1e-9  # 0.55 * 20 may round to more than 11
+            enough = inside - masks >= ceil_of_share(self.add, inside)
             joins = enough & (end < canvas.total) & (active < self.blocks)
             if not joins.any():
                 break

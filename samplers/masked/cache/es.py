@@ -20,13 +20,13 @@ Exact: no, but for `refresh=1`.
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch.nn.functional import pad
 
+from pardec.models.caches.shares import ceil_of_share
 from pardec.models.caches.skip_cache import EarlySkip
 from pardec.models.plan import Ranking
 
@@ -78,7 +78,7 @@ class EarlySkipping(Cache):
     def layer_reuse(self, layers: int) -> EarlySkip:
         steps: dict[int, float] = {}
         for depth, share in self._steps():
-            layer = math.ceil(depth * layers - 1e-9)  # 0.14 * 50 rounds to more than 7
+            layer = int(ceil_of_share(depth, layers))
             steps[layer] = min(share, steps.get(layer, 1.0))
         return EarlySkip(tuple(sorted(steps.items())), 1 - self.alpha)
 

@@ -22,6 +22,8 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 
+from pardec.models.caches.shares import floor_of_share
+
 from ...registry import register
 from ...traits import Reasons, Trait
 from ..contracts import Cache, Canvas, QuerySpec
@@ -59,8 +61,7 @@ class MaxLogitCache(Cache):
         assert canvas.max_logits is not None, "set by the loop"
         visible = np.arange(canvas.length) < canvas.end[:, None]
         score = np.where(visible, canvas.max_logits(), np.inf)
-        # Slightly more, since 1 - 0.9 rounds to less than 0.1.
-        count = np.floor((1 - self.reuse) * (np.isfinite(score).sum(1) - 1) + 1e-6).astype(np.int64) + 1
+        count = floor_of_share(1 - self.reuse, np.isfinite(score).sum(1) - 1) + 1
         rank = score.argsort(1, kind="stable").argsort(1, kind="stable")
         mask = np.where(full[:, None], visible, (rank < count[:, None]) & visible)
         return QuerySpec(np.zeros_like(canvas.end), canvas.end, torch.from_numpy(mask))

@@ -18,13 +18,14 @@ Exact: no.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from pardec.models.caches.shares import ceil_of_share
 
 from ...host_transfer import upload
 from ...ops.position_sets import independent_set
@@ -54,7 +55,7 @@ class Dapd(Select):
         self.require("first", "last", "switch", "tau", "share", least=0, most=1)
 
     def reads_attention(self, layers: int) -> AttentionSpec:
-        count = max(1, math.ceil(self.share * layers - 1e-9))  # 0.28 * 25 rounds to more than 7
+        count = max(1, int(ceil_of_share(self.share, layers)))
         return AttentionSpec(tuple(range(layers - count, layers)))
 
     def start(self, canvas: Canvas) -> State:

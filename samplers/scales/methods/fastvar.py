@@ -22,6 +22,7 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import interpolate
 
+from pardec.models.caches.shares import floor_of_share
 from pardec.models.errors import SpecError
 from pardec.models.scales.contracts import ScaleModel
 
@@ -108,8 +109,7 @@ class FastVAR(MapMethod):
         (forward, pruning), scale, scales = state, context.maps.scale, context.model.scales
         last_complete = len(scales) - self.scales - 1
         size = scales.sizes[scale]
-        # Rounding leaves 25 * (1 - 0.8) just below 5, which are pruned.
-        pruning.count = size - int(size * (1 - self.keep ** max(0, scale - last_complete)) + 1e-9)
+        pruning.count = size - int(floor_of_share(1 - self.keep ** max(0, scale - last_complete), size))
         pruning.keep_all = pruning.count == size
         # Pruned maps reuse updates of the last complete map only, so that no other map and no other request stores any.
         logits, fed = forward.next_logits(

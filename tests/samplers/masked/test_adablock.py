@@ -67,4 +67,4 @@ def test_it_needs_delimiters() -> None:
         registry.resolve("adablock:delimiters=a-b+threshold", "masked")
 
 
-test_defaults_are_the_published_ones = defaults_are("adablock", "adablock:tau=0.3,scope=0.25")
+test_defaults_are_the_published_ones = defaults_are("adablock", "adablock:tau=0.3,delimiters=none,scope=0.25")

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from pardec.models.errors import SpecError
+from pardec.models.model import LanguageModel
+from pardec.samplers.masked.ops.uniform_noise import NoisyState
 from tests.reference import naive_uniform
 from tests.reference.naive_uniform import Rule
 from tests.samplers.masked.uniform_toys import VOCAB, predictions, uniform_toy
 from tests.samplers.spec_checks import defaults_are, refused_specs
-from tests.samplers.toys import fill, fill_alone, prompts, request, run, toy
+from tests.samplers.toys import fill, fill_alone, prompts, request, run, table, toy
 
 ROW: list[int | None] = [1, 2, None, None, 4, None, None, None, None, None, 3]
 ASKED = [VOCAB if token is None else token for token in ROW]
+ALIKE = torch.tensor([0.5, 0.2, 0.1, 0.05, 0.05, 0.05, 0.05])
 
 
 test_defaults_are_the_published_ones = defaults_are(
@@ -23,19 +31,37 @@ test_defaults_are_the_published_ones = defaults_are(
 )
 
 
+def alike() -> LanguageModel:
+    """A model that predicts the same at each position, so that several tokens would gain as much."""
+    model = table(ALIKE.expand(len(ROW), VOCAB))
+    return replace(model, decoding_config=replace(model.decoding_config, mask_id=VOCAB, uniform=True))
+
+
+def each_row_counts_the_steps_of_its_own_block() -> None:
+    state = NoisyState(np.array([0, 0]))
+    for started, taken in (([True, True], [0, 0]), ([False, False], [3, 3]), ([True, False], [0, 5])):
+        step = np.full(2, max(taken))
+        canvas: Any = SimpleNamespace(block_started=np.array(started), step=step)
+        assert state.steps_taken(canvas).tolist() == taken
+
+
 @pytest.mark.seeds("arXiv:2512.10858")
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize(("steps", "tokens"), [(5, 1), (3, 2), (9, 3), (2, 20)])
 def test_tokens_are_those_of_the_plain_loop(steps: int, tokens: int, temperature: float) -> None:
     test_defaults_are_the_published_ones()
-    model = uniform_toy()
-    for seed in (3, 4):
+    each_row_counts_the_steps_of_its_own_block()
+    for model, seed in ((uniform_toy(), 3), (uniform_toy(), 4), (alike(), 5)):
         asked = request([ASKED], [2], seeds=[seed], temperature=temperature)
         found = run(model, f"adaptive:steps={steps},tokens={tokens}", asked)
         rule = Rule("adaptive", steps, temperature, tokens=tokens)
         expected = naive_uniform.decode(partial(predictions, model), ROW, 2, rule, seed, 4)
         assert found.tokens[0].tolist() == expected.tokens
         assert found.nfe[0] == expected.forwards
+    if temperature:  # of the last model, the sharpened probabilities of what stands there
+        share = ALIKE ** (1 / temperature)
+        scores = (share / share.sum())[found.tokens[0, [2, 3]]]
+        assert found.trace.commit_score[0, [2, 3]].tolist() == pytest.approx(scores.tolist(), abs=1e-6)
 
 
 def test_positions_that_no_step_picks_keep_their_random_tokens() -> None:

@@ -98,6 +98,12 @@ def a_row_is_shortened_only_when_it_enters_a_block() -> None:
     greedy.greedy = tuple(each[:, :7] for each in greedy.greedy)
     predictions.has = lambda at: at < 8
     assert rule.cut(predictions, canvas, asked).tolist() == [8]
+    both = Canvas((torch.full((12,), 6),) * 2, (0, 0), mask_id=6, pad_id=4, block_length=4)
+    which = torch.zeros_like(both.eligible)
+    which[0], which[1, 0] = True, True  # the first row enters its second block, the other one does not
+    both.commit(Update(which, torch.zeros_like(both.window), which.float()))
+    predictions.at = lambda at: SimpleNamespace(greedy=(torch.full_like(at, 5), torch.full(at.shape, 0.95)))
+    assert rule.cut(predictions, both, asked).tolist() == [8, 12]
 
 
 def test_end_tokens_of_the_request_alone_count() -> None:
@@ -107,10 +113,11 @@ def test_end_tokens_of_the_request_alone_count() -> None:
 
 
 def test_tokens_that_were_given_after_it_keep_the_row_long() -> None:
-    row = [*[6] * 14, 3, 6]
-    got = run(table(distributions({9: 0.95})), SPEC.format(0), request([row], [0], block_length=4, stop_ids=(5,)))
-    assert got.tokens[0, 14] == 3
-    assert not (got.trace.commit_step == UNCOMMITTED).any()
+    for at in (12, 14):  # the row would end at 12
+        row = [3 if place == at else 6 for place in range(16)]
+        got = run(table(distributions({9: 0.95})), SPEC.format(0), request([row], [0], block_length=4, stop_ids=(5,)))
+        assert got.tokens[0, at] == 3
+        assert not (got.trace.commit_step == UNCOMMITTED).any()
 
 
 def test_a_row_is_not_cut_below_its_least_length() -> None:

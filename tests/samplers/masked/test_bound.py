@@ -24,7 +24,7 @@ STEPS = {
 test_eight_tokens_by_hand = commits_at(STEPS)
 
 
-test_defaults = defaults_are("bound", "bound:tau=0.9,least=0.45,f=2.0")
+test_defaults_are_the_published_ones = defaults_are("bound", "bound:tau=0.9,least=0.45,f=2.0")
 
 
 @pytest.mark.parametrize(

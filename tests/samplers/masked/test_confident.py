@@ -90,7 +90,7 @@ test_bad_parameters_are_refused = refused_specs(
 
 test_defaults_are_the_published_ones = defaults_are(
     "confident",
-    "confident:tau=0.95,steps=none,eps=1e-3,order=score",
+    "confident:tau=0.95,steps=none,eps=1e-3,order=score,reference=false",
 )
 
 

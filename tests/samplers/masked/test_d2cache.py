@@ -111,6 +111,7 @@ def test_fewer_positions_than_a_block_give_as_many_right_answers() -> None:
     the_masks_by_hand()
     rollout_by_hand()
     test_density.test_the_order_by_hand()
+    test_density.test_a_drawn_token_counts_with_its_own_probability_before_the_temperature()
     for model, k, rollout, fill_ in ((MODELS[1], 6, 0.3, 2), (MODELS[2], 6, 0.3, 2), (MODELS[2], 3, 0.05, 0)):
         test_it_computes_what_the_naive_version_does(model, k, rollout, fill_)
     right, fed = {}, {}

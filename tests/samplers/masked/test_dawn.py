@@ -38,10 +38,13 @@ HAND: dict[str, tuple[dict[tuple[int, int], float], list[int | None] | None, lis
 
 
 def test_every_bound_includes_the_value_itself() -> None:
-    """Four tokens of exactly 0.5 are sure, or independent; or three that attend 0.25 to a known one are induced."""
+    """Four tokens of exactly 0.5 are sure, or independent; or three that attend 0.25 to a known one are induced.
+
+    The mean of what four tokens attend to the known one, 0.1875, is a sink above that alone.
+    """
     halves = (0.5, 0.5, 0.5, 0.5)
     asked = request([[7] * 4], [0], block_length=4)
-    rest = "edge=0.25,sink=1,layers=1"
+    rest = "edge=0.25,sink=0.1875,layers=1"
     for sure, forwards in ((0.5, 1), (0.51, 4)):
         assert run(attending(halves, {}), f"dawn:low=1,induce=1,high={sure},{rest}", asked).nfe == (forwards,)
         assert run(attending(halves, {}), f"dawn:low={sure},induce=1,high=1,{rest}", asked).nfe == (forwards,)
@@ -52,6 +55,12 @@ def test_every_bound_includes_the_value_itself() -> None:
     for high, forwards in ((0.5, 1), (0.51, 3)):  # and the known one, of 0.5, is an anchor
         spec = f"dawn:low=1,induce=0.3,high={high},{rest}"
         assert run(attending((0.5, 0.4, 0.4, 0.4), edges), spec, known).nfe == (forwards,)
+    # A bound of no attention is above what is exactly 0.
+    assert steps_with(DAWN.replace("edge=0.3", "edge=0"), {}) == HAND["nothing depends"][2]
+    # Of a row of four the known token is a sink above 0.1, of one of eight, 0.094, it is none and induces three.
+    rows = request([[0, 11, 11, 11], [0, *[11] * 7]], [1, 1], block_length=7)
+    model = attending((0.95, *[0.5] * 7), edges)
+    assert run(model, "dawn:low=1,induce=0.5,high=0.9,edge=0.25,sink=0.1,layers=1", rows).nfe == (3, 5)
 
 
 SETTINGS = (
@@ -96,7 +105,7 @@ def _none(at: torch.Tensor) -> torch.Tensor:
 def anchors_are_sure_and_before_the_end_of_the_block() -> None:
     """Tokens outside of a forward: one of the prompt counts with 1, a committed one with its score."""
     rule = Dawn(low=0.5, induce=0.4, high=0.9, edge=0.1, sink=1)
-    canvas = Canvas((torch.tensor([1, *[MASK] * 6, 1]),), (1,), mask_id=MASK, pad_id=4, block_length=4)
+    canvas = Canvas((torch.tensor([1, *[MASK] * 4, 1, MASK, 1]),), (1,), mask_id=MASK, pad_id=4, block_length=4)
     which = torch.zeros_like(canvas.eligible)
     which[0, :2] = True
     canvas.commit(Update(which, torch.zeros_like(canvas.window), torch.tensor([[0.95, 0.85, 0, 0]])))
@@ -105,7 +114,7 @@ def anchors_are_sure_and_before_the_end_of_the_block() -> None:
     )
     depends = torch.ones(1, canvas.window.shape[1], 9, dtype=torch.bool)
     found = rule._anchors(depends, SimpleNamespace(evidence=evidence), canvas)  # type: ignore[arg-type]
-    # The prompt's token, and .95 of the two that were committed; the given token at 7 is after the block.
+    # The prompt's token, and .95 of the two that were committed; the given tokens at 5 and 7 are after the block.
     assert found[0].nonzero()[:, 0].tolist() == [0, 1]
 
 
@@ -118,7 +127,7 @@ test_what_is_refused = refused_specs(
 
 test_defaults_are_the_published_ones = defaults_are(
     "dawn",
-    "dawn:high=0.9,layers=4",
+    "dawn:low=none,induce=none,high=0.9,edge=none,sink=none,layers=4",
 )
 
 

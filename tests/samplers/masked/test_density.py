@@ -8,6 +8,7 @@ import torch
 from pardec.samplers.ops.confidence import certainty_density
 from tests.reference import naive_dependence as naive
 from tests.samplers.dependence_parity import MODELS, model_of
+from tests.samplers.eight_tokens import LAWS, proposal
 from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import prompts, request, run, table
 
@@ -35,6 +36,13 @@ def test_the_order_by_hand() -> None:
     assert certainty_density(known, torch.tensor([5]), 1.0)[0, [1, 2, 4]].tolist() == pytest.approx(
         [0.355, 0.301, 0.242], abs=1e-3
     )
+
+
+def test_a_drawn_token_counts_with_its_own_probability_before_the_temperature() -> None:
+    greedy, drawn = proposal("density"), proposal("density", temperature=2.0)
+    own, most = (LAWS.gather(1, found.tokens[0, :, None])[:7, 0] for found in (drawn, greedy))
+    assert (own < most).any()
+    assert drawn.score[0, :7].tolist() == pytest.approx((greedy.score[0, :7] * own / most).tolist(), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -10,6 +10,7 @@ import pytest
 
 import pardec
 from pardec.samplers import registry
+from pardec.samplers.masked.cache.changes import rows_predicting
 from pardec.samplers.masked.cache.dkv import DelayedCache
 from pardec.samplers.masked.contracts import Canvas
 from pardec.samplers.masked.loop import decode
@@ -71,6 +72,10 @@ def a_shifted_family_queries_the_rows_that_predict_and_the_token_itself() -> Non
     assert got[:4] == [WHOLE, (4, 5, 6, 7, 8, 9, 10, 11), (4, 5, 7, 8, 9, 10, 11), (4, 5, 6, 7, 9, 10, 11)]
     got = in_order("dream", "dkv:refresh=0,settle=both", ORDER, **options)
     assert got[:5] == [WHOLE, *[tuple(range(4, 13))] * 3, (4, 5, 7, 8, 9, 10, 11, 12)]
+    # In a row without a prompt the first position predicts itself.
+    wanted = np.array([[True, False, False, True]])
+    assert rows_predicting(wanted, 1).tolist() == [[True, False, True, False]]
+    assert rows_predicting(wanted[:, ::-1] & [True, True, True, False], 1).tolist() == [[True, False, False, False]]
 
 
 def test_the_published_sets_of_dream() -> None:
@@ -175,7 +180,7 @@ class Immediate(DelayedCache):
 
 test_defaults_are_the_published_ones = defaults_are(
     "sequential@dkv",
-    "sequential@dkv:refresh=8,settle=self,prompt=refresh",
+    "sequential@dkv:refresh=8,full=none,settle=self,prompt=refresh,reference=false",
 )
 
 

@@ -99,6 +99,7 @@ def test_the_number_of_forwards_is_known_and_answers_stay_right() -> None:
     test_a_candidate_of_the_score_skip_does_not_wait()
     test_it_is_the_naive_rule("llada", 2, 0.5)  # rows of a batch have blocks of several lengths
     test_spacing.test_equal_scores_go_to_the_lowest_position()
+    test_spacing.test_falling_scores_leave_one_after_the_other_and_a_gap_is_rounded_down_twice()
     test_spacing.test_it_is_the_naive_rule("llada", 0.2, None, 4)
     for spec, steps in test_spacing.STEPS.items():
         assert steps_of(spec) == steps, spec

@@ -13,6 +13,7 @@ from torch import Tensor
 import pardec
 from pardec.models.caches.skip_cache import EarlySkip, SkipCache
 from pardec.models.errors import ModelError, SpecError
+from pardec.models.plan import Plan, Ranking
 from pardec.samplers import registry
 from pardec.samplers.masked.cache.es import EarlySkipping
 from pardec.samplers.masked.canvas import Canvas
@@ -85,6 +86,20 @@ def test_it_is_its_naive_version_layer_by_layer(
     assert any(len(step[0]) > len(step[1]) > len(step[3]) for step in computed)
     the_importance_is_that_of_the_position_which_an_output_predicts(model.decoding_config.shift)
     test_layers_at_one_depth_have_the_smaller_share()
+    importances_that_differ_in_their_last_bits_tie()
+
+
+def importances_that_differ_in_their_last_bits_tie() -> None:
+    """Three of four are .5 within 2e-6, and the first two of them go on."""
+    model = toy()
+    cache = model.new_cache(1, 10, reuse=EarlySkip(((0, 0.5),), 0.0))
+    assert isinstance(cache, SkipCache)
+    plan = Plan.full(torch.zeros(1, 4, dtype=torch.int64), model.visible())
+    ranking = Ranking(torch.tensor([[0.5, 0.500002, 0.1, 0.500001]]), np.array([0]))
+    states = torch.arange(4.0)[:, None].expand(4, cache.width)
+    cache._counts = cache._picked = None
+    gone = cache._go_on(states, torch.zeros(11, cache.width), torch.arange(4), plan, ranking, 0)
+    assert gone[:, 0].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.6])

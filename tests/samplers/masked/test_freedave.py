@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.events import Finished
 from pardec.samplers.masked.branch.draft_sets import follows, graph_of, read_nodes, text_of, tree_tokens
-from pardec.samplers.masked.branch.freedave import FreeDave, of_ranks
+from pardec.samplers.masked.branch.freedave import FreeDave, of_ranks, other_tokens
 from pardec.samplers.masked.contracts import Choice
 from pardec.samplers.masked.loop import decode
 from scripts.draft_graph import StepCounts, draft_graph, main
@@ -256,6 +257,7 @@ def a_state_is_reached_over_either_order() -> None:
     assert nodes == ((((0, 0),),), (((1, 0),),), (((0, 0),), ((1, 0),)))
     assert follows(nodes[2], nodes[0])
     assert follows(nodes[2], nodes[1])
+    assert not follows(read_nodes("0-0.1-0.1.2")[2], nodes[0])  # a step is between them
     assert text_of(read_nodes("1.0-0_2b-1")) == "0_2b-1-1.0"
     assert graph_of("0-1.0-1").commits[:, 3].tolist() == [[[1, 0]], [[0, 0]]]
     assert graph_of("0-0.1").commits[:, 2].tolist() == [[[0, 0]], [[0, 0]]]  # of what is left, again the surest
@@ -334,12 +336,34 @@ def test_observing_changes_no_token_and_counts_what_follows() -> None:
 
 test_defaults_are_the_published_ones = defaults_are(
     "freedave+sequential",
-    "freedave:drafts=4,subset=false,width=1+sequential",
+    "freedave:drafts=4,subset=false,width=1,graph=none+sequential",
 )
+
+
+def each_row_takes_the_token_of_its_own_rank() -> None:
+    """The third likeliest at the second position of a row of two, and the second one at the first position."""
+    logits = torch.tensor([[0.0] * 5, [0.1, 0.5, 0.3, 0.9, 0.2], [0.5, 0.1, 0.3, 0.2, 0.0], [0.0] * 5])
+    evidence = SimpleNamespace(distribution=SimpleNamespace(logits_at=lambda at: logits[at]))
+    found: Any = SimpleNamespace(evidence=evidence)
+    at = torch.tensor([[False, True], [True, False]])
+    tokens = other_tokens(torch.full((2, 2), 4), at, np.array([2, 1]), found)
+    assert tokens.tolist() == [[4, 2], [2, 4]]
+
+
+def two_tokens_of_one_step_are_no_state_two_steps_later() -> None:
+    """Draws go by the step, so that a row which skipped one would draw others."""
+    for seed in range(3):
+        plain, free = (
+            decoded("llada", f"{head}threshold:tau=0.3", seed=seed, temperature=0.8)
+            for head in ("", "freedave:graph=0-0.1+")
+        )
+        assert free.tokens.tolist() == plain.tokens.tolist()
 
 
 def test_graphs_by_hand() -> None:
     the_graph_that_counts_choose_by_hand()
+    each_row_takes_the_token_of_its_own_rank()
+    two_tokens_of_one_step_are_no_state_two_steps_later()
     a_state_is_reached_over_either_order()
     a_draft_without_one_of_its_positions_is_none()
 

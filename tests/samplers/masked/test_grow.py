@@ -50,6 +50,7 @@ def test_it_is_the_naive_rule(family: str, most: int) -> None:
     an_end_that_is_predicted_within_the_prompt_does_not_count()
     if most == 4:
         ends_count_in_the_last_32_positions()
+        test_rows_of_a_batch_grow_for_themselves()
     assert most < 50 or (replaced and waited), "no row grew in one of the two ways: the test shows nothing"
 
 

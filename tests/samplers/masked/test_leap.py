@@ -113,4 +113,6 @@ test_bad_parameters = refused_specs(
 )
 
 
-test_defaults_are_the_published_ones = defaults_are("leap", "leap:tau=0.7,window=none,border=tau,back=4")
+test_defaults_are_the_published_ones = defaults_are(
+    "leap", "leap:tau=0.7,window=none,border=tau,back=4,delimiters=none"
+)

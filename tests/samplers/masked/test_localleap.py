@@ -16,6 +16,7 @@ from tests.reference import naive_selects as naive
 from tests.samplers.eight_tokens import proposal, steps_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.parity import FAMILIES, agree
+from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import fill, prompts, same, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45; a best position committed for want of a surer one is no anchor.
@@ -37,6 +38,9 @@ def nothing_reaches_over_the_edge_of_a_block_or_into_what_is_given() -> None:
     chosen = torch.zeros_like(found.eligible)
     chosen[0, 7] = True
     assert torch.equal(LocalLeap().widen(chosen, found, None, None), chosen)
+
+
+test_defaults_are_the_published_ones = defaults_are("threshold+localleap", "threshold+localleap:relaxed=0.75,radius=4")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -65,7 +69,6 @@ def what_select_chose_is_kept() -> None:
     assert wider.tolist() == [[True, True, True, True, True, False, False, False]]
     just = LocalLeap(relaxed=float(found.score[0, 2]), radius=1).widen(chosen, found, None, None)
     assert just.tolist() == [[True, True, True, True, True, False, False, False]]  # .91 where .91 is asked for
-    assert LocalLeap() == LocalLeap(relaxed=0.75, radius=4)  # as published
 
 
 @pytest.mark.parametrize(
@@ -91,6 +94,7 @@ class OtherAnchors(LocalLeap):
 
 @pytest.mark.seeds("arXiv:2510.07081")
 def test_no_radius_changes_nothing_and_leaps_are_near_anchors_and_save_steps_at_equal_answers() -> None:
+    test_defaults_are_the_published_ones()
     for spec, steps in STEPS.items():
         assert steps_of(spec) == steps, spec
     nothing_reaches_over_the_edge_of_a_block_or_into_what_is_given()

@@ -145,7 +145,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
 
 test_defaults_are_the_published_ones = defaults_are(
     "pc",
-    "pc:decay=0.25,cap=10",
+    "pc:decay=0.25,cap=10,corpus=none",
 )
 
 

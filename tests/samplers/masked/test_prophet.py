@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import pardec
 from pardec.models.errors import SpecError
+from pardec.samplers.masked.finish.prophet import Prophet
 from pardec.samplers.registry import resolve
 from tests.grids import chequered
 from tests.reference.naive_prophet import Told, prophet
@@ -228,8 +231,16 @@ def progress_by_tokens_where_the_select_has_no_steps() -> None:
 
 test_defaults_are_the_published_ones = defaults_are(
     "fixed+prophet",
-    "fixed+prophet:length=5,early=7.5,mid=5.0,late=2.5,decided=false",
+    "fixed+prophet:region=none,start=none,length=5,early=7.5,mid=5,late=2.5,progress=none,decided=false,gap=none",
 )
+
+
+def steps_without_a_forward_count_from_the_one_after_the_last() -> None:
+    """Of ten steps the third had a forward and the seventh has one: the fourth, at .4, is in the second third."""
+    canvas: Any = SimpleNamespace(total_steps=np.array([10]), clocks=np.array([[0, 2]]), step=np.array([6]))
+    assert Prophet(early=1, mid=5, late=4)._least(canvas).tolist() == [4]
+    canvas.clocks = np.array([[0, 1]])  # with the third step, at .3
+    assert Prophet(early=1, mid=5, late=4)._least(canvas).tolist() == [1]
 
 
 @pytest.mark.seeds("arXiv:2508.19982")
@@ -238,6 +249,7 @@ def test_an_endless_gap_is_the_base_and_early_answers_are_the_late_ones_in_fewer
     a_hand_worked_gap()
     eight_gaps_by_hand()
     progress_by_tokens_where_the_select_has_no_steps()
+    steps_without_a_forward_count_from_the_one_after_the_last()
     a_gap_that_is_just_enough_fills()
     of_an_answer_the_active_block_of_a_block_causal_row_counts_alone()
     test_with_a_cache_of_windows_it_waits_for_a_refresh()

@@ -86,23 +86,35 @@ def test_an_end_token_is_never_provisional(monkeypatch: pytest.MonkeyPatch) -> N
 def as_likely_as_tau_is_enough_and_a_new_block_begins_without() -> None:
     """Of four positions the likeliest tokens have 1/2, 1/2 and it ends the text, 1/3 and 1/2."""
     distributions = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 0, 1], [0, 1, 1, 0]], dtype=torch.float32)
-    canvas = Canvas((torch.full((8,), 4),), (0,), mask_id=4, pad_id=4, block_length=4)
-    asked = request([[4] * 8], [0], block_length=4, stop_ids=(2,))
+    canvas = Canvas((torch.full((8,), 4),) * 2, (0, 0), mask_id=4, pad_id=4, block_length=4)
+    asked = request([[4] * 8] * 2, [0, 0], block_length=4, stop_ids=(3, 2))
     rule = Provisional(tau=0.5)
     state = rule.start(canvas)
     evidence = Evidence(
-        DenseDistribution(torch.nn.functional.pad(distributions, (0, 1)).log()[None]),
+        DenseDistribution(torch.nn.functional.pad(distributions, (0, 1)).log().expand(2, 4, 5)),
         canvas.window,
         canvas.eligible,
         asked,
     )
     rule.observe(evidence, lambda share: share, canvas, state)
-    assert state.ids[0, :4].tolist() == [0, -1, -1, 1]
-    everything = torch.ones_like(canvas.eligible)
-    canvas.commit(Update(everything, torch.zeros_like(canvas.window), everything.float()))
-    assert canvas.block_start[0] == 4
+    assert state.ids[:, :4].tolist() == [[0, -1, -1, 1]] * 2
+    which = torch.ones_like(canvas.eligible)
+    which[1, 1:] = False  # the second row stays in its block
+    canvas.commit(Update(which, torch.zeros_like(canvas.window), which.float()))
+    assert canvas.block_start.tolist() == [4, 0]
     rule.soft(canvas, state)
-    assert not state.fed.any()
+    assert state.fed.tolist() == [[False] * 4, [False, False, False, True]]
+
+
+def a_certain_token_is_fed_with_tau_at_one() -> None:
+    canvas = Canvas((torch.full((2,), 4),), (0,), mask_id=4, pad_id=4, block_length=2)
+    rule, shares = Provisional(tau=1), torch.nn.functional.one_hot(torch.tensor([[0, 1]]), 5).float()
+    state, asked = rule.start(canvas), request([[4] * 2], [0], block_length=2)
+    evidence = Evidence(DenseDistribution(shares.log()), canvas.window, canvas.eligible, asked)
+    rule.observe(evidence, lambda share: share, canvas, state)
+    canvas.block_started = canvas.block_started & False
+    assert rule.soft(canvas, state) is not None
+    assert state.fed.all()
 
 
 def with_alternate_a_prediction_from_a_token_decides_nothing() -> None:
@@ -155,7 +167,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, decode: Any) -> Iterator[Tensor]:
 
 test_defaults_are_the_published_ones = defaults_are(
     "leap+provisional",
-    "leap:tau=0.7,window=none,border=tau,back=4+provisional:tau=0.98,alternate=false",
+    "leap:tau=0.7,window=none,border=tau,back=4,delimiters=none+provisional:tau=0.98,alternate=false",
 )
 
 
@@ -164,6 +176,7 @@ def test_fewer_steps_than_the_run_alone_on_grids(monkeypatch: pytest.MonkeyPatch
     """49 steps become 41 for 16 of them, on chains they become more. This model copies the tokens that it is fed."""
     test_defaults_are_the_published_ones()
     as_likely_as_tau_is_enough_and_a_new_block_begins_without()
+    a_certain_token_is_fed_with_tau_at_one()
     with_alternate_a_prediction_from_a_token_decides_nothing()
     test_an_end_token_is_never_provisional(monkeypatch)
     test_it_feeds_what_it_says("dream", True)

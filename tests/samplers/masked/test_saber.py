@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
+import torch
 
 from pardec.models.errors import SpecError
+from pardec.samplers.masked.revise.saber import Before, Saber
 from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
 from tests.samplers import toys
@@ -35,6 +41,24 @@ def what_is_taken_back_by_hand() -> None:
         best = sorted(sorted(range(16), key=lambda at: -p[at])[:c])
         first = sorted(sorted(best, key=lambda at: p[at])[back:])  # of equal ones the lowest position is taken back
         assert [at for at, step in enumerate(got.trace.commit_step[0].tolist()) if step == 0] == first
+
+
+def a_row_compares_with_nothing_only_where_it_enters_a_block_itself() -> None:
+    """Both have .8 committed and commit .5 and .3; of the first .3 rose least, of the second .8 fell from .9."""
+    now, before = (torch.tensor([each, each]) for each in ([0.8, 0.5, 0.3], [0.9, 0.2, 0.1]))
+    first = torch.tensor([[True, False, False]] * 2)
+    canvas: Any = SimpleNamespace(
+        committed=first,
+        tokens=torch.zeros(2, 3, dtype=torch.int64),
+        window=torch.arange(3).expand(2, 3),
+        block_started=np.array([True, False]),
+        block_remaining=np.array([4, 4]),
+    )
+    evidence = SimpleNamespace(distribution=SimpleNamespace(probability=lambda tokens: now))
+    proposal: Any = SimpleNamespace(tokens=canvas.tokens, evidence=evidence)
+    taken = Saber().revise(~first, proposal, canvas, Before(before))
+    assert taken.reopen is not None
+    assert taken.reopen.tolist() == [[False, False, True], [True, False, False]]
 
 
 @pytest.mark.parametrize("reference", [False, True])
@@ -75,7 +99,7 @@ def test_it_is_resolved_with_its_select_and_refuses_what_cannot_be() -> None:
 
 test_defaults_are_the_published_ones = defaults_are(
     "saber",
-    "saber:least=2",
+    "saber:least=2,reference=false",
 )
 
 
@@ -84,6 +108,7 @@ def test_steps_commit_more_than_one_token_and_answers_stay_right() -> None:
     """Probabilities near 1 leave little above their mean, so such a model gains few forwards."""
     test_defaults_are_the_published_ones()
     what_is_taken_back_by_hand()
+    a_row_compares_with_nothing_only_where_it_enters_a_block_itself()
     test_above_mean.test_eight_tokens_by_hand()
     test_above_mean.test_a_row_without_a_commit_has_no_mean_beside_one_that_has()
     for family, least, size in (("llada", 2, 4), ("dream", 2, 4), ("dream", 3, 16), ("llada", 1, 8)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,7 @@ class Watched:
 
 test_defaults_are_the_published_ones = defaults_are(
     "threshold@spa",
-    "threshold@spa:ratio=0.25,refresh=50,response=7,rank=128",
+    "threshold@spa:ratio=0.25,refresh=50,response=7,rank=128,peak=none,first=none,last=none",
 )
 
 
@@ -112,6 +113,19 @@ def test_it_is_its_naive_version_layer_by_layer(
     assert [list(positions) for positions in got.trace.fed[0]] == [step[0] for step in computed]
     test_the_first_layer_computes_the_answer_and_others_their_share(monkeypatch)
     test_the_published_shares_of_both_models()
+    cosines_that_differ_in_their_last_bits_tie()
+
+
+def cosines_that_differ_in_their_last_bits_tie() -> None:
+    """Three of four are .5 within 2e-6, and the first two of them are computed; all three of the row that has to."""
+    model = toy()
+    cache = model.new_cache(2, 10, reuse=LayerReuse((1.0, 0.5), 4))
+    assert isinstance(cache, ReuseCache)
+    plan = Plan.full(torch.zeros(2, 4, dtype=torch.int64), model.visible(), torch.tensor([4, 3]))
+    plan = replace(plan, similar=torch.tensor([True, False]))
+    picked = cache._picked_queries(torch.tensor([[0.500002, 0.5, 0.9, 0.500001]] * 2), plan, 1)
+    assert picked is not None
+    assert picked.tolist() == [[0, 1, -1], [0, 1, 2]]
 
 
 @pytest.mark.parametrize("ratio", [0.05, 0.4])

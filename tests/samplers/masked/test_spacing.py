@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.reference import naive_selects as naive
-from tests.samplers.eight_tokens import MASK
+from tests.samplers.eight_tokens import MASK, steps_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.parity import FAMILIES, agree, agree_recorded, block_lengths
 from tests.samplers.spec_checks import commits_at, defaults_are, refused_specs
@@ -58,6 +58,16 @@ def test_equal_scores_go_to_the_lowest_position() -> None:
     flat = table(torch.tensor([[0.25, 0.25, 0.25, 0.25, 0, 0, 0]] * 4))
     got = run(flat, "threshold:tau=0.25+spacing:gap=2", request([[MASK] * 4], [0], block_length=4))
     assert got.trace.commit_step[0].tolist() == [0, 1, 0, 1]
+
+
+def test_falling_scores_leave_one_after_the_other_and_a_gap_is_rounded_down_twice() -> None:
+    falling = torch.zeros(8, 7)
+    falling[:, 0] = torch.linspace(0.9, 0.55, 8)
+    falling[:, 1] = 1 - falling[:, 0]
+    got = run(table(falling), "threshold:tau=0.5+spacing:gap=3", request([[MASK] * 8], [0], block_length=8))
+    assert got.trace.commit_step[0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    # Six of seven are open: 7 / 2 is 3, and 3 * 6 / 7 is 2.
+    assert steps_of("threshold:tau=0.9+spacing", block_length=7, row=[0, *[MASK] * 6]) == [-1, 2, 0, 3, 0, 1, 0]
 
 
 def test_no_two_of_a_step_are_near_each_other_and_more_answers_are_right() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.masked import compatibility
 from pardec.samplers.masked.loop import MaskedLoop
+from pardec.samplers.masked.query.suffix import State, SuffixWindow
 from tests.reference import naive_query as naive
 from tests.samplers.query_parity import agree, queried
 from tests.samplers.spec_checks import defaults_are
@@ -34,6 +38,23 @@ def test_a_window_and_the_last_position_by_hand() -> None:
 def test_the_last_position_is_that_of_each_row() -> None:
     got = fill(toy(), "suffix:window=0+sequential", prompts((5, 2)), (12, 7))
     assert [queried(got, row)[0] for row in range(2)] == [(*range(9), 16), (*range(6), 8)]
+
+
+def test_where_blocks_move_each_row_keeps_its_masks_until_it_enters_a_block_or_one_shrinks() -> None:
+    """Of blocks from 0 on in rows of 12: the first row enters one, that of the second grows, of the third shrinks."""
+    rule, asked = SuffixWindow(window=2), request([[MASK] * 12] * 3, [0] * 3)
+    state, block_start = State(np.zeros((3, 12), dtype=bool), np.full(3, -1), np.full(3, -1)), np.zeros(3, dtype=int)
+    for started, ends, seen in (
+        ([True] * 3, [4, 4, 8], [[4, 5, 11], [4, 5, 11], [8, 9, 11]]),
+        ([True, False, False], [6, 6, 6], [[6, 7, 11], [4, 5, 11], [6, 7, 11]]),
+        ([False, False, False], [6, 6, 7], [[6, 7, 11], [4, 5, 11], [6, 7, 11]]),
+        ([False, False, False], [6, 3, 6], [[6, 7, 11], [3, 4, 11], [6, 7, 11]]),
+    ):
+        canvas: Any = SimpleNamespace(
+            moving=True, length=12, total=np.full(3, 12), block_start=block_start,
+            block_started=np.array(started), block_end=np.array(ends),
+        )  # fmt: skip
+        assert [row.nonzero()[0].tolist() for row in rule.visible(canvas, asked, state)] == seen
 
 
 def test_tokens_that_were_given_after_the_block_stay() -> None:

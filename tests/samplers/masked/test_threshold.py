@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pardec.samplers import registry
 from tests.reference import naive_masked, naive_selects
 from tests.samplers import loop_parity
-from tests.samplers.eight_tokens import MASK, steps_of
+from tests.samplers.eight_tokens import LAWS, MASK, steps_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.masked import test_suffix
 from tests.samplers.parity import FAMILIES, agree, agree_recorded
 from tests.samplers.query_parity import queried
-from tests.samplers.spec_checks import commits_at, refused_specs
+from tests.samplers.spec_checks import commits_at, defaults_are, refused_specs
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 STEPS = {
@@ -30,6 +29,9 @@ STEPS = {
     "threshold:relax=0.7": [0, 1, 0, 3, 0, 1, 0, 2],  # .9 | .585 | .4275 | .349
     "threshold:tau=0.94,relax=1": [0, 2, 1, 3, 0, 1, 1, 2],  # .94 | .705 | .3525 | .1175
 }
+
+
+test_defaults_are_the_published_ones = defaults_are("threshold", "threshold:tau=0.9,fall=0,relax=0")
 
 
 test_eight_tokens_by_hand = commits_at(STEPS)
@@ -52,8 +54,10 @@ def the_share_that_is_open_is_that_of_the_block() -> None:
     assert steps_of("threshold:relax=0.8", block_length=4) == [0, 1, 0, 2, 3, 4, 3, 5]
     # The last block has two: .99 passes .9, and one of two is open then.
     assert steps_of("threshold:relax=0.8", block_length=4, row=[MASK] * 6) == [0, 1, 0, 2, 3, 4]
-    # What is given counts as committed.
-    assert steps_of("threshold:relax=0.8", block_length=4, row=[0, MASK, MASK, 0]) == [-1, 0, 0, -1]
+    # What is given counts as committed, in its row alone.
+    both = request([[0, MASK, MASK, 0], [MASK] * 4], [0, 0], block_length=4)
+    got = run(table(LAWS), "threshold:relax=0.8", both)
+    assert got.trace.commit_step.tolist() == [[-1, 0, 0, -1], [0, 1, 0, 2]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -97,12 +101,14 @@ test_bad_parameters = refused_specs(
 
 @pytest.mark.seeds("arXiv:2601.17917")
 def test_a_threshold_that_falls_as_the_block_fills_takes_fewer_forwards_and_answers_stay_right() -> None:
+    test_defaults_are_the_published_ones()
+    test_suffix.test_defaults_are_the_published_ones()
     for spec in STEPS:
         if "relax" in spec:
             assert steps_of(spec) == STEPS[spec], spec
     the_share_that_is_open_is_that_of_the_block()
     test_suffix.test_the_last_position_is_that_of_each_row()
-    assert str(registry.resolve("suffix+sequential").spec).startswith("suffix:window=96,tail=1")
+    test_suffix.test_where_blocks_move_each_row_keeps_its_masks_until_it_enters_a_block_or_one_shrinks()
     suffix = fill(
         toy(), "suffix:window=2+sequential", prompts((5,)), 12
     )  # two masks after each block, and the last position

@@ -83,5 +83,5 @@ test_bad_parameters = refused_specs(
 
 
 test_defaults_are_the_published_ones = defaults_are(
-    "threshold@vicinity", "threshold@vicinity:before=16,after=16,warmup=4,refresh=0"
+    "threshold@vicinity", "threshold@vicinity:refresh=0,reference=false,before=16,after=16,warmup=4"
 )
