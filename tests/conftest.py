@@ -101,7 +101,7 @@ def _value(value: Any, numbers: defaultdict[int, int]) -> Any:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fails tests named for a paper, and those of a method's own file, where a default is not the published one."""
+    """Fails tests named for a paper, and those of a method's own file, if a default differs from published_defaults."""
     from .samplers.published_defaults import check
 
     mark = item.get_closest_marker("seeds")

@@ -1,4 +1,4 @@
-"""The default of every parameter of methods for text, vectors and maps; what a paper or its code names is theirs.
+"""The default of every parameter of every method; what a paper or its code names is theirs.
 
 A line has the family, the papers whose named tests hold it, and the method with all of its parameters.
 """
@@ -26,7 +26,7 @@ ar | | dflash:name=none,k=15,quantize=none,taps=none
 ar | 2512.20573 | diffusion:name=none,k=60,step=10,low=0.45,tau=0.05,small=8,block=32
 ar | 2410.11744 | dyspec:nodes=64,children=8
 ar | | eagle:name=none,k=5,quantize=none,taps=none,prompt_ids=false
-ar | | earlyexit:layers=2,k=5
+ar | 2404.18911 | earlyexit:layers=2,k=5
 ar | 2502.20330 | enrich:eta=10.0,alpha=0.1
 ar | | falcon:name=none,k=4,quantize=none,block=none
 ar | 2302.07863 | fallback:below=0.6
@@ -39,7 +39,7 @@ ar | | hydra:name=none,k=5,quantize=none
 ar | 2604.11035 | idlm:k=3,mask=none,name=none,adapter=none
 ar | | int8:residual=32,chunk=32,aligned=true
 ar | | jacobi:window=16,policy=sliding,init=prompt,exit_iterations=none,exit_tokens=0
-ar | 2501.19309 | judge:head=none,thr=none
+ar | 2501.19309 2504.20039 | judge:head=none,thr=none
 ar | 2404.18911 | kangaroo:name=none,k=6,quantize=none,layers=none
 ar | 2402.02750 | kivi:bits=4,group=32,residual=128,aligned=true
 ar | 2410.03355 | lantern:k=1000,delta=0.1,ratio=none,mode=principled
@@ -52,7 +52,8 @@ ar | | lookahead:window=7,ngram=5,guesses=7,init=prompt,pool_from_prompt=true,re
 ar | | lookup:k=10,max_ngram=3,prefer=last,context=line
 ar | | match:noise=fresh
 ar | 2401.10774 | medusa:name=none,k=5,quantize=none
-ar | 2502.02493 2506.22694 2507.02659 | model:name=none,k=5,vocab=none,map=ids,keep=false,parallel=none,device=none
+ar | 2412.18934 2502.02493 2506.22694 2507.02659 | model:name=none,k=5,vocab=none,map=ids,keep=false,parallel=none,\
+device=none
 ar | 2212.02175 | momentum:alpha=0.2,k=5,resistance=1-3-4-5-6
 ar | 2412.19437 | mtp:name=none,k=3,quantize=none
 ar | 2505.22913 | mustafar:sparsity=0.5,residual=32,chunk=32,aligned=true
@@ -75,7 +76,7 @@ ar | 2309.17453 | streaming:sink=16,window=496
 ar | 2411.04975 | suffix:k=32,depth=64,factor=1.0,offset=0.0,least=0.1,tree=false,keep=false,stored=1000
 ar | 2405.18400 | superposed:k=3,tokens=none,temperature=0.06,alpha=0.54,weights=0.01-0.04-0.15-0.18-0.12,\
 penalty=200.0,corpus=none
-ar | | template:widths=1-1-3-1-1-1-1-1
+ar | 2402.14160 | template:widths=1-1-3-1-1-1-1-1
 ar | | topk:k=3,tolerance=0.7
 ar | | transfer:name=none,k=3,quantize=none,carry=none
 ar | 2404.11912 | triforce:name=none,read=retrieval,k=2,gamma=6
@@ -91,9 +92,80 @@ continuous | 2503.12450 2505.20297 2507.01957 2510.17171 | mar:steps=64,guidance
 head_to=none,order=random,uncond_every=1,decoder_every=1,head_every=1,warmup=5,margin=15,layer=3
 continuous | | seeded_jacobi:window=8,tol=0.001,steps=64,guidance=linear,last=map,head=none,head_to=none
 continuous | | sequential:guidance=linear,last=map,head=none,head_to=none
+masked | 2510.18165 | above_mean:least=2
+masked | | adablock:tau=0.3,delimiters=none,scope=0.25
+masked | 2512.10858 2606.19005 | adaptive:steps=128,tokens=1
+masked | 2511.21759 | adaptive_length:tau=0.9,beyond=128
+masked | 2503.04482 2606.19005 | ancestral:steps=128,schedule=linear,low=-9.0,high=9.0
+masked | 2505.24857 | anneal:high=0.8,low=0.4,steps=48
+masked | 2607.05722 | bound:tau=0.9,least=0.45,f=2.0
+masked | | carry:tau=0.9,steps=none
+masked | | causal:alongside=none
+masked | | confidence:of=raw
+masked | 2505.16990 | confident:tau=0.95,steps=none,eps=0.001,order=score,reference=false
+masked | | contiguous:tau=0.5
+masked | 2605.10980 | counterfactual:tau=0.7,draft=0.2
+masked | 2510.06133 | credit:alpha=0.7,beta=0.8,gamma=0.2,free=false
+masked | 2607.05722 | cumulative:tau=0.9
+masked | 2509.23094 | d2cache:k=32,rollout=0.1,sigma=10.0,fill=4,refresh=0
+masked | | dapd:first=0.01,last=0.05,switch=0.5,tau=0.9,share=0.3
+masked | 2602.06953 | dawn:low=none,induce=none,high=0.9,edge=none,sink=none,layers=4
+masked | 2601.02076 | dcd:masks=none,most=none
+masked | | denoise:gamma=0.1,confidence=0.005,steps=48
+masked | 2509.23094 | density:sigma=10.0
+masked | 2505.15781 | dkv:refresh=8,full=none,settle=self,prompt=refresh,reference=false
+masked | 2505.15781 | dkv_greedy:refresh=2,window=4
+masked | 2508.14148 | dpad:k=4.0,scale=2.0,window=256
+masked | | dsb:most=none
+masked | | dual:refresh=0,reference=false
+masked | 2506.19037 | dus:base=2,skip=0.0
+masked | | edit:tau=0.9,post=16,steps=none,of=raw,sure=none
+masked | | entropy:of=raw
+masked | | entropy_bound:gamma=0.1,whole=false
+masked | | entropy_threshold:tau=0.45,floor=none,steps=16
+masked | | eos:reference=false
+masked | 2603.10088 | es:share1=0.5,share2=0.25,depth1=0.125,depth2=0.25,alpha=0.5,block_refresh=4,refresh=64
+masked | | factor:f=1.0,reference=false
+masked | | fixed:steps=none,order=confidence,reference=false
+masked | 2509.18085 | freedave:drafts=4,subset=false,width=1,graph=none
+masked | 2508.00819 | grow:start=64,step=8,spare=16,enough=0.5,sure=0.9,unsure=0.1
+masked | | hierarchy:high=0.9,low=0.4,reference=false
+masked | | klass:tau=0.9,kl=0.01,history=2,steps=none
+masked | 2603.05454 2607.20467 | leap:tau=0.7,window=none,border=tau,back=4,delimiters=none
+masked | | learned:filter=none,tau=none,force=false
+masked | | levenshtein:tau=0.0,post=16,delete=none,split=none
+masked | 2510.07081 | localleap:relaxed=0.75,radius=4
+masked | | lopa:branches=2
+masked | | margin:of=raw
+masked | | maskgit:steps=none,noise=4.5,anneal=linear
+masked | 2510.06308 | mlcache:reuse=0.9,refresh=5,warmup=none
+masked | | multiblock:add=0.1,blocks=4
+masked | | oracle:of=sequential
+masked | | origin:steps=none,eps=0.001
+masked | 2508.13021 | pc:decay=0.25,cap=10.0,corpus=none
+masked | | prefix:refresh=0,reference=false,before=0
+masked | 2508.19982 | prophet:region=none,start=none,length=5,early=7.5,mid=5.0,late=2.5,progress=none,decided=false,\
+gap=none
+masked | 2607.20467 | provisional:tau=0.98,alternate=false
+masked | | quota:tau=0.95,steps=none,least=1
+masked | | remdm:at=0.875,rounds=4,tokens=1
+masked | | renoise:gamma=0.1,confidence=0.005,steps=48
+masked | 2510.18165 | saber:least=2,reference=false
+masked | | slowfast:tau=0.3,steps=6,all=false
+masked | 2510.08666 | smoothing:weight=0.15,growth=0.02,most=0.3
+masked | 2602.02544 | spa:ratio=0.25,refresh=50,response=7,rank=128,peak=none,first=none,last=none
+masked | 2506.19037 | spacing:gap=none,base=2
+masked | 2509.26328 | subblock:size=8,reuse=true,first_before=true
+masked | 2601.17917 | suffix:window=96,tail=1
+masked | 2601.17917 | threshold:tau=0.9,fall=0.0,relax=0.0
+masked | | timesteps:steps=none,eps=0.001,alg_temp=none,reference=false
+masked | 2510.08666 | vicinity:refresh=0,reference=false,before=16,after=16,warmup=4
+masked | | wedlm:tau=0.4,distance=0.02
+masked | | window:slide=true
+masked | | wino:draft=0.6,verify=0.9
 scales | 2411.17787 | code:refiner=none,steps=none,temperatures=none,top_ks=none,cfgs=none,order=filters
 scales | | fastvar:keep=0.5,scales=2,layer=0,temperatures=none,top_ks=none,cfgs=none,order=filters
-scales | | sequential:temperatures=none,top_ks=none,cfgs=none,order=filters
+scales | 2411.17787 | sequential:temperatures=none,top_ks=none,cfgs=none,order=filters
 """.strip().splitlines()
 )
 

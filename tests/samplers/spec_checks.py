@@ -23,15 +23,6 @@ def refused_specs(cases: Iterable[tuple[str, str]], *, family: Any = None, befor
     return test
 
 
-def defaults_are(spec: str, full: str, family: Any = None) -> Callable[[], None]:
-    """Makes a test: `spec`, which leaves its settings open, is `full`, which has the published ones."""
-
-    def test() -> None:
-        assert str(resolve(spec, family).spec) == str(resolve(full, family).spec)
-
-    return test
-
-
 def commits_at(steps: Mapping[str, Sequence[int]] | Iterable[tuple[str, Sequence[int]]]) -> Callable[..., None]:
     """Makes a test: each spec commits the eight positions of `eight_tokens` at these forwards."""
     steps = dict(steps)

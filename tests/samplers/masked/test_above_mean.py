@@ -14,7 +14,6 @@ from tests.reference import naive_revise as naive
 from tests.samplers import eight_tokens
 from tests.samplers.eight_tokens import LAWS, steps_of
 from tests.samplers.revise_checks import LENGTHS, NEW, agree
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import MASK, fill, prompts, request, run, table, toy
 
 
@@ -51,6 +50,3 @@ def test_it_is_the_naive_rule(family: str, least: int, size: int) -> None:
         for row, (prompt, new) in enumerate(zip(given, NEW, strict=True)):
             canvas = [*prompt, *[MASK] * new]
             agree(got, row, *naive.saber(model, canvas, len(prompt), size, MASK, least, False, back=False))
-
-
-test_defaults_are_the_published_ones = defaults_are("above_mean", "above_mean:least=2")

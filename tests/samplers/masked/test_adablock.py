@@ -12,7 +12,6 @@ from pardec.samplers.masked.canvas import Canvas
 from tests.reference import naive_blocks as naive
 from tests.samplers.block_parity import agree
 from tests.samplers.parity import recorded
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import MASK, fill, prompts, same, table, toy
 
 
@@ -65,6 +64,3 @@ def test_it_needs_delimiters() -> None:
         fill(toy("llada"), "adablock+threshold", prompts((3,)), 8)
     with pytest.raises(SpecError, match="token ids joined by -"):
         registry.resolve("adablock:delimiters=a-b+threshold", "masked")
-
-
-test_defaults_are_the_published_ones = defaults_are("adablock", "adablock:tau=0.3,delimiters=none,scope=0.25")

@@ -17,18 +17,12 @@ from pardec.samplers.masked.ops.uniform_noise import NoisyState
 from tests.reference import naive_uniform
 from tests.reference.naive_uniform import Rule
 from tests.samplers.masked.uniform_toys import VOCAB, predictions, uniform_toy
-from tests.samplers.spec_checks import defaults_are, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import fill, fill_alone, prompts, request, run, table, toy
 
 ROW: list[int | None] = [1, 2, None, None, 4, None, None, None, None, None, 3]
 ASKED = [VOCAB if token is None else token for token in ROW]
 ALIKE = torch.tensor([0.5, 0.2, 0.1, 0.05, 0.05, 0.05, 0.05])
-
-
-test_defaults_are_the_published_ones = defaults_are(
-    "adaptive",
-    "adaptive:steps=128,tokens=1",
-)
 
 
 def alike() -> LanguageModel:
@@ -49,7 +43,6 @@ def each_row_counts_the_steps_of_its_own_block() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize(("steps", "tokens"), [(5, 1), (3, 2), (9, 3), (2, 20)])
 def test_tokens_are_those_of_the_plain_loop(steps: int, tokens: int, temperature: float) -> None:
-    test_defaults_are_the_published_ones()
     each_row_counts_the_steps_of_its_own_block()
     for model, seed in ((uniform_toy(), 3), (uniform_toy(), 4), (alike(), 5)):
         asked = request([ASKED], [2], seeds=[seed], temperature=temperature)

@@ -19,7 +19,6 @@ from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import Update
 from pardec.samplers.masked.finish.adaptive_length import AdaptiveLength
 from pardec.samplers.trace import UNCOMMITTED
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import EOS, MASK, PAD, events, fill, fill_alone, prompts, request, run, table, toy
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -168,17 +167,10 @@ def naive(
     return tokens, when
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "adaptive_length+threshold",
-    "adaptive_length:tau=0.9,beyond=128+threshold",
-)
-
-
 @pytest.mark.parametrize("name", ["llada", "dream"])
 @pytest.mark.seeds("arXiv:2511.21759")
 def test_it_is_its_naive_version_step_by_step(name: str) -> None:
     """With these random checkpoints every third id is an end token; the naive version shortens its own canvas."""
-    test_defaults_are_the_published_ones()
     for case in SIXTEEN:
         sixteen_tokens_by_hand(*case)
     a_later_block_shortens_the_row_further()

@@ -13,7 +13,6 @@ from pardec.samplers.masked.contracts import Evidence
 from pardec.samplers.masked.logits.anneal import Anneal, State
 from pardec.samplers.ops.distribution import DenseDistribution
 from tests.samplers.eight_tokens import LAWS, MASK
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import fill, fill_alone, prompts, request, run, same, table, toy
 
 SPEC = "anneal:high=0.8,low=0.4,steps=4+sequential"
@@ -48,9 +47,6 @@ def test_each_row_has_the_temperature_of_its_own_step_and_later_steps_the_last_o
     canvas: Any = SimpleNamespace(block_started=np.array([True, False, False, False]), step=np.array([5, 2, 3, 9]))
     got = stage.logits(Evidence(DenseDistribution(logits), *[None] * 3), canvas, State(np.zeros(4, dtype=np.int64)))  # type: ignore[arg-type]
     assert (1 / got.logits[:, 0, 0]).tolist() == pytest.approx([0.8, 0.6, 0.5, 0.5])
-
-
-test_defaults_are_the_published_ones = defaults_are("anneal+renoise", "anneal:high=0.8,low=0.4,steps=48+renoise")
 
 
 def test_rows_of_a_ragged_batch_have_their_own_temperatures() -> None:

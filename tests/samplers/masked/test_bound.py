@@ -7,7 +7,7 @@ import torch
 
 from tests.reference import naive_selects as naive
 from tests.samplers.parity import FAMILIES, agree, agree_recorded
-from tests.samplers.spec_checks import commits_at, defaults_are, refused_specs
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Ranked .99 .95 .91 .901 .85 .60 .45 .30, at 4 0 2 6 5 1 7 3
@@ -22,9 +22,6 @@ STEPS = {
 
 
 test_eight_tokens_by_hand = commits_at(STEPS)
-
-
-test_defaults_are_the_published_ones = defaults_are("bound", "bound:tau=0.9,least=0.45,f=2.0")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tests.grids import chequered
 from tests.reference import naive_schedules as naive
 from tests.samplers.eight_tokens import LAWS, steps_of
 from tests.samplers.schedule_checks import agree
-from tests.samplers.spec_checks import commits_at, defaults_are, refused_specs
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import FAMILIES, request, run, table, toy
 
 test_eight_tokens_by_hand = commits_at(
@@ -114,6 +114,3 @@ test_bad_parameters_are_refused = refused_specs(
     ],
     before="carry:",
 )
-
-
-test_defaults_are_the_published_ones = defaults_are("carry", "carry:tau=0.9,steps=none")

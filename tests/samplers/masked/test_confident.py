@@ -11,7 +11,7 @@ from tests.reference import naive_schedules as naive
 from tests.samplers.eight_tokens import steps_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.schedule_checks import agree, check_a_held_row
-from tests.samplers.spec_checks import defaults_are, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, run, same, table, toy
 
 STEPS = [
@@ -88,16 +88,9 @@ test_bad_parameters_are_refused = refused_specs(
 )
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "confident",
-    "confident:tau=0.95,steps=none,eps=1e-3,order=score,reference=false",
-)
-
-
 @pytest.mark.seeds("arXiv:2505.16990")
 def test_a_threshold_of_one_is_a_token_a_step_and_lower_ones_prefilling_and_fixed_tokens_do_as_told() -> None:
     """With threshold 1 the authors' clock leaves two tokens for the last step."""
-    test_defaults_are_the_published_ones()
     for spec, steps in STEPS:
         assert steps_of(spec) == steps, spec
     the_share_of_masks_is_of_what_the_block_held()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.samplers.eight_tokens import MASK, steps_of
-from tests.samplers.spec_checks import commits_at, defaults_are
+from tests.samplers.spec_checks import commits_at
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45
@@ -40,6 +40,3 @@ def test_a_score_of_exactly_tau_goes_on() -> None:
     quarters = table(torch.tensor([[0.25, 0.25, 0.25, 0.25, 0, 0, 0]] * 3))
     for tau, forwards in ((0.25, 1), (0.2501, 3)):
         assert run(quarters, f"contiguous:tau={tau}", request([[MASK] * 3], [0], block_length=3)).nfe == (forwards,)
-
-
-test_defaults_are_the_published_ones = defaults_are("contiguous", "contiguous:tau=0.5")

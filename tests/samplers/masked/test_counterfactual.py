@@ -17,7 +17,7 @@ from pardec.samplers import registry
 from pardec.samplers.masked.contracts import Proposal
 from pardec.samplers.masked.select.counterfactual import Counterfactual
 from tests.samplers.eight_tokens import proposal
-from tests.samplers.spec_checks import defaults_are, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import EOS, MASK, fill, prompts, request, run, same, toy
 
 
@@ -85,13 +85,9 @@ def naive(
     return tokens, when, held, second
 
 
-test_defaults_are_the_published_ones = defaults_are("counterfactual", "counterfactual:tau=0.7,draft=0.2")
-
-
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.seeds("arXiv:2605.10980")
 def test_it_is_the_naive_rule(family: str) -> None:
-    test_defaults_are_the_published_ones()
     test_rows_of_a_batch_have_their_own_drafts()
     model, held, select = toy(family, sharp=1.2), 0, Counterfactual.select
     for seed in range(8):

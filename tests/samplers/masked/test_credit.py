@@ -17,7 +17,7 @@ from tests.reference import naive_selects as naive
 from tests.samplers.eight_tokens import LAWS, MASK, TOKENS
 from tests.samplers.heldout_answers import answered
 from tests.samplers.parity import FAMILIES, agree
-from tests.samplers.spec_checks import defaults_are, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 
@@ -49,9 +49,6 @@ def the_published_variant_without_parameters_by_hand() -> None:
     assert scores[0] == pytest.approx(0.95, abs=1e-6)
     assert scores[1] == pytest.approx(boosted(0.6, 0.6 + 0.6 * 5 / 8, 5 / 8), abs=1e-6)
     assert scores[7] == pytest.approx(boosted(0.45, 0.45 + 6 / 8 * (0.45 + 5 / 8 * 0.45), 6 / 8), abs=1e-6)
-
-
-test_defaults_are_the_published_ones = defaults_are("credit", "credit:alpha=0.7,beta=0.8,gamma=0.2,free=false")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -222,7 +219,6 @@ class Elsewhere(Credit):
 
 @pytest.mark.seeds("arXiv:2510.06133")
 def test_no_weight_changes_no_bit_and_credit_answers_as_well_in_fewer_steps() -> None:
-    test_defaults_are_the_published_ones()
     eight_tokens_by_hand()
     the_published_variant_without_parameters_by_hand()
     credit_gathers_for_each_token_a_position_ever_preferred()

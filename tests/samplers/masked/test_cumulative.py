@@ -7,7 +7,7 @@ import torch
 
 from tests.reference import naive_selects as naive
 from tests.samplers.parity import FAMILIES, agree, agree_recorded
-from tests.samplers.spec_checks import commits_at, defaults_are
+from tests.samplers.spec_checks import commits_at
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Ranked .99 .95 .91 .901 .85 .60 .45 .30, at 4 0 2 6 5 1 7 3
@@ -17,9 +17,6 @@ STEPS = {
     "cumulative:tau=1": [1, 5, 2, 7, 0, 4, 3, 6],
     "cumulative:tau=0": [0] * 8,
 }
-
-
-test_defaults_are_the_published_ones = defaults_are("cumulative", "cumulative:tau=0.9")
 
 
 test_eight_tokens_by_hand = commits_at(STEPS)

@@ -11,10 +11,7 @@ from torch import Tensor
 from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
 from tests.samplers.dependence_parity import MODELS, compare, model_of, steps_with
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import altered, fill, toy
-
-test_defaults_are_the_published_ones = defaults_are("dapd", "dapd:first=0.01,last=0.05,switch=0.5,tau=0.9,share=0.3")
 
 
 def test_eight_tokens_by_hand() -> None:

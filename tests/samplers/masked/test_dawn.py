@@ -15,7 +15,7 @@ from pardec.samplers.registry import resolve
 from tests.reference import naive_dependence as naive
 from tests.samplers.dependence_parity import MODELS, attending, compare, steps_with
 from tests.samplers.heldout_answers import answered
-from tests.samplers.spec_checks import defaults_are, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import MASK, fill, prompts, request, run, toy
 
 DAWN = "dawn:low=0.5,induce=0.4,high=0.9,edge=0.3,sink=0.2,layers=1"
@@ -125,16 +125,9 @@ test_what_is_refused = refused_specs(
 )
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "dawn",
-    "dawn:low=none,induce=none,high=0.9,edge=none,sink=none,layers=4",
-)
-
-
 @pytest.mark.seeds("arXiv:2602.06953")
 def test_keeping_apart_what_depends_is_right_more_often_in_as_many_forwards() -> None:
     """Latin squares, whose cells depend on each other; `edge` is for rows of 60 to 70 tokens."""
-    test_defaults_are_the_published_ones()
     for case, (edges, row, steps) in HAND.items():
         assert steps_with(DAWN, edges, row) == steps, case  # type: ignore[arg-type]
     test_open_parameters_are_the_published_ones()

@@ -10,7 +10,6 @@ from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import Update
 from tests.reference import naive_blocks as naive
 from tests.samplers.block_parity import Make, agree
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import MASK
 
 
@@ -24,9 +23,6 @@ def rule(masks: int | None = None, most: int | None = None) -> Make:
 
 
 RULES = {"dcd": rule(), "dcd:masks=3,most=5": rule(masks=3, most=5), "dcd:most=3": rule(most=3)}
-
-
-test_defaults_are_the_published_ones = defaults_are("dcd", "dcd:masks=none,most=none")
 
 
 @pytest.mark.parametrize("spec", RULES)

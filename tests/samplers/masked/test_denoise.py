@@ -15,7 +15,7 @@ from pardec.samplers.ops.distribution import DenseDistribution
 from pardec.samplers.registry import build_method
 from pardec.samplers.spec import parse
 from tests.samplers.eight_tokens import LAWS, MASK, TOKENS
-from tests.samplers.spec_checks import defaults_are, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import request
 
 
@@ -37,9 +37,6 @@ def kept(stage: Denoise, canvas: Canvas, state: object, laws: torch.Tensor = LAW
 
 
 # Entropies in order: .067 at 4, .254 at 0, .401 at 2, .432 at 6, .588 at 5, ...; without the largest 0 .067 .321 .722
-test_defaults_are_the_published_ones = defaults_are(
-    "denoise+renoise", "denoise:gamma=0.1,confidence=0.005,steps=48+renoise"
-)
 
 
 @pytest.mark.parametrize(("gamma", "places"), [(0, [4]), (0.1, [0, 4]), (0.4, [0, 2, 4]), (0.8, [0, 2, 4, 6])])

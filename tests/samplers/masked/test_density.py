@@ -9,7 +9,6 @@ from pardec.samplers.ops.confidence import certainty_density
 from tests.reference import naive_dependence as naive
 from tests.samplers.dependence_parity import MODELS, model_of
 from tests.samplers.eight_tokens import LAWS, proposal
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import prompts, request, run, table
 
 
@@ -65,6 +64,3 @@ def test_the_order_is_that_of_the_naive_rule(name: str, sigma: float) -> None:
     tokens, when, _ = naive.decode(model, canvas, start, rule, size)
     assert got.trace.commit_step[0].tolist() == when
     assert got.tokens[0].tolist() == tokens
-
-
-test_defaults_are_the_published_ones = defaults_are("density", "density:sigma=10")

@@ -29,7 +29,7 @@ from tests.samplers.cache_checks import (
 )
 from tests.samplers.masked import test_dkv_greedy
 from tests.samplers.query_parity import queried
-from tests.samplers.spec_checks import defaults_are, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import FAMILIES, MASK, fill, prompts, request, run, same, toy
 
 
@@ -178,22 +178,14 @@ class Immediate(DelayedCache):
         return super()._unsettled(canvas, np.zeros_like(changed))
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "sequential@dkv",
-    "sequential@dkv:refresh=8,full=none,settle=self,prompt=refresh,reference=false",
-)
-
-
 @pytest.mark.seeds("arXiv:2505.15781")
 def test_refreshing_always_is_no_cache_and_delay_flips_fewer_tokens_than_none() -> None:
-    test_defaults_are_the_published_ones()
     a_token_is_queried_once_more_after_its_commit()
     how_many_full_steps_a_block_begins_with_is_the_families()
     a_shifted_family_queries_the_rows_that_predict_and_the_token_itself()
     test_it_is_its_plain_version("dream", "dkv:refresh=3,full=1,settle=next,prompt=keep")
     test_the_published_sets_of_dream()
     test_revise_stages_query_no_given_token_of_the_block_again("llada", "edit:tau=0.2")
-    test_dkv_greedy.test_defaults_are_the_published_ones()
     test_dkv_greedy.test_the_window_takes_the_nearest_masks_in_the_order_of_commits()
     test_dkv_greedy.test_it_is_its_plain_version("llada", 3, 1)
     model, given, flips = toy("llada", sharp=1.2), prompts((5, 7, 3, 9) * 6, seed=2), []

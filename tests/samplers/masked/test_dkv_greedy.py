@@ -17,7 +17,7 @@ from tests.samplers.cache_checks import (
     in_order,
 )
 from tests.samplers.query_parity import queried
-from tests.samplers.spec_checks import defaults_are, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import BLOCK, FAMILIES, fill, prompts, toy
 
 
@@ -90,8 +90,3 @@ test_bad_parameters = refused_specs(
 def test_an_order_that_is_not_known_before_a_forward_is_refused(select: str, says: str) -> None:
     with pytest.raises(SpecError, match=f"dkv_greedy must know .*{says}"):
         registry.resolve(f"{select}@dkv_greedy")
-
-
-test_defaults_are_the_published_ones = defaults_are(
-    "random+fixed@dkv_greedy", "random+fixed@dkv_greedy:refresh=2,window=4"
-)

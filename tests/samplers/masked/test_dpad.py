@@ -9,7 +9,6 @@ from torch import Tensor
 
 from tests.reference import naive_query as naive
 from tests.samplers.query_parity import agree, queried
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import fill, prompts, toy
 
 
@@ -32,16 +31,9 @@ def a_mask_is_kept_with_the_density_of_its_distance(uniform: float, stay: int) -
     assert queried(got)[0] == tuple(range(3 + 4 + stay))
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "dpad+threshold",
-    "dpad:k=4,scale=2,window=256+threshold",
-)
-
-
 @pytest.mark.parametrize("name", ["llada", "dream"])
 @pytest.mark.seeds("arXiv:2508.14148")
 def test_it_is_the_naive_rule_step_by_step(name: str) -> None:
-    test_defaults_are_the_published_ones()
     for uniform, stay in KEPT:
         a_mask_is_kept_with_the_density_of_its_distance(uniform, stay)
     each_row_draws_anew_for_each_block()

@@ -12,7 +12,6 @@ from pardec.samplers.masked.contracts import Update
 from pardec.samplers.masked.loop import MaskedLoop
 from tests.reference import naive_blocks as naive
 from tests.samplers.block_parity import Make, agree
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import BLOCK, MASK, request, toy
 
 
@@ -26,9 +25,6 @@ def rule(most: int | None = None) -> Make:
 
 
 RULES = {"dsb": rule(), "dsb:most=4": rule(most=4)}
-
-
-test_defaults_are_the_published_ones = defaults_are("dsb", "dsb:most=none")
 
 
 @pytest.mark.parametrize("spec", RULES)

@@ -14,7 +14,7 @@ from tests.samplers.cache_checks import (
     refreshed_is_no_cache,
     rows_refresh_for_themselves,
 )
-from tests.samplers.spec_checks import defaults_are, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import fill, prompts, same, toy
 
 ASKED: dict[tuple[str, str], list[range]] = {
@@ -36,9 +36,6 @@ ASKED: dict[tuple[str, str], list[range]] = {
         ALL, range(13, 15),
     ],
 }  # fmt: skip
-
-
-test_defaults_are_the_published_ones = defaults_are("threshold@dual", "threshold@dual:refresh=0,reference=false")
 
 
 @pytest.mark.parametrize(("family", "cache"), ASKED)

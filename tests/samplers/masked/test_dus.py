@@ -15,7 +15,6 @@ from tests.samplers.eight_tokens import LAWS, MASK, steps_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.masked import test_spacing
 from tests.samplers.parity import FAMILIES, agree, agree_recorded, block_lengths
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45
@@ -83,15 +82,8 @@ def test_the_order_is_known_before_a_forward() -> None:
         resolve("dus:skip=0.5@dkv_greedy")
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "dus+spacing",
-    "dus:base=2,skip=0+spacing:gap=none,base=2",
-)
-
-
 @pytest.mark.seeds("arXiv:2506.19037")
 def test_the_number_of_forwards_is_known_and_answers_stay_right() -> None:
-    test_defaults_are_the_published_ones()
     for spec, steps in STEPS.items():
         assert steps_of(spec) == steps, spec
     rounds_of_any_width()

@@ -7,7 +7,6 @@ import torch
 
 from tests.reference import naive_revise as naive
 from tests.samplers.revise_checks import as_the_select_alone, compare
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import BLOCK, request, run, table
 
 
@@ -124,6 +123,3 @@ def test_the_limit_on_steps_counts_those_of_each_block() -> None:
     distributions[:, 0], distributions[:, 1] = 0.95, 0.05
     asked = request([[6] * 4], [0], block_length=2)
     assert run(table(distributions), "contiguous+edit:tau=0,steps=2", asked).nfe == (4,)  # each filled in one step
-
-
-test_defaults_are_the_published_ones = defaults_are("edit", "edit:tau=0.9,post=16,steps=none,of=raw,sure=none")

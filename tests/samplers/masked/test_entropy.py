@@ -7,12 +7,8 @@ import torch
 
 from tests.samplers.eight_tokens import LAWS, TOKENS, proposal
 from tests.samplers.loop_parity import orders_as_naive
-from tests.samplers.spec_checks import defaults_are
 
 NATS = [0.2535, 1.1125, 0.4014, 1.3799, 0.0670, 0.5875, 0.4315]
-
-
-test_defaults_are_the_published_ones = defaults_are("entropy+sequential", "entropy:of=raw+sequential")
 
 
 def test_scores_by_hand() -> None:

@@ -9,7 +9,7 @@ from pardec.samplers import registry
 from tests.reference import naive_selects as naive
 from tests.samplers.eight_tokens import LAWS, MASK
 from tests.samplers.parity import FAMILIES, agree
-from tests.samplers.spec_checks import commits_at, defaults_are
+from tests.samplers.spec_checks import commits_at
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Entropies in order: .99 .067, .95 .254, .91 .401, .901 .432, .85 .588, .60 1.113, .45 1.292, .30 1.380 nats.
@@ -26,9 +26,6 @@ STEPS = {
     # With the largest: .067 .321 | .722; then always one.
     "entropy_bound:gamma=0.4,whole=true": [0, 4, 1, 6, 0, 3, 2, 5],
 }
-
-
-test_defaults_are_the_published_ones = defaults_are("entropy_bound", "entropy_bound:gamma=0.1,whole=false")
 
 
 test_eight_tokens_by_hand = commits_at(STEPS)

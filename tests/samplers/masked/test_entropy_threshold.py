@@ -8,7 +8,7 @@ import torch
 from tests.reference import naive_masked, naive_selects
 from tests.samplers import loop_parity
 from tests.samplers.parity import FAMILIES, agree, agree_recorded
-from tests.samplers.spec_checks import commits_at, defaults_are, refused_specs
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 STEPS = {
@@ -21,11 +21,6 @@ STEPS = {
     "entropy_threshold:tau=0.3,floor=linear,steps=3": [0, 1, 0, 2, 0, 1, 1, 2],  # 8/3, 5/2, 2: 3, 3, 2
     "entropy_threshold:tau=0,floor=cosine,steps=2": [0, 1, 1, 1, 0, 1, 1, 1],  # 8 (1 - cos 45°) = 2.3
 }
-
-
-test_defaults_are_the_published_ones = defaults_are(
-    "entropy_threshold", "entropy_threshold:tau=0.45,floor=none,steps=16"
-)
 
 
 test_eight_tokens_by_hand = commits_at(STEPS)

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pardec.samplers.events import Finished
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import Table, altered, request, run, table
 
 SURE = (0.95, 0.60, 0.91, 0.97, 0.99, 0.85, 0.901, 0.45)
@@ -28,9 +27,6 @@ def decoded(
 ) -> Finished:
     options.setdefault("stop_ids", (EOS,))
     return run(table(distributions(ends)), spec, request([row or [M] * 8], [0], block_length=block, **options))
-
-
-test_defaults_are_the_published_ones = defaults_are("eos+threshold", "eos:reference=false+threshold")
 
 
 @pytest.mark.parametrize(

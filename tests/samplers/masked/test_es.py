@@ -18,7 +18,7 @@ from pardec.samplers import registry
 from pardec.samplers.masked.cache.es import EarlySkipping
 from pardec.samplers.masked.canvas import Canvas
 from tests.reference import naive_es as naive
-from tests.samplers.spec_checks import defaults_are, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import EOS, MASK, fill, prompts, request, run, same, toy
 
 LENGTHS, NEW = (3, 6, 1, 5), (17, 6, 23, 2)
@@ -49,12 +49,6 @@ class Watched:
         patch.setattr(SkipCache, "through", passed)
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "threshold@es",
-    "threshold@es:share1=0.5,share2=0.25,depth1=0.125,depth2=0.25,alpha=0.5,block_refresh=4,refresh=64",
-)
-
-
 @pytest.mark.parametrize("name", ["tiny-llada", "tiny-dream"])
 @pytest.mark.parametrize(
     ("refresh", "block_refresh", "share", "alpha"), [(64, 4, 0.25, 0.5), (9, 0, 0.5, 0.2), (0, 3, 0.4, 0.9)]
@@ -64,7 +58,6 @@ def test_it_is_its_naive_version_layer_by_layer(
     name: str, refresh: int, block_refresh: int, share: float, alpha: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A naive version in float64 commits the same tokens and computes the same positions in every layer."""
-    test_defaults_are_the_published_ones()
     test_rows_of_a_batch_skip_for_themselves()
     test_a_known_token_is_not_one_of_the_two_surest()
     with monkeypatch.context() as patch:

@@ -12,7 +12,7 @@ from pardec.samplers.masked.select.factor import Factor
 from tests.reference import naive_masked as naive
 from tests.samplers.eight_tokens import steps_of
 from tests.samplers.loop_parity import LENGTHS, NEW, compare
-from tests.samplers.spec_checks import commits_at, defaults_are
+from tests.samplers.spec_checks import commits_at
 from tests.samplers.toys import FAMILIES, prompts, toy
 
 STEPS = {
@@ -23,9 +23,6 @@ STEPS = {
     "factor:f=0": [1, 5, 2, 7, 0, 4, 3, 6],
     "factor:f=1000": [0] * 8,
 }
-
-
-test_defaults_are_the_published_ones = defaults_are("factor", "factor:f=1,reference=false")
 
 
 test_eight_tokens_by_hand = commits_at(STEPS)

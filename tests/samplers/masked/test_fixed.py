@@ -12,7 +12,7 @@ from pardec.samplers.rng import Keyed
 from tests.reference import naive_masked as naive
 from tests.samplers.eight_tokens import LAWS, MASK, steps_of
 from tests.samplers.loop_parity import LENGTHS, NEW, compare
-from tests.samplers.spec_checks import commits_at, defaults_are, refused_specs
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import FAMILIES, prompts, request, run, table, toy
 
 STEPS = {
@@ -22,9 +22,6 @@ STEPS = {
     "fixed:steps=1": [0] * 8,
     "fixed:steps=20": [1, 5, 2, 7, 0, 4, 3, 6],  # the twelve idle steps are not made
 }
-
-
-test_defaults_are_the_published_ones = defaults_are("fixed", "fixed:steps=none,order=confidence,reference=false")
 
 
 test_eight_tokens_by_hand = commits_at(STEPS)

@@ -24,7 +24,6 @@ from pardec.samplers.masked.loop import decode
 from scripts.draft_graph import StepCounts, draft_graph, main
 from tests.samplers.eight_tokens import proposal
 from tests.samplers.parity import recorded
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import EOS, MASK, fill, fill_alone, prompts, request, run, toy
 
 LENGTHS, NEW = (3, 6, 1, 5), (17, 6, 23, 2)
@@ -334,12 +333,6 @@ def test_observing_changes_no_token_and_counts_what_follows() -> None:
     assert all(len(committed) == steps for steps, committed in counter.counts)
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "freedave+sequential",
-    "freedave:drafts=4,subset=false,width=1,graph=none+sequential",
-)
-
-
 def each_row_takes_the_token_of_its_own_rank() -> None:
     """The third likeliest at the second position of a row of two, and the second one at the first position."""
     logits = torch.tensor([[0.0] * 5, [0.1, 0.5, 0.3, 0.9, 0.2], [0.5, 0.1, 0.3, 0.2, 0.0], [0.0] * 5])
@@ -371,7 +364,6 @@ def test_graphs_by_hand() -> None:
 @pytest.mark.slow  # seconds for 24 answers; the tests above have each rule
 @pytest.mark.seeds("arXiv:2509.18085")
 def test_a_counted_graph_takes_fewer_forwards_than_nested_drafts_of_as_many_rows() -> None:
-    test_defaults_are_the_published_ones()
     test_graphs_by_hand()
     test_observing_changes_no_token_and_counts_what_follows()
     test_every_set_of_drafts_keeps_every_token("sdar", "none")

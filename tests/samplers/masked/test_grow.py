@@ -9,7 +9,7 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from tests.reference import naive_grow as naive
-from tests.samplers.spec_checks import defaults_are, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import EOS, MASK, fill, prompts, request, run, same, table, toy
 
 RULE = {"start": 6, "step": 4, "spare": 5, "enough": 0.02, "sure": 0.5, "unsure": 0.25}
@@ -22,18 +22,11 @@ def spec_of(rule: dict[str, float]) -> str:
 SPEC = spec_of(RULE)
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "threshold+grow@none",
-    "threshold+grow:start=64,step=8,spare=16,enough=0.5,sure=0.9,unsure=0.1@none",
-)
-
-
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.parametrize("most", [50, 17, 4])
 @pytest.mark.seeds("arXiv:2508.00819")
 def test_it_is_the_naive_rule(family: str, most: int) -> None:
     """Tokens, the step of each and the length of the row, up to `max_new_tokens`."""
-    test_defaults_are_the_published_ones()
     test_a_mask_is_replaced_where_no_token_is_likely_enough(1.0)
     as_sure_as_asked_is_sure()
     of_equal_masks_the_first_is_replaced()

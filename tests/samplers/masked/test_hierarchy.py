@@ -8,7 +8,7 @@ import torch
 from tests.reference import naive_selects as naive
 from tests.samplers.eight_tokens import LAWS, MASK, steps_of
 from tests.samplers.parity import FAMILIES, agree
-from tests.samplers.spec_checks import commits_at, defaults_are, refused_specs
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45
@@ -20,9 +20,6 @@ STEPS = {
     "hierarchy:low=1,high=none": [1, 5, 2, 7, 0, 4, 3, 6],
     "hierarchy:low=0,high=0": [0] * 8,
 }
-
-
-test_defaults_are_the_published_ones = defaults_are("hierarchy", "hierarchy:high=0.9,low=0.4,reference=false")
 
 
 test_eight_tokens_by_hand = commits_at(STEPS)

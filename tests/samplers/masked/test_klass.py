@@ -17,7 +17,7 @@ from pardec.samplers.ops.distribution import DenseDistribution
 from tests.reference import naive_selects as naive
 from tests.samplers.eight_tokens import LAWS, MASK, steps_of
 from tests.samplers.parity import FAMILIES, agree
-from tests.samplers.spec_checks import commits_at, defaults_are
+from tests.samplers.spec_checks import commits_at
 from tests.samplers.toys import fill, prompts, request, same, table, toy
 
 # The laws stand still, so that from step `history` + 1 on every position with p > tau passes; before it, the best one.
@@ -119,6 +119,3 @@ def test_a_position_that_may_not_move_at_all_is_sequential() -> None:
     model, given = toy("dream", sharp=1.2), prompts((4, 7, 2))
     one, other = (fill(model, spec, given, (9, 5, 11)) for spec in ("sequential", "klass:kl=0"))
     assert all(same(one, row, other, row) for row in range(3))
-
-
-test_defaults_are_the_published_ones = defaults_are("klass", "klass:tau=0.9,kl=0.01,history=2,steps=none")

@@ -15,7 +15,7 @@ from tests.reference.naive_selects import Distributions
 from tests.samplers.eight_tokens import LAWS
 from tests.samplers.eight_tokens import MASK as LAST
 from tests.samplers.parity import FAMILIES, agree
-from tests.samplers.spec_checks import commits_at, defaults_are, refused_specs
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import fill, prompts, request, same, table, toy
 from tests.samplers.toys import run as decode
 
@@ -110,9 +110,4 @@ test_bad_parameters = refused_specs(
     [
         ("leap:delimiters=a", "leap: delimiters must be token ids joined by -, got 'a'"),
     ]
-)
-
-
-test_defaults_are_the_published_ones = defaults_are(
-    "leap", "leap:tau=0.7,window=none,border=tau,back=4,delimiters=none"
 )

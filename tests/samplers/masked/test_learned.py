@@ -14,7 +14,6 @@ from pardec.models.errors import SpecError
 from pardec.samplers import registry
 from pardec.samplers.ops.learned_filters import FILTERS, WEIGHTS, Filter, filter_info, filter_names, load_filter
 from tests.samplers.eight_tokens import LAWS, MASK, TOKENS
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 THRESHOLD = """
@@ -62,9 +61,6 @@ def steps_of(spec: str, block: int = 8) -> list[int]:
     got = run(table(LAWS), spec, request([[MASK] * 8], [0], block_length=block))
     assert got.tokens[0].tolist() == list(TOKENS)
     return got.trace.commit_step[0].tolist()  # type: ignore[no-any-return]
-
-
-test_defaults_are_the_published_ones = defaults_are("learned", "learned:filter=none,tau=none,force=false")
 
 
 def test_eight_tokens_by_hand(above: Path) -> None:

@@ -23,7 +23,6 @@ from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.masked.revise.levenshtein import EditHistory, edit_sources
 from pardec.samplers.rng import JoinableSource
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import (
     BLOCK,
     MASK,
@@ -54,9 +53,6 @@ def moved(block: str, operations: str, fixed: str = "") -> str:
     each = [[torch.tensor([[mark == sign for mark in operations.ljust(width)]]) & movable for sign in "-+"]]
     source = edit_sources(movable, *each[0])[0].tolist()
     return "".join("_" if at < 0 else block[at] for at in source)
-
-
-test_defaults_are_the_published_ones = defaults_are("levenshtein", "levenshtein:tau=0,post=16,delete=none,split=none")
 
 
 @pytest.mark.parametrize(

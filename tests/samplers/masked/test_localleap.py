@@ -16,7 +16,6 @@ from tests.reference import naive_selects as naive
 from tests.samplers.eight_tokens import proposal, steps_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.parity import FAMILIES, agree
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import fill, prompts, same, toy
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45; a best position committed for want of a surer one is no anchor.
@@ -38,9 +37,6 @@ def nothing_reaches_over_the_edge_of_a_block_or_into_what_is_given() -> None:
     chosen = torch.zeros_like(found.eligible)
     chosen[0, 7] = True
     assert torch.equal(LocalLeap().widen(chosen, found, None, None), chosen)
-
-
-test_defaults_are_the_published_ones = defaults_are("threshold+localleap", "threshold+localleap:relaxed=0.75,radius=4")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -94,7 +90,6 @@ class OtherAnchors(LocalLeap):
 
 @pytest.mark.seeds("arXiv:2510.07081")
 def test_no_radius_changes_nothing_and_leaps_are_near_anchors_and_save_steps_at_equal_answers() -> None:
-    test_defaults_are_the_published_ones()
     for spec, steps in STEPS.items():
         assert steps_of(spec) == steps, spec
     nothing_reaches_over_the_edge_of_a_block_or_into_what_is_given()

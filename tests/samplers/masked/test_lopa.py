@@ -14,7 +14,7 @@ from pardec import Model
 from pardec.samplers.masked import query_plan
 from pardec.samplers.masked.branch.lopa import LookaheadParallel
 from tests.samplers.parity import recorded
-from tests.samplers.spec_checks import defaults_are, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import MASK, fill, prompts, toy
 
 
@@ -150,6 +150,3 @@ def test_it_drafts_no_positions_that_the_last_forward_left_out(
         monkeypatch.setattr(query_plan, "_COMPACT_GAIN", gain)
         found.append(model.generate(**asked, sampler=f"lopa:branches=4+{rest}", max_new_tokens=8).tokens)
     assert found[0] == found[1]
-
-
-test_defaults_are_the_published_ones = defaults_are("lopa", "lopa:branches=2")

@@ -7,9 +7,6 @@ import torch
 
 from tests.samplers.eight_tokens import LAWS, SURE, TOKENS, proposal
 from tests.samplers.loop_parity import orders_as_naive
-from tests.samplers.spec_checks import defaults_are
-
-test_defaults_are_the_published_ones = defaults_are("margin+sequential", "margin:of=raw+sequential")
 
 
 def test_scores_by_hand() -> None:

@@ -12,7 +12,7 @@ from pardec.samplers.masked.select.maskgit import MaskGIT, _schedule
 from tests.samplers.eight_tokens import MASK, SURE, steps_of
 from tests.samplers.masked_pictures import CAPTIONS, check_published
 from tests.samplers.schedule_checks import first_sets
-from tests.samplers.spec_checks import commits_at, defaults_are, refused_specs
+from tests.samplers.spec_checks import commits_at, refused_specs
 
 # floor(8 cos(pi/2 (i + 1) / s)) stay open after step i. Ranked .99 .95 .91 .901 .85 .60 .45 .30, at 4 0 2 6 5 1 7 3
 STEPS = {
@@ -73,6 +73,3 @@ test_what_is_refused = refused_specs(
         ("entropy+maskgit", "maskgit adds noise to the logarithm of a probability, and the scores of entropy are none"),
     ]
 )
-
-
-test_defaults_are_the_published_ones = defaults_are("maskgit", "maskgit:steps=none,noise=4.5,anneal=linear")

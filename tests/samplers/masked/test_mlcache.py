@@ -12,7 +12,6 @@ from pardec.samplers.registry import resolve
 from tests.samplers.eight_tokens import LAWS, MASK, TOKENS
 from tests.samplers.masked_pictures import CAPTIONS, check_published, draw, painter
 from tests.samplers.query_parity import queried
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import request, run, table
 
 
@@ -87,8 +86,3 @@ def test_what_is_refused(spec: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         resolve(spec)
     assert resolve("sequential@mlcache:refresh=1").exact == "greedy"
-
-
-test_defaults_are_the_published_ones = defaults_are(
-    "threshold@mlcache", "threshold@mlcache:reuse=0.9,refresh=5,warmup=none"
-)

@@ -10,7 +10,6 @@ from pardec.samplers.masked.canvas import Canvas
 from pardec.samplers.masked.contracts import Update
 from tests.reference import naive_blocks as naive
 from tests.samplers.block_parity import Make, agree
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import MASK, fill, prompts, same, toy
 
 RULES: dict[str, Make] = {
@@ -18,9 +17,6 @@ RULES: dict[str, Make] = {
     "multiblock:add=0.5,blocks=2": lambda *sizes: naive.MultiBlock(*sizes, add=0.5, blocks=2),
     "multiblock:add=0,blocks=3": lambda *sizes: naive.MultiBlock(*sizes, add=0.0, blocks=3),
 }
-
-
-test_defaults_are_the_published_ones = defaults_are("multiblock", "multiblock:add=0.1,blocks=4")
 
 
 @pytest.mark.parametrize("spec", RULES)

@@ -9,7 +9,7 @@ from tests.grids import chequered
 from tests.reference import naive_schedules as naive
 from tests.samplers.eight_tokens import LAWS, steps_of
 from tests.samplers.schedule_checks import agree
-from tests.samplers.spec_checks import defaults_are, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import FAMILIES, request, run, table, toy
 
 
@@ -51,6 +51,3 @@ def test_a_position_is_drawn_afresh_at_every_step() -> None:
 test_bad_parameters_are_refused = refused_specs(
     [("steps=0", "steps must be at least 1, got 0"), ("eps=1", r"eps must lie in \[0, 1\), got 1.0")], before="origin:"
 )
-
-
-test_defaults_are_the_published_ones = defaults_are("origin", "origin:steps=none,eps=1e-3")

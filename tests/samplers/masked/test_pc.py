@@ -21,7 +21,6 @@ from tests.samplers import toys
 from tests.samplers.eight_tokens import LAWS, MASK, SURE, TOKENS, proposal
 from tests.samplers.heldout_answers import answered
 from tests.samplers.parity import FAMILIES, agree, agree_recorded, recorded
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 
@@ -143,16 +142,9 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         token_frequencies(f"{tmp_path}/words.txt", load("tiny-dream", device="cpu"))
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "pc",
-    "pc:decay=0.25,cap=10,corpus=none",
-)
-
-
 @pytest.mark.seeds("arXiv:2508.13021")
 def test_frequent_tokens_which_confidence_commits_early_come_late(tmp_path: Path) -> None:
     """The correlation of a token's frequency with the forward that commits it changes its sign."""
-    test_defaults_are_the_published_ones()
     for decay, cap in ((0.25, 10.0), (0.0, 10.0), (1.0, 1.0)):
         eight_tokens_by_hand(decay, cap, tmp_path)
     drawn = proposal("pc", temperature=2.0)

@@ -13,7 +13,6 @@ from tests.samplers.cache_checks import (
     refreshed_is_no_cache,
     rows_refresh_for_themselves,
 )
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import fill, prompts, same, toy
 
 ASKED: dict[tuple[str, str], list[range]] = {
@@ -26,11 +25,6 @@ ASKED: dict[tuple[str, str], list[range]] = {
         ALL, range(13, 15),
     ],
 }  # fmt: skip
-
-
-test_defaults_are_the_published_ones = defaults_are(
-    "threshold@prefix", "threshold@prefix:refresh=0,reference=false,before=0"
-)
 
 
 @pytest.mark.parametrize(("family", "cache"), ASKED)

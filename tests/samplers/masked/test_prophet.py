@@ -17,7 +17,6 @@ from tests.grids import chequered
 from tests.reference.naive_prophet import Told, prophet
 from tests.samplers.eight_tokens import LAWS
 from tests.samplers.heldout_answers import answered
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import BLOCK, MASK, fill, prompts, request, run, same, table, toy
 
 LENGTHS, NEW = (3, 6, 1), (10, 12, 7)
@@ -229,12 +228,6 @@ def progress_by_tokens_where_the_select_has_no_steps() -> None:
     assert slow.trace.commit_step[0].tolist() == [-1, -1, 0, 1, 2, 2]
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "fixed+prophet",
-    "fixed+prophet:region=none,start=none,length=5,early=7.5,mid=5,late=2.5,progress=none,decided=false,gap=none",
-)
-
-
 def steps_without_a_forward_count_from_the_one_after_the_last() -> None:
     """Of ten steps the third had a forward and the seventh has one: the fourth, at .4, is in the second third."""
     canvas: Any = SimpleNamespace(total_steps=np.array([10]), clocks=np.array([[0, 2]]), step=np.array([6]))
@@ -245,7 +238,6 @@ def steps_without_a_forward_count_from_the_one_after_the_last() -> None:
 
 @pytest.mark.seeds("arXiv:2508.19982")
 def test_an_endless_gap_is_the_base_and_early_answers_are_the_late_ones_in_fewer_steps() -> None:
-    test_defaults_are_the_published_ones()
     a_hand_worked_gap()
     eight_gaps_by_hand()
     progress_by_tokens_where_the_select_has_no_steps()

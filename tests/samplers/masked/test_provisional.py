@@ -18,7 +18,7 @@ from pardec.samplers.masked.contracts import Evidence, Update
 from pardec.samplers.masked.inputs.provisional import Drafts, Provisional
 from pardec.samplers.ops.distribution import DenseDistribution
 from tests.samplers.masked import test_leap
-from tests.samplers.spec_checks import defaults_are, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import BLOCK, MASK, fill, prompts, request, same, toy
 
 LENGTHS, NEW = (3, 6, 1), (10, 12, 7)
@@ -165,16 +165,9 @@ def shown(monkeypatch: pytest.MonkeyPatch, decode: Any) -> Iterator[Tensor]:
     return iter(seen)
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "leap+provisional",
-    "leap:tau=0.7,window=none,border=tau,back=4,delimiters=none+provisional:tau=0.98,alternate=false",
-)
-
-
 @pytest.mark.seeds("arXiv:2607.20467")
 def test_fewer_steps_than_the_run_alone_on_grids(monkeypatch: pytest.MonkeyPatch) -> None:
     """49 steps become 41 for 16 of them, on chains they become more. This model copies the tokens that it is fed."""
-    test_defaults_are_the_published_ones()
     as_likely_as_tau_is_enough_and_a_new_block_begins_without()
     a_certain_token_is_fed_with_tau_at_one()
     with_alternate_a_prediction_from_a_token_decides_nothing()

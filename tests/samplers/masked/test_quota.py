@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.samplers.eight_tokens import MASK, steps_of
-from tests.samplers.spec_checks import commits_at, defaults_are, refused_specs
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import request, run, table
 
 # Ranked .99 .95 .91 .901 .85 .60 .45 .30, at 4 0 2 6 5 1 7 3
@@ -54,6 +54,3 @@ test_bad_parameters = refused_specs(
     ],
     before="quota:",
 )
-
-
-test_defaults_are_the_published_ones = defaults_are("quota", "quota:tau=0.95,steps=none,least=1")

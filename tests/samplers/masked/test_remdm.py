@@ -7,7 +7,7 @@ import torch
 
 from tests.reference import naive_revise as naive
 from tests.samplers.revise_checks import LENGTHS, NEW, as_the_select_alone, compare
-from tests.samplers.spec_checks import defaults_are, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import BLOCK, fill, prompts, table, toy
 
 
@@ -45,6 +45,3 @@ test_bad_parameters = refused_specs(
     ],
     before="remdm:",
 )
-
-
-test_defaults_are_the_published_ones = defaults_are("remdm", "remdm:at=0.875,rounds=4,tokens=1")

@@ -12,7 +12,6 @@ from pardec.samplers.masked.revise.renoise import Renoise
 from pardec.samplers.registry import resolve
 from tests.samplers.eight_tokens import TOKENS
 from tests.samplers.masked.test_denoise import proposed, random_canvas
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import fill, prompts, toy
 
 
@@ -47,6 +46,3 @@ def test_it_brings_the_select_with_its_numbers() -> None:
 def test_models_of_masks_and_other_selects_are_refused(spec: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         fill(toy("dream"), spec, prompts((3,)), 4)
-
-
-test_defaults_are_the_published_ones = defaults_are("renoise", "renoise:gamma=0.1,confidence=0.005,steps=48")

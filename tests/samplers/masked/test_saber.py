@@ -19,7 +19,6 @@ from tests.samplers.heldout_answers import answered
 from tests.samplers.masked import test_above_mean
 from tests.samplers.parity import recorded
 from tests.samplers.revise_checks import LENGTHS, NEW, agree
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import fill, prompts, request, run, table, toy
 
 
@@ -97,16 +96,9 @@ def test_it_is_resolved_with_its_select_and_refuses_what_cannot_be() -> None:
         resolve("saber:least=0")
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "saber",
-    "saber:least=2,reference=false",
-)
-
-
 @pytest.mark.seeds("arXiv:2510.18165")
 def test_steps_commit_more_than_one_token_and_answers_stay_right() -> None:
     """Probabilities near 1 leave little above their mean, so such a model gains few forwards."""
-    test_defaults_are_the_published_ones()
     what_is_taken_back_by_hand()
     a_row_compares_with_nothing_only_where_it_enters_a_block_itself()
     test_above_mean.test_eight_tokens_by_hand()

@@ -12,7 +12,6 @@ from pardec.samplers.ops.distribution import DenseDistribution
 from tests.reference import naive_blocks as naive
 from tests.samplers.block_parity import Make, agree
 from tests.samplers.eight_tokens import MASK
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import request
 
 RULES: dict[str, Make] = {
@@ -70,6 +69,3 @@ def test_a_new_slow_phase_counts_from_its_start() -> None:
     canvas.commit(Update(first, torch.zeros_like(canvas.window), first.float()))
     stage.span(canvas, state)
     assert (state.fast[0], state.begin[0], state.step[0]) == (False, 4, 0)
-
-
-test_defaults_are_the_published_ones = defaults_are("slowfast", "slowfast:tau=0.3,steps=6,all=false")

@@ -10,7 +10,6 @@ import torch
 from pardec.models.errors import SpecError
 from pardec.models.plan import Plan
 from pardec.samplers.registry import resolve
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import BLOCK, MASK, fill, fill_alone, prompts, same, toy
 
 LENGTHS, NEW = (3, 6, 1), (10, 12, 7)
@@ -75,6 +74,3 @@ def test_smoothing_adds_nothing_where_the_forward_before_predicted_nothing() -> 
     model, given = toy("nemotron", sharp=1.2), prompts(LENGTHS)
     spec = "smoothing:weight=0.6,most=1+threshold:tau=0.4@causal"
     fill_alone(model, spec, given, NEW)
-
-
-test_defaults_are_the_published_ones = defaults_are("smoothing", "smoothing:weight=0.15,growth=0.02,most=0.3")

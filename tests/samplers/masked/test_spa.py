@@ -21,7 +21,6 @@ from pardec.samplers import registry
 from pardec.samplers.masked import compatibility
 from pardec.samplers.masked.compatibility import fit
 from tests.reference import naive_spa as naive
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import EOS, MASK, fill, prompts, request, run, toy
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -73,12 +72,6 @@ class Watched:
         patch.setattr(ReuseCache, "through", passed)
 
 
-test_defaults_are_the_published_ones = defaults_are(
-    "threshold@spa",
-    "threshold@spa:ratio=0.25,refresh=50,response=7,rank=128,peak=none,first=none,last=none",
-)
-
-
 @pytest.mark.parametrize("name", ["llada", "dream"])
 @pytest.mark.parametrize(("refresh", "response", "ratio", "rank"), [(50, 7, 0.25, 128), (9, 4, 0.5, 6), (0, 0, 0.4, 3)])
 @pytest.mark.seeds("arXiv:2602.02544")
@@ -86,7 +79,6 @@ def test_it_is_its_naive_version_layer_by_layer(
     name: str, refresh: int, response: int, ratio: float, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A naive version in float64 commits the same tokens and computes the same tokens in every layer."""
-    test_defaults_are_the_published_ones()
     test_rows_of_a_batch_are_their_naive_versions("llada", 0.05)
     with monkeypatch.context() as patch:
         test_shares_are_not_rounded_down(patch)

@@ -12,7 +12,7 @@ from tests.reference import naive_selects as naive
 from tests.samplers.eight_tokens import MASK, steps_of
 from tests.samplers.heldout_answers import answered
 from tests.samplers.parity import FAMILIES, agree, agree_recorded, block_lengths
-from tests.samplers.spec_checks import commits_at, defaults_are, refused_specs
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import request, run, table
 
 # Probabilities .95 .60 .91 .30 .99 .85 .901 .45
@@ -78,6 +78,3 @@ def test_no_two_of_a_step_are_near_each_other_and_more_answers_are_right() -> No
             assert (at.diff() >= 3).all()
     plain, _ = answered("tiny-dream", "arithmetic", "threshold:tau=0.5", 10)
     assert right > plain
-
-
-test_defaults_are_the_published_ones = defaults_are("spacing", "spacing:gap=none,base=2")

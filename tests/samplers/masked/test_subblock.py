@@ -11,7 +11,6 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.samplers.cache_checks import queried
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import MASK, fill, prompts, request, run, same, toy
 
 
@@ -69,8 +68,3 @@ def test_what_is_refused() -> None:
     for family in ("llada", "wedlm", "nemotron"):
         with pytest.raises(SpecError, match="subblock|block-causal"):
             pardec.Model(toy(family)).prepare(input_ids=[[1, 2]], sampler="threshold@subblock", max_new_tokens=4)
-
-
-test_defaults_are_the_published_ones = defaults_are(
-    "threshold@subblock", "threshold@subblock:size=8,reuse=true,first_before=true"
-)

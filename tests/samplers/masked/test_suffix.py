@@ -16,7 +16,6 @@ from pardec.samplers.masked.loop import MaskedLoop
 from pardec.samplers.masked.query.suffix import State, SuffixWindow
 from tests.reference import naive_query as naive
 from tests.samplers.query_parity import agree, queried
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import EOS, MASK, fill, prompts, request, run, same, toy
 
 LENGTHS, NEW = (3, 6, 1, 5), (17, 6, 23, 2)
@@ -132,6 +131,3 @@ def test_images_refuse_it() -> None:
     asked = request([[3, MASK]], [1], conditions=(object(),))
     with pytest.raises(SpecError, match="suffix leaves out"):
         compatibility.check(registry.resolve("suffix+threshold"), request=asked)
-
-
-test_defaults_are_the_published_ones = defaults_are("suffix", "suffix:window=96,tail=1")

@@ -14,7 +14,7 @@ from tests.grids import chequered
 from tests.reference import naive_schedules as naive
 from tests.samplers.eight_tokens import SURE, steps_of
 from tests.samplers.schedule_checks import agree, check_a_held_row, first_sets
-from tests.samplers.spec_checks import commits_at, defaults_are, refused_specs
+from tests.samplers.spec_checks import commits_at, refused_specs
 from tests.samplers.toys import FAMILIES, MASK, fill, prompts, resolved, same, toy
 
 test_eight_tokens_by_hand = commits_at(
@@ -127,9 +127,4 @@ test_bad_parameters_are_refused = refused_specs(
         ("alg_temp=inf", "alg_temp must be at least 0, got inf"),
     ],
     before="timesteps:",
-)
-
-
-test_defaults_are_the_published_ones = defaults_are(
-    "timesteps", "timesteps:steps=none,eps=1e-3,alg_temp=none,reference=false"
 )

@@ -14,7 +14,7 @@ from tests.samplers.cache_checks import (
     both,
     check_plain,
 )
-from tests.samplers.spec_checks import defaults_are, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import FAMILIES, fill, prompts, toy
 
 
@@ -79,9 +79,4 @@ def test_a_block_causal_model_loses_nothing(family: str) -> None:
 test_bad_parameters = refused_specs(
     [("before=-1", "before must be at least 0, got -1"), ("warmup=-2", "warmup must be at least 0, got -2")],
     before="sequential@vicinity:",
-)
-
-
-test_defaults_are_the_published_ones = defaults_are(
-    "threshold@vicinity", "threshold@vicinity:refresh=0,reference=false,before=16,after=16,warmup=4"
 )

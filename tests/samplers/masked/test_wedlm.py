@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from tests.samplers.eight_tokens import MASK, steps_of
-from tests.samplers.spec_checks import commits_at, defaults_are
+from tests.samplers.spec_checks import commits_at
 from tests.samplers.toys import fill, prompts, request, run, same, table, toy
 
 # Entropies .254 1.113 .401 1.380 .067 .588 .432 1.292 nats
@@ -48,6 +48,3 @@ def test_the_entropy_is_the_models_own_whatever_is_proposed() -> None:
             for score in ("random+", "entropy:of=filtered+")
         )
         assert all(same(one, row, other, row) for row in range(2))
-
-
-test_defaults_are_the_published_ones = defaults_are("wedlm", "wedlm:tau=0.4,distance=0.02")

@@ -8,10 +8,7 @@ import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers.registry import resolve
 from tests.samplers.cache_checks import agree, queried
-from tests.samplers.spec_checks import defaults_are
 from tests.samplers.toys import fill, prompts, toy
-
-test_defaults_are_the_published_ones = defaults_are("sequential@window", "sequential@window:slide=true")
 
 
 def test_what_is_computed_by_hand() -> None:

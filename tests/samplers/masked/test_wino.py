@@ -13,7 +13,7 @@ from pardec.samplers.masked.revise.wino import State, Wino
 from pardec.samplers.registry import resolve
 from tests.reference import naive_revise as naive
 from tests.samplers.revise_checks import as_the_select_alone, compare
-from tests.samplers.spec_checks import defaults_are, refused_specs
+from tests.samplers.spec_checks import refused_specs
 from tests.samplers.toys import BLOCK, fill, table
 
 
@@ -74,6 +74,3 @@ test_bad_parameters = refused_specs(
     [("draft=1.2", r"draft must lie in \[0, 1\], got 1.2"), ("verify=-0.1", r"verify must lie in \[0, 1\], got -0.1")],
     before="wino:",
 )
-
-
-test_defaults_are_the_published_ones = defaults_are("wino", "wino:draft=0.6,verify=0.9")
