@@ -106,9 +106,9 @@ def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def pretrained_arguments(load: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `load` from those of a pipeline's `from_pretrained`, some of which have diffusers' names.
+    """Renames arguments of a pipeline's `from_pretrained` to those of `load`: diffusers' `torch_dtype` is `dtype`.
 
-    Raises SpecError for an argument that `load` does not take.
+    Raises SpecError for an argument that `load` does not take, and for `trust_remote_code=True`.
     """
     names = {"torch_dtype": "dtype", "local_files_only": "offline"}
     arguments = {names.get(name, name): value for name, value in given.items()}
