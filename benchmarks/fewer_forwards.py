@@ -121,7 +121,7 @@ def blocks(rows: Rows, options: argparse.Namespace) -> None:
 IMAGES = (
     *("sequential", "sjd", "sjd:window=64", "sjd:window=145", "sjd:tree=3x3", "sjd:window=145,tree=3x3"),
     *("pjd", "pjd:lag=2", "pjd:lag=1", "pjd:lag=1,wait=true"),
-    *(f"pjd:lag=1,joint=true,window={window}" for window in (64, 145)),
+    *(f"pjd:lag=1,joint=true,window={window}" for window in ("64", "145", "145,tree=3x3")),
 )
 STATISTICS = (
     "equal, right",

@@ -59,7 +59,7 @@ ar | 2412.19437 | mtp:name=none,k=3,quantize=none
 ar | 2505.22913 | mustafar:sparsity=0.5,residual=32,chunk=32,aligned=true
 ar | 2401.10774 | paths:tree=mc_sim_7b_63,top=false
 ar | 2408.11850 | pearl:name=none,k=5,vocab=none,map=ids,keep=false,parallel=none,device=none
-ar | 2606.05703 | pjd:lag=none,window=32,wait=false,joint=false
+ar | 2606.05703 | pjd:lag=none,window=32,wait=false,joint=false,tree=none
 ar | 2405.18628 | prompts:name=none,k=3,quantize=none,carry=none
 ar | 2502.20330 | rapid:name=none,k=5,chunk=64,chunks=8,query=64,begin=4
 ar | 2503.03434 | rasd:model=none,store=none,span=10,branches=8,suffix=8,least=0.01,nodes=32

@@ -16,6 +16,8 @@ With `joint`, which is not published, a draft attends to all drafts before it, t
 the window of `sjd`. What a row accepts then counts in the same round: the row below may go on to where the drafts that
 it attended to were accepted, and not redrawn, so that several rows can end in one forward. Pays with a window of many
 rows. Tokens above and to the right, which a draft of `pjd` does not see before they are accepted, are guesses there.
+With `tree=3x3` the first three positions have three tokens each, as in `sjd`; accepted cells have one. Where the path
+leaves the first tokens, the drafts after it attended to others: rows below get no farther than it.
 
 Not in the paper's summary, and decided here: before its left neighbour exists, the first token of a row follows the
 newest token of the row above, in the neighbour's place; a fresh draft copies the token to its left; drafts after a
@@ -42,11 +44,12 @@ from pardec.models.errors import SpecError
 from pardec.models.model import LanguageModel
 
 from ...host_transfer import download, upload
+from ...limits import check_nodes
 from ...registry import register
 from ..contracts import DecodeContext, Draft, Drafter, RoundResult, Uniforms
 from .image_grid import layout_of
 from .jacobi_window import fresh, refuse_narrow
-from .sjd import coupled_sample
+from .sjd import at_nodes, coupled_sample, siblings, tree_sides, window_nodes, window_tree, with_siblings
 
 _FIXED, _STAND_IN, _DRAFT = range(3)  # kinds of nodes after node 0, in the order in which they stand
 
@@ -64,6 +67,7 @@ class Grid:
     drafted: np.ndarray  # [B, N] bool: cells of drafts of the last round
     waiting: np.ndarray  # [B, N] bool: of these, those below the first incomplete row
     known: np.ndarray  # [B, N] bool: predicted in the last round
+    departed: np.ndarray  # [B] joint: the first cell of the last path whose token no draft after it attended to
 
 
 @register("pjd", checked="hand")
@@ -76,6 +80,7 @@ class Pjd(Drafter):
     ] = 32
     wait: Annotated[bool, "as published: a later row gains no token in place of a rejected one"] = False
     joint: Annotated[bool, "drafts attend to those of the rows above, and several rows may end in one forward"] = False
+    tree: Annotated[str | None, "joint: tokens per position x positions, such as 3x3; none: one token each"] = None
 
     def __post_init__(self) -> None:
         self.require("lag", least=1)
@@ -83,12 +88,16 @@ class Pjd(Drafter):
             raise SpecError(
                 "pjd: wait=true needs joint=false: joint=true redraws rejected tokens", hint="leave wait out"
             )
+        if tree_sides("pjd", self.tree)[0] > 1 and not self.joint:
+            raise SpecError("pjd: tree needs joint=true: other drafts of a row see no siblings", hint="add joint=true")
         refuse_narrow("pjd", self.window)
 
     def width(self, model: LanguageModel) -> int:
         rows, columns = self._sides(model)
         self._lag(model)
-        return max(self.window, rows * (columns + 1) + 1)
+        nodes = max(self.window, rows * (columns + 1) + 1) + siblings(tree_sides("pjd", self.tree))
+        check_nodes("pjd", nodes)
+        return nodes
 
     def _sides(self, model: LanguageModel) -> tuple[int, int]:
         layout = layout_of(model, "pjd", "text has no rows: draft with lookup or sjd")
@@ -113,7 +122,8 @@ class Pjd(Drafter):
         none = np.zeros((batch, cells), dtype=bool)
         tokens = torch.zeros(batch, cells, dtype=torch.int64, device=device)
         p = torch.zeros(batch, cells, context.model.vocab_size, device=device)
-        return Grid(none, tokens, p, p.clone(), tokens.bool(), np.full((batch, 1), -1), none, none, none)
+        fed, departed = np.full((batch, 1), -1), np.full(batch, cells)
+        return Grid(none, tokens, p, p.clone(), tokens.bool(), fed, none, none, none, departed)
 
     # --- a round ---
 
@@ -225,7 +235,7 @@ class Pjd(Drafter):
         own, preaccepted = (upload(np.take_along_axis(each, at, 1) & real, device) for each in (draft, fixed))
         tokens = torch.cat((text.last[:, None], state.tokens.gather(1, cell[:, 1:])), 1)
         q = state.q.gather(1, cell[..., None].expand(-1, -1, state.q.shape[-1])) * own[..., None]
-        return Draft(
+        chain = Draft(
             tokens,
             counts + 1,
             text.length - 1,
@@ -233,6 +243,11 @@ class Pjd(Drafter):
             q=q,
             is_point_mass=state.point.gather(1, cell) & own,
         )
+        sides = tree_sides("pjd", self.tree)
+        if sides[0] == 1 or not redrawn.any():
+            return chain
+        drawn = upload(np.take_along_axis(redrawn, at, 1) & real, device)
+        return with_siblings(chain, sides, counts, drawn, uniforms)
 
     def _accept_joint(self, context: DecodeContext, uniforms: Uniforms, state: Grid) -> None:
         """Accepts drafts below the row in which the last path ended, and redraws the first rejected one of each row.
@@ -244,7 +259,9 @@ class Pjd(Drafter):
         (rows, wide), lag = self._sides(context.model), self._lag(context.model)
         tested = state.drafted & state.known
         passed = tested & self._passed(context, uniforms, state)
-        top, seen = np.divmod(context.text.length - context.text.prompt - 1, wide)  # the last token was drawn after it
+        # The last token was drawn after the forward, and none that is not a first one was seen by others.
+        top, end = np.divmod(context.text.length - context.text.prompt - 1, wide)
+        seen = np.clip(state.departed - top * wide, 0, end)
         accepted, gains = (each.reshape(len(top), rows, wide) for each in (state.accepted, np.zeros_like(passed)))
         accepted, column = accepted.copy(), np.arange(wide)
         for row in range(int(top.min()) + 1, rows):
@@ -371,13 +388,21 @@ class Pjd(Drafter):
         state.known = np.zeros_like(committed)
         if not outcome.draft.sizes.max(initial=0) or (state.fed < -1).all():
             return
-        row, node = ((state.fed >= -1) & (np.arange(state.fed.shape[1]) < outcome.draft.sizes[:, None])).nonzero()
+        sizes, probs = outcome.draft.sizes, outcome.distributions.probs
+        state.departed = np.full(len(sizes), len(cells))
+        if self.joint and outcome.draft.parents is not None:
+            at, first = window_nodes(sides := tree_sides("pjd", self.tree), outcome)
+            probs = at_nodes(probs, at)
+            sizes = window_tree(*sides, outcome.draft.deepest).depths.numpy()[sizes - 1] + 1
+            other = download(at != first)
+            state.departed = np.where(other.any(1), state.fed[:, 0] + other.argmax(1), len(cells))
+        row, node = ((state.fed >= -1) & (np.arange(state.fed.shape[1]) < sizes[:, None])).nonzero()
         target = state.fed[row, node] + 1
         inside = target < len(cells)
         row, node, target = row[inside], node[inside], target[inside]
         state.known[row, target] = True
         at, source, cell = upload(np.stack((row, node, target)), device)
-        state.p[at, cell] = outcome.distributions.probs[at, source]
+        state.p[at, cell] = probs[at, source]
         state.known &= ~state.accepted
 
 

@@ -105,10 +105,93 @@ def gumbel_sample(p: Tensor, u: Tensor) -> Tensor:
     return (wide(p).log() + gumbel(u)).argmax(-1)
 
 
+def tree_sides(name: str, tree: str | None) -> tuple[int, int]:
+    """Tokens per position of a tree such as 3x3, and the number of positions that have them; none is 1x0."""
+    if tree is None:
+        return 1, 0
+    width, _, depth = tree.partition("x")
+    if not (width.isdecimal() and depth.isdecimal() and 1 <= int(width) <= 8 and 1 <= int(depth) <= 4):
+        raise SpecError(f"{name}: tree must be tokens x positions, at most 8x4, got {tree!r}", hint="write tree=3x3")
+    return int(width), int(depth)
+
+
+def siblings(sides: tuple[int, int]) -> int:
+    """The number of nodes that a tree of these sides has beside a chain."""
+    width, depth = sides
+    return sum(width**level - 1 for level in range(1, depth + 1))
+
+
 @cache
 def window_tree(width: int, depth: int, most: int) -> Template:
     """The tree over `most` positions: full over the first `depth`, then a chain after the first tokens."""
     return Template.of([*product(range(width), repeat=min(depth, most)), (0,) * most])
+
+
+def with_siblings(
+    chain: Draft, sides: tuple[int, int], counts: np.ndarray, sampled: Tensor, uniforms: Uniforms
+) -> Draft:
+    """The tree whose first tokens are `chain`'s, of which each row has `counts` [B] after node 0.
+
+    `sampled` [B, T] bool are the nodes of the chain that get siblings, drawn from q without replacement.
+    """
+    width, depth = sides
+    most, device = chain.width - 1, chain.tokens.device
+    tree, depth = window_tree(*sides, most).to(device), min(depth, most)
+    assert chain.q is not None, "its tokens were sampled"
+    q, first = chain.q[:, 1 : depth + 1], chain.tokens[:, 1 : depth + 1, None]
+    positions = chain.start[:, None] + 1 + torch.arange(depth, device=device)
+    rank = wide(q).log() + gumbel(uniforms.noise(positions, "siblings", q.shape[-1]))
+    some = min(width, q.shape[-1]) - 1
+    others = rank.scatter(2, first, -torch.inf).topk(some).indices
+    real = (q.gather(2, others) > 0) & (others != first) & sampled[:, 1 : depth + 1, None]
+    missing = (0, width - 1 - some)
+    tokens = pad(torch.cat((first, pad(others, missing)), 2), (0, 0, 0, most - depth))
+    tokens[:, depth:, 0] = chain.tokens[:, depth + 1 :]
+    tested = pad(pad(real, missing), (1, 0, 0, most - depth), value=False)
+    tested[:, :, 0] = True
+    level, rank_of = (tree.depths - 1).clamp(min=0), tree.ranks
+    nodes = torch.cat((chain.tokens[:, :1], tokens[:, level, rank_of][:, 1:]), 1)
+    parents = tree.parents.expand(len(nodes), -1)
+    own = conditional_distributions(nodes, parents, chain.q[:, tree.depths], replacement=False)
+    point, passes = (
+        None if each is None else each[:, tree.depths] & (rank_of == 0)
+        for each in (chain.is_point_mass, chain.preaccepted)
+    )
+    return Draft(
+        nodes,
+        np.searchsorted(window_tree(*sides, most).depths.numpy(), counts, side="right"),
+        chain.base,
+        tree.parents,
+        tree.depths,
+        most,
+        verify=tested[:, level, rank_of],
+        preaccepted=passes,
+        q=own,
+        is_point_mass=point,
+    )
+
+
+def window_nodes(sides: tuple[int, int], outcome: RoundResult) -> tuple[Tensor, Tensor]:
+    """Nodes of the window's positions, the last known one included: [B, K] whose distributions count, [K] of `chain`.
+
+    Distributions of the tree are those after the accepted tokens, then after first tokens.
+    """
+    width, depth = sides
+    path, count = outcome.verdict.path, outcome.verdict.count
+    tree = window_tree(width, depth, outcome.draft.deepest)
+    first = upload(torch.tensor([0, *(level.start for level in tree.levels)]), path.device)
+    columns = [path[:, 0]]
+    for level in range(1, len(first)):
+        below = first[level] + (columns[-1] - first[level - 1]) * width  # the first child
+        reached = path[:, level] if level < path.shape[1] else below
+        chosen = torch.where(level <= count, reached, below)
+        columns.append(chosen if level <= depth else first[level].expand_as(chosen))
+    return torch.stack(columns, 1), first
+
+
+def at_nodes(values: Tensor, nodes: Tensor) -> Tensor:
+    """[B, K, V]: `values` [B, T, V] of `nodes` [B, K]."""
+    return values.gather(1, nodes[..., None].expand(-1, -1, values.shape[-1]))
 
 
 _TEXT, _IMAGE = 16, 32  # the default window
@@ -152,12 +235,7 @@ class Sjd(Drafter):
         if self.uniform and self.init not in (None, "random"):
             raise SpecError(f"sjd: uniform=true needs init=random, got init={self.init}", hint="leave uniform out")
         self.require("reuse", least=0, most=1)
-        if self.tree is not None:
-            width, _, depth = self.tree.partition("x")
-            if not (width.isdecimal() and depth.isdecimal() and 1 <= int(width) <= 8 and 1 <= int(depth) <= 4):
-                raise SpecError(
-                    f"sjd: tree must be tokens x positions, at most 8x4, got {self.tree!r}", hint="write tree=3x3"
-                )
+        tree_sides("sjd", self.tree)
         if self.reuse is not None and self.refresh == "gumbel":
             raise SpecError(
                 "sjd: reuse does not work with refresh=gumbel, whose noise is fixed", hint="write refresh=coupled"
@@ -165,8 +243,7 @@ class Sjd(Drafter):
 
     def width(self, model: LanguageModel) -> int:
         refuse_without_image("sjd", self.init, model)
-        width, depth = self.sides
-        nodes: int = self.positions(model) + sum(width**level - 1 for level in range(1, depth + 1))
+        nodes = self.positions(model) + siblings(self.sides)
         check_nodes("sjd", nodes)
         return nodes
 
@@ -179,8 +256,7 @@ class Sjd(Drafter):
     @property
     def sides(self) -> tuple[int, int]:
         """The tree's tokens per position, and the number of positions that have them."""
-        width, _, depth = (self.tree or "1x0").partition("x")
-        return int(width), int(depth)
+        return tree_sides("sjd", self.tree)
 
     def opening(self, model: LanguageModel) -> Init:
         """The rule for fresh guesses."""
@@ -212,43 +288,7 @@ class Sjd(Drafter):
         draft = Draft.chain(context.text, tokens, counts, q=q, is_point_mass=point)
         if self.sides[0] == 1 or not most:
             return draft
-        return self._with_siblings(draft, counts, ~new, context, uniforms)
-
-    def _with_siblings(
-        self, chain: Draft, counts: np.ndarray, sampled: Tensor, context: DecodeContext, uniforms: Uniforms
-    ) -> Draft:
-        """The tree after `chain`; `sampled` [B, T] bool are the nodes that have a distribution."""
-        width, depth = self.sides
-        most, device = chain.width - 1, chain.tokens.device
-        tree, depth = window_tree(*self.sides, most).to(device), min(depth, most)
-        assert chain.q is not None, "its tokens were sampled"
-        q, first = chain.q[:, 1 : depth + 1], chain.tokens[:, 1 : depth + 1, None]
-        positions = chain.start[:, None] + 1 + torch.arange(depth, device=device)
-        rank = wide(q).log() + gumbel(uniforms.noise(positions, "siblings", q.shape[-1]))
-        some = min(width, q.shape[-1]) - 1
-        others = rank.scatter(2, first, -torch.inf).topk(some).indices
-        real = (q.gather(2, others) > 0) & (others != first) & sampled[:, 1 : depth + 1, None]
-        missing = (0, width - 1 - some)
-        tokens = pad(torch.cat((first, pad(others, missing)), 2), (0, 0, 0, most - depth))
-        tokens[:, depth:, 0] = chain.tokens[:, depth + 1 :]
-        tested = pad(pad(real, missing), (1, 0, 0, most - depth), value=False)
-        tested[:, :, 0] = True
-        level, rank_of = (tree.depths - 1).clamp(min=0), tree.ranks
-        nodes = torch.cat((chain.tokens[:, :1], tokens[:, level, rank_of][:, 1:]), 1)
-        parents = tree.parents.expand(len(nodes), -1)
-        own = conditional_distributions(nodes, parents, chain.q[:, tree.depths], replacement=False)
-        point = chain.is_point_mass
-        return Draft(
-            nodes,
-            np.searchsorted(window_tree(*self.sides, most).depths.numpy(), counts, side="right"),
-            chain.base,
-            tree.parents,
-            tree.depths,
-            most,
-            verify=tested[:, level, rank_of],
-            q=own,
-            is_point_mass=None if point is None else point[:, tree.depths] & (rank_of == 0),
-        )
+        return with_siblings(draft, self.sides, counts, ~new, uniforms)
 
     def _redraw(self, context: DecodeContext, uniforms: Uniforms, state: WindowState) -> tuple[Tensor, Tensor, Tensor]:
         """A token [B, K] per position with a distribution, the distribution [B, K, V], and point masses [B, K] bool."""
@@ -276,7 +316,10 @@ class Sjd(Drafter):
         draft, gained, probs = outcome.draft, outcome.gained, outcome.distributions.probs
         tokens, q, point = draft.tokens, draft.q, draft.is_point_mass
         if draft.parents is not None:
-            tokens, probs, q, point = self._window_of(draft, outcome, probs)
+            at, first = window_nodes(self.sides, outcome)
+            tokens, probs = tokens[:, first], at_nodes(probs, at)
+            q = None if q is None else q[:, first]
+            point = None if point is None else point[:, first]
         state.known = np.maximum(state.counts + 1 - gained, 0)
         most = int(state.known.max())
         state.distribution = slice_from(probs, gained, most)
@@ -286,25 +329,3 @@ class Sjd(Drafter):
             state.point = slice_from(point, gained + 1, most)
         else:
             state.point = torch.full_like(state.old, q is None, dtype=torch.bool)
-
-    def _window_of(
-        self, draft: Draft, outcome: RoundResult, probs: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Tokens, distributions, q and point masses of the window's positions, the last known one included.
-
-        Distributions of the tree are those after the accepted tokens, then after first tokens.
-        """
-        width, depth = self.sides
-        tree = window_tree(width, depth, draft.deepest)
-        first = upload(torch.tensor([0, *(level.start for level in tree.levels)]), probs.device)
-        path, count = outcome.verdict.path, outcome.verdict.count
-        columns = [path[:, 0]]
-        for level in range(1, len(first)):
-            below = first[level] + (columns[-1] - first[level - 1]) * width  # the first child
-            reached = path[:, level] if level < path.shape[1] else below
-            chosen = torch.where(level <= count, reached, below)
-            columns.append(chosen if level <= depth else first[level].expand_as(chosen))
-        at = torch.stack(columns, 1)
-        own = probs.gather(1, at[..., None].expand(-1, -1, probs.shape[-1]))
-        q = None if draft.q is None else draft.q[:, first]
-        return draft.tokens[:, first], own, q, None if draft.is_point_mass is None else draft.is_point_mass[:, first]

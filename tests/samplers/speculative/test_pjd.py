@@ -55,7 +55,7 @@ def test_a_rejected_token_of_a_later_row_is_redrawn_from_what_the_drafts_distrib
     rows, generator = 200, torch.Generator().manual_seed(0)
     none, tokens = np.zeros((rows, 1), dtype=bool), torch.full((rows, 1), 2)
     p, q = (torch.tensor(each).expand(rows, 1, 3).clone() for each in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]))
-    state = Grid(none, tokens, p, q, tokens < 0, np.full((rows, 1), -1), none, none, none)
+    state = Grid(none, tokens, p, q, tokens < 0, np.full((rows, 1), -1), none, none, none, np.full(rows, 1))
     text = SimpleNamespace(prompt=np.zeros(rows, dtype=np.int64), device=torch.device("cpu"))
     uniforms: Any = SimpleNamespace(
         noise=lambda positions, purpose, count: torch.rand(*positions.shape, count, generator=generator)
@@ -82,12 +82,14 @@ def test_with_wait_a_rejected_draft_is_drawn_again_without_regard_to_what_it_was
     assert any(each.any() for each in seen)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("temperature", "tree"), [(0.0, "none"), (1.0, "none"), (1.0, "1x2"), (1.0, "3x3"), (1.0, "2x4")]
+)
 @pytest.mark.covers(1)
-def test_joint_with_a_lag_of_a_row_is_sjd_with_other_first_guesses(temperature: float) -> None:
-    ours = draw(MODEL, f"pjd:lag={SIDE},joint=true", CAPTIONS, temperature=temperature)
+def test_joint_with_a_lag_of_a_row_is_sjd_with_other_first_guesses(temperature: float, tree: str) -> None:
+    ours = draw(MODEL, f"pjd:lag={SIDE},joint=true,tree={tree}", CAPTIONS, temperature=temperature)
     with patch.object(sjd, "fresh", copied):
-        theirs = draw(MODEL, "sjd", CAPTIONS, temperature=temperature)
+        theirs = draw(MODEL, f"sjd:tree={tree}", CAPTIONS, temperature=temperature)
     assert (ours.tokens == theirs.tokens).all()
     assert ours.nfe == theirs.nfe
     plain = draw(MODEL, "sequential", CAPTIONS, temperature=temperature)
@@ -96,7 +98,7 @@ def test_joint_with_a_lag_of_a_row_is_sjd_with_other_first_guesses(temperature: 
         assert (draw(MODEL, "pjd:lag=1,joint=true", CAPTIONS, temperature=1.0).tokens != theirs.tokens).any()
 
 
-@pytest.mark.parametrize("how", ["wait=false", "wait=true", "joint=true"])
+@pytest.mark.parametrize("how", ["wait=false", "wait=true", "joint=true", "joint=true,tree=3x2"])
 @pytest.mark.parametrize("lag", [1, 3])
 def test_an_image_is_the_same_alone_and_in_a_batch(lag: int, how: str) -> None:
     spec = f"pjd:lag={lag},{how}"
@@ -184,7 +186,7 @@ def grid(wait: bool, second: int = 1) -> Grid:
     tokens[0, 5] = second
     known = drafted | (np.arange(8) == 7)
     q = torch.full_like(p, 0.5)
-    state = Grid(accepted, tokens, p, q, tokens < 0, np.full((1, 1), 2), drafted, drafted, known)
+    state = Grid(accepted, tokens, p, q, tokens < 0, np.full((1, 1), 2), drafted, drafted, known, np.array([8]))
     rejected = rule._accept(context, Given(torch.zeros(1, 1)), state)  # type: ignore[arg-type]
     assert rejected[0].nonzero()[0].tolist() == [5] * second
     return state
@@ -210,10 +212,11 @@ def test_tokens_of_later_rows_are_tested_by_hand() -> None:
     assert level.accepted[0].tolist() == [True] * 3 + [False, True, True, True, False]
 
 
-def joint(lag: int, drafted: tuple[int, ...], p: dict[int, float]) -> tuple[list[int], list[int]]:
+def joint(lag: int, drafted: tuple[int, ...], p: dict[int, float], departed: int = 12) -> tuple[list[int], list[int]]:
     """A 3 x 4 image, of which cells 0 and 1 are known: the accepted cells, and those of them that were redrawn.
 
     All drafts are token 1 of q = (.5, .5), and all uniforms .5, so that `p` of a cell's 1 below .25 is a rejection.
+    The path left the first tokens at the cell `departed`.
     """
     rule, context = Pjd(joint=True, lag=lag), _Context()
     context.model = toy_pictures(0, 4, 2)
@@ -224,7 +227,7 @@ def joint(lag: int, drafted: tuple[int, ...], p: dict[int, float]) -> tuple[list
         laws[0, cell] = torch.tensor([1 - chance, chance])
     tokens = torch.ones(1, 12, dtype=torch.int64)
     q = torch.full_like(laws, 0.5)
-    state = Grid(accepted, tokens, laws, q, tokens < 0, np.full((1, 1), 1), tried, tried, tried)
+    state = Grid(accepted, tokens, laws, q, tokens < 0, np.full((1, 1), 1), tried, tried, tried, np.array([departed]))
     context.text.length = np.array([3])  # type: ignore[attr-defined]
     with patch.object(Pjd, "_sides", lambda *_: (3, 4)):
         rule._accept_joint(context, Given(torch.zeros(1, 1)), state)  # type: ignore[arg-type]
@@ -239,6 +242,8 @@ def a_row_goes_on_to_where_the_row_above_was_accepted_by_hand() -> None:
     assert joint(1, below, {4: 0.1}) == ([4], [4]), "a redrawn cell was seen by nobody: row 2 does not begin"
     assert joint(1, below, {8: 0.1}) == ([4, 8], [8])
     assert joint(2, below, {}) == ([], []), "one token is not two"
+    assert joint(1, below, {}, departed=1) == ([4, 8], []), "cell 1 was redrawn in any case"
+    assert joint(1, below, {}, departed=0) == ([], []), "the drafts of row 1 attended to another token in cell 0"
     assert joint(1, (5, 6, 7), {}) == ([], []), "a row is accepted from its left"
     source = pjd._newest(np.array([[True, True, False, False, False, True, False, False, *[False] * 4]]), 4)
     assert source[0].tolist() == [0, 1, 1, 1, 0, 5, 5, 5, 0, 0, 0, 0]
@@ -248,8 +253,13 @@ def test_it_is_declared_relaxed_and_refuses_what_it_cannot_do() -> None:
     assert registry.resolve("pjd", "ar").exact == "relaxed"
     with pytest.raises(SpecError, match="lag=5 is more than the 4 tokens of a row"):
         draw(MODEL, "pjd:lag=5", CAPTIONS)
-    with pytest.raises(SpecError, match="joint=true redraws rejected tokens"):
-        registry.resolve("pjd:joint=true,wait=true", "ar")
+    for spec, why in {
+        "joint=true,wait=true": "joint=true redraws rejected tokens",
+        "tree=3x3": "pjd: tree needs joint=true",
+        "joint=true,tree=9x1": "pjd: tree must be tokens x positions, at most 8x4",
+    }.items():
+        with pytest.raises(SpecError, match=why):
+            registry.resolve(f"pjd:{spec}", "ar")
     with pytest.raises(SpecError, match="pjd needs the token grid of an image"):
         run(toy_ar(0), "pjd", [[1, 2]], 4)
 
@@ -323,7 +333,7 @@ def only_the_last_forward_s_distributions_draw_drafts_by_hand() -> None:
     context.text = text  # type: ignore[assignment]
     known = np.arange(8)[None] == 6
     tokens, p, q = torch.zeros(1, 8, dtype=torch.int64), torch.zeros(1, 8, 2), torch.zeros(1, 8, 2)
-    state = Grid(none, tokens, p, q, tokens < 0, np.array([[1, 2, 3]]), none, none, known)
+    state = Grid(none, tokens, p, q, tokens < 0, np.array([[1, 2, 3]]), none, none, known, np.array([1]))
     probs = torch.tensor([[[0.1, 0.9], [0.2, 0.8], [0.3, 0.7]]])
     outcome: Any = SimpleNamespace(
         draft=SimpleNamespace(sizes=np.array([3])), distributions=SimpleNamespace(probs=probs)
@@ -364,7 +374,7 @@ def the_first_guess_of_a_row_is_the_newest_token_above_by_hand() -> None:
     accepted[0, :2] = True
     tokens = torch.tensor([[5, 3, 0, 0, 0, 2, 0, 0]])
     p = torch.zeros(1, 8, 6)
-    state = Grid(accepted, tokens, p, p, tokens < 0, np.full((1, 1), 1), accepted, accepted, accepted)
+    state = Grid(accepted, tokens, p, p, tokens < 0, np.full((1, 1), 1), accepted, accepted, accepted, np.array([8]))
     given, missing, waiting = accepted.copy(), np.zeros_like(accepted), np.zeros_like(accepted)
     given[0, 5] = missing[0, 4] = missing[0, 6] = True
     waiting[0, 4:] = True
