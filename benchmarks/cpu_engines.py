@@ -2,16 +2,18 @@
 
     python benchmarks/cpu_engines.py --model FILE.gguf --prompts QUESTIONS.jsonl [--count 10] [--max-new-tokens 64]
         [--threads 1] [--rounds 1] [--minutes N] [--clock wall|process] [--rows NAME ...] [--text] [--masked]
-        [--memory] [--diffusion-cli FILE] [--venv FOLDER] [--json FILE] [--markdown]
+        [--memory] [--large] [--diffusion-cli FILE] [--venv FOLDER] [--json FILE] [--markdown]
 
 `--text` (what runs if nothing is asked for) decodes the first turns of Spec-Bench's questions greedily, from a GGUF
 file of SmolLM2 (`scripts/get_smollm2` fetches it). Each engine is a process that lives for the whole run; for each
 prompt every engine has its turn, and another one begins. Seconds are all time from prompt to last token; a second turn
 with one new token gives the prompt's share, so that prompt and decoding can be told apart. `--masked` measures forwards
-of a random masked model of 100M parameters beside `llama-diffusion-cli`, and `--memory` one block of an 8B model in
-4 bits (4.9 GB on the disk). Results are kept in the JSON file, by table, text of each processor by itself; `--markdown`
-writes the page from it. With `--clock process` the tables have the time of an engine's threads in place of that on the
-clock, which on one thread is nearly the same and changes less with other load on the machine; the JSON file has both.
+of a random masked model of 100M parameters beside `llama-diffusion-cli`, and `--memory` one block of an 8B model in 4
+bits (4.9 GB on the disk). `--large` decodes a random model of 1.1 billion parameters, whose weights no cache of the
+processor holds, with pardec and llama.cpp. Results are kept in the JSON file, by
+table, text of each processor by itself; `--markdown` writes the page from it. With `--clock process` the tables have
+the time of an engine's threads in place of that on the clock, which on one thread is nearly the same and changes less
+with other load on the machine; the JSON file has both.
 
 Peers are installed by pip into FOLDER, one environment each, since their requirements contradict each other; a
 temporary folder without `--venv`. One that cannot be installed or does not run is left out, with the reason. Where
@@ -53,6 +55,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 HERE = Path(__file__).resolve().parent
 WORKERS = HERE / "cpu_workers"
@@ -111,6 +115,7 @@ FEATURES = {  # by the name in /proc/cpuinfo
 }  # fmt: skip
 ATTEMPTS = 3  # llama-diffusion-cli sometimes ends before its last lines are written
 PROMPT, NEW, BLOCK = 32, 64, 32  # positions of the masked table
+LARGE_TYPES, LARGE_PROMPT, LARGE_NEW, LARGE_ROUNDS = ("Q4_0", "Q4_K_M", "Q8_0"), 256, 32, 3
 LETTERS = "abcdefgh" * (PROMPT // 8)  # a token each in random GGUF files
 
 
@@ -772,12 +777,73 @@ def memory_table(document: Row) -> str:
     return table(["engine", "seconds to load", "forwards", "seconds", "peak GB"], lines)
 
 
+# Weights that no cache of the processor holds
+
+
+def measure_large(options: argparse.Namespace, peers: Peers) -> Row:
+    """A prompt of 256 tokens, and decoding, of a random model in each type: pardec and llama.cpp in turns."""
+    rows: list[Row] = []
+    for kind in LARGE_TYPES:
+        file = peers.random_model("llama-1b", kind)
+        engines = {"pardec packed, int8 activations": peers.worker("", "pardec_engine", f"large {kind}")}
+        options_of: Row = {"pardec packed, int8 activations": PACKED["packed, int8 activations"], "llama.cpp": {}}
+        try:
+            engines["llama.cpp"] = peers.worker("llama.cpp", "llama_cpp", f"large {kind} llama.cpp")
+            for name, worker in engines.items():
+                worker.ask("load", file=str(file), threads=options.threads, **options_of[name])
+            own: dict[str, list[Row]] = {name: [] for name in engines}
+            for _ in range(LARGE_ROUNDS):
+                for name, worker in engines.items():
+                    own[name].append({
+                        "prompt": decoded(worker, LARGE_PROMPT, 1)["seconds"],
+                        "one": decoded(worker, 16, 1)["seconds"], "many": decoded(worker, 16, LARGE_NEW),
+                    })  # fmt: skip
+            for name, turns in own.items():
+                least = {part: min(turn[part] for turn in turns) for part in ("prompt", "one")}
+                many, count = min((turn["many"]["seconds"], len(turn["many"]["result"])) for turn in turns)
+                rows.append({
+                    "type": kind, "engine": name, "bytes": file.stat().st_size,
+                    "prefill": LARGE_PROMPT / least["prompt"], "decoding": (count - 1) / (many - least["one"]),
+                })  # fmt: skip
+        finally:
+            for worker in engines.values():
+                worker.stop()
+    return {**conditions(options), "rows": rows, "read": read_rate()}
+
+
+def decoded(worker: Worker, prompt: int, new: int) -> Row:
+    """The worker's reply to a prompt of so many tokens."""
+    return worker.ask("decode", mode="sequential", ids=[256 + 7919 * i % 32000 for i in range(prompt)], new=new)
+
+
+def read_rate() -> float:
+    """Bytes a second that numpy reads on one thread: the best of five sums over 512 MB."""
+    values, seconds = np.ones(2**26, dtype=np.int64), []
+    for _ in range(5):
+        began = time.perf_counter()
+        values.sum()
+        seconds.append(time.perf_counter() - began)
+    return float(values.nbytes / min(seconds))
+
+
+def large_table(document: Row) -> str:
+    peer = {row["type"]: row["decoding"] for row in document["rows"] if row["engine"] == "llama.cpp"}
+    lines = [
+        [
+            row["type"], row["engine"], f"{row['bytes'] / 1e6:,.0f}", shown(row["prefill"]), shown(row["decoding"]),
+            shown(row["bytes"] * row["decoding"] / 1e9), shown(row["decoding"] / peer[row["type"]], "{:.2f}"),
+        ]
+        for row in document["rows"]
+    ]  # fmt: skip
+    return table(["type", "engine", "MB", "prompt", "decoding alone", "GB of weights per s", "times the peer"], lines)
+
+
 # Page
 
 PAGE = """# Engines on a CPU
 
-Made by `python benchmarks/cpu_engines.py --text --masked --memory --markdown`, whose docstring says how the peers are
-installed. All engines take turns in one run.
+Made by `python benchmarks/cpu_engines.py --text --masked --memory --large --markdown`, whose docstring says how the
+peers are installed. All engines take turns in one run.
 """
 TEXT = """
 ## Text
@@ -819,6 +885,15 @@ One block of {block} positions after a prompt of {prompt}, by a random model of 
 ({gigabytes:.2f} GB). {conditions}
 
 """
+LARGE = """
+## Weights that no cache holds
+
+A random Llama of 1.1 billion parameters (16 layers of width 2,048, 32,768 tokens): tokens per second of a prompt of
+{prompt}, and of {new} new tokens after 16, the best of {rounds} turns. {conditions}
+GB of weights per second are the file's bytes, of which the embedding is read once, as the head. For comparison: numpy
+sums 512 MB at {read:.1f} GB/s.
+
+"""
 
 
 def said(document: Row) -> str:
@@ -846,6 +921,9 @@ def page(document: Row) -> str:
         text += MASKED.format(**sizes, shape=shape, source=own["source"], conditions=said(own)) + masked_table(own)
     if own := document.get("memory"):
         text += MEMORY.format(**sizes, gigabytes=own["bytes"] / 1e9, conditions=said(own)) + memory_table(own)
+    if own := document.get("large"):
+        sizes = {"prompt": LARGE_PROMPT, "new": LARGE_NEW, "rounds": LARGE_ROUNDS}
+        text += LARGE.format(**sizes, read=own["read"] / 1e9, conditions=said(own)) + large_table(own)
     return text
 
 
@@ -862,8 +940,8 @@ def versions(named: dict[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sorted(found) if name in packages)
 
 
-MEASURES = {"text": measure_text, "masked": measure_masked, "memory": measure_memory}
-TABLES = {"text": text_tables, "masked": masked_table, "memory": memory_table}
+MEASURES = {"text": measure_text, "masked": measure_masked, "memory": measure_memory, "large": measure_large}
+TABLES = {"text": text_tables, "masked": masked_table, "memory": memory_table, "large": large_table}
 
 
 def main() -> None:

@@ -63,6 +63,7 @@ SHAPES = {
     "llada-100m": Shape("llada", vocab=10240, width=768, mlp=2048, layers=12, heads=12, kv_heads=12),
     "llada-8b": Shape("llada", vocab=126464, width=4096, mlp=12288, layers=32, heads=32, kv_heads=32),
     "dream-7b": Shape("dream", vocab=152064, width=3584, mlp=18944, layers=28, heads=28, kv_heads=4),
+    "llama-1b": Shape("llama", vocab=32768, width=2048, mlp=8192, layers=16, heads=32, kv_heads=8, tied=True),
     "smollm2-135m": Shape("llama", vocab=49152, width=576, mlp=1536, layers=30, heads=9, kv_heads=3, tied=True),
 }
 
