@@ -178,6 +178,10 @@ def layer_shape(
     config = one_rotation(config)
     check_followed(files, config)
     kind = "qwen3" if config.get("model_type") == "qwen3" else "llama"
+    if files.config.get("transformer_layer_config") and (own := config.get("model_type")) not in (None, "llama", kind):
+        raise ModelError(
+            f"the layers of {files.name} are those of {own!r} (transformer_layer_config)", "supported: llama, qwen3"
+        )
     slides = slides and (kind == "qwen3" or bool(config.get("layer_types")))  # Llama's class makes no layer_types
     windows = () if slides else ("sliding_window", "layer_types")
     settings = {key: value for key, value in config.items() if key not in windows}

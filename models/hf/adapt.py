@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -23,6 +24,8 @@ from ..loading.unread import draft_patterns
 from ..model import DecodingConfig, LanguageModel
 from ..parallel.placement import choose_dtype, guarded, out_of_memory, short, stored_dtype
 from .hf_logging import silence
+
+_LOCAL: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 
 
 def load_adapter(
@@ -63,7 +66,7 @@ def load_adapter(
     kind, kind_reason = preferred_dtype(quantize, dtype, device) or choose_dtype(dtype, device, stored_dtype(published))
     quantize_weight = None if quantize is None else quantizer(quantize, device, kind, activations)
     placement = device_map if device_map is not None else {"": device}
-    state = None if lora is None else _merged_state(lora, published, source.name)
+    state = None if lora is None else _merged_state(lora, published, source, images=prepare is not None)
     make = partial(_load, source, kind, placement, images=prepare is not None, state=state)
     model = guarded(source.name, make, published, kind)
     if lora is not None:
@@ -123,11 +126,32 @@ def _decoding_config(
     )
 
 
-def _merged_state(lora: Adapter, published: dict[str, Published], name: str) -> dict[str, Tensor]:
+def _merged_state(lora: Adapter, published: dict[str, Published], source: Source, *, images: bool) -> dict[str, Tensor]:
     """The checkpoint's tensors, those that the adapter changes merged in float32."""
     state: dict[str, Tensor] = {}
-    read(lora.merge(published, base=name, conv1d=True), lambda key, tensor: state.__setitem__(key, tensor.clone()))
+    names = {} if lora.updates.keys() <= published.keys() else _renamed(source, published, images=images)
+    merged = lora.merge(
+        {names.get(name, name): entry for name, entry in published.items()}, base=source.name, conv1d=True
+    )
+    read({name: merged[names.get(name, name)] for name in published}, lambda k, v: state.__setitem__(k, v.clone()))
     return state
+
+
+def _renamed(source: Source, published: dict[str, Published], *, images: bool) -> dict[str, str]:
+    """The model's names, which PEFT uses, of tensors that have another name in files, as GPT-NeoX's head.
+
+    They are known by their shape, where just one tensor of the files and one of the model have it and no namesake.
+    """
+    try:
+        with silence():
+            model = _empty(source, images=images)
+    except Exception:  # loading says why
+        return {}
+    own = dict(model.named_parameters())
+    inner = [(tuple(weight.shape), name) for name, weight in own.items() if name not in published]
+    outer = [(entry.shape, name) for name, entry in published.items() if name not in own]
+    once, counts = dict(inner), [Counter(shape for shape, _ in each) for each in (inner, outer)]
+    return {name: once[shape] for shape, name in outer if [count[shape] for count in counts] == [1, 1]}
 
 
 def _refuse_tied(lora: Adapter, model: Any, name: str) -> None:
@@ -144,28 +168,39 @@ def _refuse_tied(lora: Adapter, model: Any, name: str) -> None:
         )
 
 
+def _auto(*, images: bool) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if images else AutoModelForCausalLM
+
+
+def _empty(source: Source, *, images: bool) -> Any:
+    """The model in a folder, without values."""
+    from transformers import AutoConfig
+
+    with torch.device("meta"):
+        return _auto(images=images).from_config(AutoConfig.from_pretrained(source.folder, **_LOCAL))
+
+
 def _load(
     source: Source, dtype: torch.dtype, device_map: Any, *, images: bool, state: dict[str, Tensor] | None = None
 ) -> Any:
     """The model in a folder, or with the config in that folder and the tensors of `state`, by their names in files."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
+    from transformers import GenerationConfig
 
-    kind: Any = AutoModelForImageTextToText if images else AutoModelForCausalLM
-    local: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    kind = _auto(images=images)
     try:
         with silence():
             described: dict[str, Any] = {}
             if state is not None:  # auto classes, which choose by name, accept no state
-                config = AutoConfig.from_pretrained(source.folder, **local)
-                with torch.device("meta"):
-                    kind = type(kind.from_config(config, dtype=dtype))
-                described = {"config": config, "state_dict": state}
+                empty = _empty(source, images=images)
+                kind, described = type(empty), {"config": empty.config, "state_dict": state}
             model, info = kind.from_pretrained(
                 source.folder if state is None else None,
                 **described,
                 dtype=dtype,
                 device_map=device_map,
-                **local,
+                **_LOCAL,
                 output_loading_info=True,
             )
             if state is not None and (source.folder / "generation_config.json").is_file():

@@ -16,6 +16,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from pardec.models.errors import SpecError
+from pardec.models.files.json_text import parse
 from pardec.models.files.token_bytes import special_ids
 
 from .structured.forms import ANNOTATIONS
@@ -258,12 +259,19 @@ def _with_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
     calls = []
     for call in message["tool_calls"]:
         arguments = call["function"]["arguments"]
+        problem = ""
         try:
-            value = json.loads(arguments) if isinstance(arguments, str) else arguments
-        except ValueError:
-            value = None
+            value = parse(arguments, unique=True) if isinstance(arguments, str) else arguments
+            json.dumps(value, allow_nan=False)
+        except (
+            TypeError,
+            ValueError,
+        ) as error:  # among them numbers that are too large, which Python reads as infinity
+            value, problem = None, f": {error}"
         if not isinstance(value, Mapping):
-            raise SpecError("the arguments of a tool call in messages are not a JSON object", hint='as "{\\"x\\": 1}"')
+            raise SpecError(
+                f"the arguments of a tool call in messages are not a JSON object{problem}", hint='as "{\\"x\\": 1}"'
+            )
         calls.append({**call, "function": {**call["function"], "arguments": value}})
     return {**message, "content": message.get("content") or "", "tool_calls": calls}
 

@@ -21,7 +21,7 @@ from .header import Header, read_header
 from .listing import FOLDER, SOURCE
 from .tokenizer import special_ids, tokenizer_files
 
-_FORMAT = 4  # version of the folders; a new number converts files again
+_FORMAT = 5  # version of the folders; a new number converts files again
 _PART = "part-"
 _SAMPLE = 4096  # bytes of a tensor at each end by which contents are told apart
 _STALE_S = 24 * 3600

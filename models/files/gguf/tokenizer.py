@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from ...errors import ModelError, one_line
@@ -17,9 +18,15 @@ _END_TEXTS = frozenset(
     (
         *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>", "<|end|>", "</s>", "<EOT>"),
         *("_<EOT>", "[EOT]", "[EOS]", "<end_of_turn>", "<end_of_utterance>", "<|return|>", "<|call|>", "<|calls|>"),
-        "<|flush|>",
+        *("<|flush|>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
     )
 )
+# Texts of the tokens that end a filled gap, where the file names no id for them.
+_GAP_ENDS = {
+    "fim_pad_token_id": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep_token_id": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep_token_id": ("<|file_sep|>",),
+}
 _SPECIAL = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id"}
 _SPECIAL |= {"pad_token": "padding_token_id", "mask_token": "mask_token_id"}
 
@@ -39,8 +46,8 @@ _SPLITS |= dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING)
 def special_ids(header: Header, vocabulary: int) -> dict[str, Any]:
     """The ids of special tokens as configs name them; eos_token_id has every token that ends a text."""
     values = {name: _id(header, name, vocabulary) for name in (*_ENDS, *_SPECIAL.values())}
-    tokens = header.metadata.get(_PREFIX + "tokens")
-    by_text = [i for i, token in enumerate(tokens) if token in _END_TEXTS] if isinstance(tokens, list) else []
+    tokens, texts = header.metadata.get(_PREFIX + "tokens"), _end_texts(values)
+    by_text = [i for i, token in enumerate(tokens) if token in texts] if isinstance(tokens, list) else []
     named = [values[name] for name in _ENDS if values[name] is not None]
     ends = list(dict.fromkeys([*named, *(number for number in by_text if number < vocabulary)]))
     ids = {"bos_token_id": values["bos_token_id"], "pad_token_id": values["padding_token_id"]}
@@ -88,7 +95,13 @@ def tokenizer_files(header: Header, vocabulary: int, positions: int) -> dict[str
     settings: dict[str, Any] = {name: tokens[index] for name, index in special.items() if index is not None}
     like_llama3 = _SPLITS[split] == _LLAMA3  # which has it by default
     adds_bos = fields.get(_PREFIX + "add_bos_token", like_llama3) is True and special["bos_token"] is not None
-    adds_eos = fields.get(_PREFIX + "add_eos_token") is True and special["eos_token"] is not None
+    adds_eos = fields.get(_PREFIX + "add_eos_token") is True
+    for end in ("bos", "eos"):
+        if fields.get(f"{_PREFIX}add_{end}_token") is True and special[f"{end}_token"] is None:
+            raise ModelError(
+                f"{file}: {_PREFIX}add_{end}_token is true, and {_PREFIX}{end}_token_id names none of its tokens",
+                f"name the token in a copy: gguf-new-metadata --special-token-by-id {end} ID IN OUT",
+            )
     settings |= {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": adds_bos,
@@ -97,7 +110,8 @@ def tokenizer_files(header: Header, vocabulary: int, positions: int) -> dict[str
         "model_max_length": positions,
     }
     try:
-        types = [_CONTROL if token in _END_TEXTS else own for token, own in zip(tokens, types, strict=True)]
+        texts = _end_texts({name: _id(header, name, len(tokens)) for name in _GAP_ENDS})
+        types = [_CONTROL if token in texts else own for token, own in zip(tokens, types, strict=True)]
         named = set(special.values())
         types = [_CONTROL if own in (_UNUSED, _BYTE) and index in named else own for index, own in enumerate(types)]
         ends = special["bos_token"] if adds_bos else None, special["eos_token"] if adds_eos else None
@@ -109,6 +123,11 @@ def tokenizer_files(header: Header, vocabulary: int, positions: int) -> dict[str
     if isinstance(template, str) and template:
         files["chat_template.jinja"] = template
     return files
+
+
+def _end_texts(ids: Mapping[str, int | None]) -> frozenset[str]:
+    """The texts of tokens that end a text, where the file names these ids."""
+    return _END_TEXTS.union(*(texts for name, texts in _GAP_ENDS.items() if ids[name] is None))
 
 
 def _byte_level(

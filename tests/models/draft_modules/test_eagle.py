@@ -336,6 +336,16 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"draft": 15, "layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 3},
         "names layers with and without a window",
     ),
+    "layers of another model": (
+        "speculators",
+        {
+            "draft": 15,
+            "change": lambda tensors, config: config["transformer_layer_config"].update(
+                model_type="mistral", sliding_window=3
+            ),
+        },
+        "the layers of .* are those of 'mistral'",
+    ),
     "heads that are rotated in part": (
         "speculators",
         {"draft": 15, "rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}},

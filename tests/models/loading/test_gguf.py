@@ -568,3 +568,33 @@ def test_an_end_of_text_ends_a_chat_models_answer_too(tmp_path: Path) -> None:
     assert model.decoding_config.eos_ids == (2, 0, last)  # <|im_end|>, <|endoftext|> and the last one
     assert model.tokenizer.encode("<|end_of_text|>", add_special_tokens=False) == [last]
     assert model.tokenizer.decode([0, 40, last], skip_special_tokens=True) == model.tokenizer.decode([40])
+
+
+@pytest.mark.parametrize("texts", [("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"), ("[PAD]", "<reponame>", "<eos>")])
+def test_a_text_ends_at_tokens_that_end_a_gap_by_their_text(tmp_path: Path, texts: tuple[str, ...]) -> None:
+    """As in llama.cpp: the files of Qwen's models name no ids for filling gaps."""
+    at = len(TOKENS)
+    model = load(with_tokens(tmp_path / "toy.gguf", dict.fromkeys(texts, 4)), device="cpu")
+    assert model.decoding_config.eos_ids == (2, 0, at, at + 1, at + 2)
+    assert model.tokenizer.decode([40, at], skip_special_tokens=True) == model.tokenizer.decode([40])
+
+
+def test_an_id_that_ends_a_gap_counts_before_texts(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "toy.gguf", metadata=gap_tokens("<|file_sep|>", {"fim_sep_token_id": 9}))
+    assert load(file, device="cpu").decoding_config.eos_ids == (2, 9, 0)
+
+
+def gap_tokens(last: str, ids: dict[str, int]) -> dict[str, Any]:
+    """Metadata with this text of the last token, and these ids."""
+    tokens = [*TOKENS[:-1], last]
+    return {"tokenizer.ggml.tokens": tokens} | {f"tokenizer.ggml.{name}": number for name, number in ids.items()}
+
+
+@pytest.mark.parametrize("end", ["bos", "eos"])
+@pytest.mark.parametrize("number", [None, 100_000])
+def test_a_token_to_add_that_the_file_does_not_have_is_refused(tmp_path: Path, end: str, number: int | None) -> None:
+    flags = {f"tokenizer.ggml.add_{end}_token": True, f"tokenizer.ggml.{end}_token_id": number}
+    file = write_gguf(tmp_path / "toy.gguf", metadata=flags)
+    with pytest.raises(ModelError, match=rf"add_{end}_token is true, and tokenizer\.ggml\.{end}_token_id") as error:
+        load(file, device="cpu")
+    assert f"--special-token-by-id {end} ID" in str(error.value.hint)

@@ -71,6 +71,8 @@ BY_PEFT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         GPT2,
         {"target_modules": ["c_attn"], "fan_in_fan_out": True, "use_dora": True},
     ),
+    "a head with another name in files": ("GPTNeoX", {}, {"target_modules": ["query_key_value", "lm_head"]}),
+    "the same, saved whole": ("GPTNeoX", {}, {"target_modules": ["dense"], "modules_to_save": ["lm_head"]}),
 }
 
 

@@ -170,6 +170,15 @@ def test_results_of_calls_reach_the_model(llama: Running) -> None:
     assert "not a JSON object" in refused.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("text", ['{"a": 1e400}', '{"a": NaN}', '{"a": 1, "a": 2}', '{"a": "\\ud83d"}', "[" * 50_000])
+def test_arguments_that_no_prompt_can_repeat_are_refused(text: str) -> None:
+    """Python reads a large number as infinity, takes the last of equal keys, and fails at deep nesting."""
+    call = {"type": "function", "function": {"name": "add", "arguments": text}}
+    messages = [*MESSAGES, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    with pytest.raises(pardec.SpecError, match="the arguments of a tool call in messages are not a JSON object: "):
+        conversation(with_template(HERMES_TEMPLATE).language_model, messages, TOOLS)
+
+
 def test_stop_strings_end_the_text_before_a_call(llama: Running) -> None:
     """Agents send them beside tools: they end text, and never cut a call."""
     arguments: dict[str, Any] = {
