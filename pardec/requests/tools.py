@@ -263,10 +263,7 @@ def _with_arguments(message: Mapping[str, Any]) -> dict[str, Any]:
         try:
             value = parse(arguments, unique=True) if isinstance(arguments, str) else arguments
             json.dumps(value, allow_nan=False)
-        except (
-            TypeError,
-            ValueError,
-        ) as error:  # among them numbers that are too large, which Python reads as infinity
+        except (TypeError, ValueError) as error:  # also of numbers that Python reads as infinity
             value, problem = None, f": {error}"
         if not isinstance(value, Mapping):
             raise SpecError(
