@@ -8,8 +8,8 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install -q --disable-pip-version-check torch==2.13.0 transformers==5.23.0 numpy==2.4.6 outlines==1.3.3 \
-    outlines-core==0.2.14 xgrammar==0.2.8
+"$folder/venv/bin/pip" install -q --disable-pip-version-check torch==2.13.0 transformers==5.23.0 numpy==2.4.6 outlines==1.3.3
+"$folder/venv/bin/pip" install -q --disable-pip-version-check outlines-core==0.2.14 xgrammar==0.2.8
 OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 "$folder/venv/bin/python" - <<'PY'
 import re
 import sys
