@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # xgrammar and llguidance: a point in a regular expression is any character but a line break, in Python, JavaScript,
-# Rust and the expressions of JSON schema. In xgrammar it is any character at all: "Answer: .*", to have one line, admits
-# any number of lines, and a model that ends its line goes on, up to the limit of tokens. A pattern of two lines, ".*\n.*",
+# Rust and JSON schema. In xgrammar it is any character at all: "Answer: .*", to have one line, admits
+# more lines, and a model that ends its line goes on, up to the limit of tokens. A pattern of two lines, ".*\n.*",
 # no longer says where the first ends. llguidance keeps to the line. A schema's "pattern" is another matter: there the
 # line break is left out. The same holds for a pattern that is the content of a tag; it also passes over the tag's end.
 set -euo pipefail
@@ -9,8 +9,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install -q --disable-pip-version-check torch==2.13.0 transformers==5.23.0 numpy==2.4.6
-"$folder/venv/bin/pip" install -q --disable-pip-version-check xgrammar==0.2.8 \
-    llguidance==1.9.1 tokenizers==0.23.3
+"$folder/venv/bin/pip" install -q --disable-pip-version-check xgrammar==0.2.8 llguidance==1.9.1 tokenizers==0.23.3
 "$folder/venv/bin/python" - <<'PY'
 import json
 import re
@@ -49,7 +48,8 @@ seen = {
 }
 string = compiler.compile_json_schema(json.dumps({"type": "string", "pattern": f"^{pattern}$"}))
 in_schema = [xgrammar_admits(string, f'"{text}"') for text in texts]
-in_tag = xgrammar_admits(compiler.compile_structural_tag({"type": "structural_tag", "format": tag}), "<a>4</a>\n and </a>")
+tagged = compiler.compile_structural_tag({"type": "structural_tag", "format": tag})
+in_tag = xgrammar_admits(tagged, "<a>4</a>\n and </a>")
 print("xgrammar", metadata.version("xgrammar"), "llguidance", metadata.version("llguidance"))
 print("guess: each admits the one line, and refuses the three")
 for name, admitted in seen.items():

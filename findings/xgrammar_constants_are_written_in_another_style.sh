@@ -9,8 +9,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
 "$folder/venv/bin/pip" install -q --disable-pip-version-check torch==2.13.0 transformers==5.23.0 numpy==2.4.6
-"$folder/venv/bin/pip" install -q --disable-pip-version-check xgrammar==0.2.8 \
-    llguidance==1.9.1 tokenizers==0.23.3
+"$folder/venv/bin/pip" install -q --disable-pip-version-check xgrammar==0.2.8 llguidance==1.9.1 tokenizers==0.23.3
 "$folder/venv/bin/python" - <<'PY'
 import json
 import sys
