@@ -287,6 +287,7 @@ def test_forwards_fall_and_neighbours_are_as_equal_as_before() -> None:
     test_a_rejected_token_of_a_later_row_is_redrawn_from_what_the_drafts_distribution_lacks()
     test_with_wait_a_rejected_draft_is_drawn_again_without_regard_to_what_it_was()
     test_rows_begin_and_are_guessed_by_hand()
+    test_joint_with_a_lag_of_a_row_is_sjd_with_other_first_guesses(1.0, "3x3")
     test_features.test_the_exact_rule_tests_no_preaccepted_token()
     test_features.test_preaccepted_tokens_stay_outside_of_later_filters_unless_constraints_read_the_tokens_before(True)
     model, task = pardec.load("tiny-llamagen", device="cpu"), pardec.task("captions")
