@@ -701,16 +701,17 @@ def page_of_rows(rows: Rows) -> str:
     each, base_each = (np.mean(row["forwards"]) / 12 for row in (apart, measured[base]))
     plain, alike = (ratio(joint["forwards"], measured[name]["forwards"]) for name in ("sjd", "sjd:window=145"))
     text += (
-        f"\n`{joint['name']}` takes {plain} of the forwards of `sjd`, and {alike} of those of `sjd:window=145`.\n"
+        f"\n`{joint['name']}` takes {plain} of the forwards of `sjd`, and {alike} of those of `sjd:window=145`; "
+        "`tree` is SJD-PAC's, another method of 2026.\n"
         "\nWith the published mask a row's accepted tokens cannot pass those of the row above a round before, so that "
         "each row ends a forward after it or later: 12 rows take 13 forwards at the least, whatever the drafts, "
         f"{13 / 12 / base_each:.2f} of `{base}`'s. The fewest there are {each:.1f} forwards per row, and "
         f"{base_each:.1f} with `{base}`: the round in which a code is first predicted from the token above it is the "
         "one that tests its draft, which was sampled without that token. With `joint`, which is no part of the paper, "
         "drafts attend to the drafts above them and may be accepted in the same round as these. The first row, which "
-        f"has none above it, takes {np.mean(joint['first']):.1f} forwards, as many as in the same window of `sjd` "
-        f"({np.mean(measured['sjd:window=145']['first']):.1f}), and the other eleven "
-        f"{np.mean(joint['forwards']) - np.mean(joint['first']):.1f} together, so that the first row is what remains. "
+        f"has none above it, takes {np.mean(joint['first']):.1f} forwards, as many as with `{base}` "
+        f"({np.mean(measured[base]['first']):.1f}), and the other eleven "
+        f"{np.mean(joint['forwards']) - np.mean(joint['first']):.1f} together. "
         "The published ratio is 0.35 to 0.45 on 48 rows of 48 codes, of which `sjd` takes 22 forwards per row, so that "
         "a forward per row is little.\n"
     )
