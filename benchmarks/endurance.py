@@ -184,7 +184,7 @@ def processes(ray: Path | None) -> Row:
             "two processes that split each layer": [*two, *asked, "--tp"],
         }
         if ray is not None:
-            ways["two workers of ray"] = [str(ray), "-m", *asked, "--executor", "ray", "--workers", "2"]
+            ways["two Ray workers that share the rows"] = [str(ray), "-m", *asked, "--executor", "ray", "--workers", "2"]
         found = {}
         for name, command in ways.items():
             out = home / f"{len(found)}.jsonl"
