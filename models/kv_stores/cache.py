@@ -51,7 +51,8 @@ class EncodedKV:
         """Writes the first `count` chunks of these rows to out [R, count * G, K, D]."""
         parts = {name: part[rows, :count] for name, part in self.parts.items()}
         calibration = {name: part[rows] for name, part in self.calibration.items()}
-        self.codec.decode_to(out.unflatten(1, (count, self.shape.tokens)), parts, calibration, self.shape)
+        chunks = out.view(len(out), count, self.shape.tokens, *out.shape[2:])
+        self.codec.decode_to(chunks, parts, calibration, self.shape)
 
     def keep(self, rows: Tensor) -> None:
         rows = rows.to(self.device)

@@ -58,7 +58,7 @@ class Codec:
         """Writes the chunks to out [R, N, G, K, D], of any dtype; parts [R, N, ...], and calibration [R, ...]."""
         flat = {name: part.flatten(0, 1) for name, part in parts.items()}
         each = {name: part.repeat_interleave(out.shape[1], 0) for name, part in calibration.items()}
-        out.copy_(self.decode(flat, each, shape).unflatten(0, out.shape[:2]))
+        out.copy_(self.decode(flat, each, shape).reshape(out.shape))
 
 
 @dataclass(frozen=True)
