@@ -184,7 +184,8 @@ def processes(ray: Path | None) -> Row:
             "two processes that split each layer": [*two, *asked, "--tp"],
         }
         if ray is not None:
-            ways["two workers of ray"] = [str(ray), "-m", *asked, "--executor", "ray", "--workers", "2"]
+            workers = ["--executor", "ray", "--workers", "2"]
+            ways["two Ray workers that share the rows"] = [str(ray), "-m", *asked, *workers]
         found = {}
         for name, command in ways.items():
             out = home / f"{len(found)}.jsonl"
@@ -271,6 +272,7 @@ def page(data: Row) -> str:
         ]  # fmt: skip
         lines += [f"| {name} | {row['rows']} | {row['equal']} |" for name, row in rows.items()]
         lines.append("")
+    lines += ["Rows of batches of 1 to 64, beside the same rows alone: [rounding](numerics.md#rows-of-a-batch).", ""]
     return "\n".join(lines)
 
 

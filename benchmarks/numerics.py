@@ -1,7 +1,7 @@
 """Differences between float32, bfloat16 and int8: errors and ties of logits, and rows that depend on their batch.
 
     python benchmarks/numerics.py --model SmolLM2-135M-Instruct.Q4_1.gguf --prompts spec_bench.jsonl
-        [--positions 10000] [--rows 64] [--new 48] [--only logits|shapes|batches]
+        [--positions 10000] [--new 48] [--only logits|shapes|batches] [--models NAME ...]
 
 Three tables, in benchmarks/numerics.md and numerics.json:
 
@@ -10,25 +10,30 @@ Three tables, in benchmarks/numerics.md and numerics.json:
   likeliest logits are equal (a tie) or closer than a hundredth, and how often the likeliest token is another one.
 - shapes: a token decoded alone, over a cache, beside a forward over 8 tokens as a verification makes it: positions with
   a bit that differs, and with another likeliest token.
-- batches: greedy tokens of the same prompts, of unequal length, alone and in batches of up to 64: rows that are equal.
+- batches: greedy tokens of the first prompts, of unequal length, in one batch of 1 to 64 rows, beside each prompt alone
+  (without drafts where the batch has drafts), of the model and of two embedded ones: rows that differ, and by how much.
+  --models names some of them; what the file says of the others stays.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import pardec
 from pardec.environment import processor
 from pardec.models.plan import Plan
+from pardec.samplers.logprobs import TokenLogprobs
 from pardec.training.texts import chat_ids
 
 HERE = Path(__file__).resolve().parent
@@ -38,7 +43,16 @@ WAYS: dict[str, dict[str, Any]] = {
     "packed weights, int8 activations": {"dtype": "float32", "packed": True, "activations": "int8"},
     "bfloat16": {"dtype": "bfloat16", "packed": False},
 }
-SIZES = (2, 4, 8, 16, 32, 64)  # rows of a batch
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # rows of a batch
+TYPES = {name: {"dtype": name} for name in ("float32", "bfloat16")}
+SAMPLERS = {  # by the model, the plain one first
+    "tiny-llama": ("sequential", "lookup:k=4", "eagle:name=tiny-llama-eagle"),
+    "tiny-dream": ("confident", "threshold:tau=0.8", "threshold:tau=0.8@dual"),
+    "SmolLM2-135M": ("sequential", "lookup:k=4"),
+}
+EMBEDDED = ("tiny-llama", "tiny-dream")
+DRAFTED = ("lookup:k=4", "eagle:name=tiny-llama-eagle")  # they have the tokens of the plain one
+TOP = 20  # likeliest tokens whose log-probabilities are compared
 VERIFIED = 8  # tokens of a forward that verifies
 NEAR = 0.01  # logits closer than this
 
@@ -133,33 +147,61 @@ def shapes(texts: Texts, models: dict[str, pardec.Model]) -> list[Row]:
     return rows
 
 
-def batches(prompts: list[list[int]], models: dict[str, pardec.Model], new: int) -> Iterator[Row]:
-    for name, model in models.items():
-        alone = [model.generate(input_ids=[ids], sampler="sequential", max_new_tokens=new).tokens[0] for ids in prompts]
-        equal = {}
+def batches(name: str, way: str, model: pardec.Model, prompts: list[list[int]], new: int) -> Iterator[Row]:
+    """A row for each sampler of this model: how many rows of each batch have other tokens than alone."""
+    options: dict[str, Any] = {"max_new_tokens": new, "temperature": 0, "logprobs": TOP, "stop_ids": []}
+    alone: list[pardec.Result] = []
+    for spec in SAMPLERS[name]:
+        if spec not in DRAFTED:
+            alone = [model.generate(input_ids=[ids], sampler=spec, **options) for ids in prompts]
+        other, largest, gaps = {}, 0.0, []
         for size in SIZES:
-            together: list[Any] = []
-            for start in range(0, len(prompts), size):
-                batch = prompts[start : start + size]
-                together += model.generate(input_ids=batch, sampler="sequential", max_new_tokens=new).tokens
-            equal[str(size)] = sum(list(a) == list(b) for a, b in zip(alone, together, strict=True))
-        row = {"way": name, "rows": len(prompts), "equal": equal}
-        print(row, flush=True)
-        yield row
+            together = model.generate(input_ids=prompts[:size], sampler=spec, **options)
+            assert together.logprobs is not None
+            other[str(size)] = 0
+            for one, row, listed in zip(alone, together.tokens, together.logprobs, strict=False):
+                assert one.logprobs is not None
+                own, end = one.logprobs[0], first_other(one.tokens[0], row)
+                largest = max(largest, farthest(own, listed, new if end is None else end))
+                if end is not None:
+                    other[str(size)] += 1
+                    gaps.append(float(own.own[end]) - chance(own, end, row[end]))
+        print(f"{name}, {way}, {spec}: {other}, {largest:.2g}, {sorted(gaps)}", flush=True)
+        gap = max(gaps, default=None)
+        yield {"model": name, "way": way, "sampler": spec, "other": other, "largest": largest, "gap": gap}
+
+
+def first_other(tokens: Sequence[int], others: Sequence[int]) -> int | None:
+    """The index of the first token that differs; None if the lists are equal."""
+    return next((at for at, (one, two) in enumerate(zip(tokens, others, strict=True)) if one != two), None)
+
+
+def farthest(one: TokenLogprobs, other: TokenLogprobs, end: int) -> float:
+    """The largest difference of a log-probability, over the tokens that both list at the positions up to `end`."""
+    same = one.ids[: end + 1, :, None] == other.ids[: end + 1, None]
+    apart = np.abs(one.top[: end + 1, :, None] - other.top[: end + 1, None])
+    return float(apart[same].max())
+
+
+def chance(listed: TokenLogprobs, at: int, token: int) -> float:
+    """The log-probability of a token at a position; -inf where it is not among those that are listed."""
+    found = listed.top[at, listed.ids[at] == token]
+    return float(found[0]) if len(found) else -math.inf
 
 
 def page(data: Row) -> str:
     lines = [
         "# Rounding",
         "",
-        f"Made by `{data['command']}`, whose docstring says what is compared.",
-        f"SmolLM2-135M on {data['processor']}, torch {data['torch']}; {data['date']}.",
+        "Made by `python benchmarks/numerics.py`, whose docstring says what is compared, each part when and where it",
+        "says.",
         "",
     ]  # fmt: skip
     if rows := data.get("logits"):
         lines += [
             "## Logits",
             "",
+            f"{data['made']['logits']}.",
             f"{rows[0]['positions']:,} positions of greedy answers, 49,152 logits each. `tie`: the two highest "
             f"logits are equal; `near`: they differ by less than {NEAR}. `other token`: the likeliest one is "
             "not that of float64.",
@@ -177,6 +219,7 @@ def page(data: Row) -> str:
         lines += [
             "## One token at a time, and several",
             "",
+            f"{data['made']['shapes']}.",
             f"Logits of forwards over one token beside those of forwards over {VERIFIED}, both over a cache.",
             "",
             "| computed in | positions | equal in every bit | other token | largest difference |",
@@ -191,14 +234,23 @@ def page(data: Row) -> str:
         lines += [
             "## Rows of a batch",
             "",
-            f"Greedy answers of {data['new']} tokens to {rows[0]['rows']} prompts of unequal length: how many rows "
-            "have the tokens that they have alone, by the rows of a batch.",
+            f"{data['made']['batches']}.",
+            f"Greedy answers of {data['new']} tokens to prompts of unequal length: how many rows of a batch of 1 to 64 "
+            "have other tokens than alone. `farthest`: the largest difference of a log-probability, of the "
+            f"{TOP} likeliest tokens, up to the first token that differs. `gap`: by how much the token alone was "
+            "likelier, alone, than the other one; the largest of all rows.",
             "",
-            f"| computed in | {' | '.join(map(str, SIZES))} |",
-            f"|---|{'---|' * len(SIZES)}",
+            f"| model | computed in | sampler | {' | '.join(map(str, SIZES))} | farthest | gap |",
+            f"|---|---|---|{'---|' * len(SIZES)}---|---|",
         ]
-        lines += [f"| {row['way']} | {' | '.join(str(row['equal'][str(size)]) for size in SIZES)} |" for row in rows]
-        lines.append("")
+        lines += [
+            f"| {row['model']} | {row['way']} | `{row['sampler']}` | "
+            f"{' | '.join(str(row['other'][str(size)]) for size in SIZES)} | {row['largest']:.2g} | "
+            f"{'' if row['gap'] is None else format(row['gap'], '.2g')} |"
+            for row in rows
+        ]
+        reason = "In bfloat16 PyTorch's matmuls add in another order from some fifty positions on (with AMX)"
+        lines += ["", f"{reason}; logits from 16 to 32 are steps of 0.125.", ""]
     return "\n".join(lines)
 
 
@@ -207,30 +259,55 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--positions", type=int, default=10_000)
-    parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--new", type=int, default=48)
     parser.add_argument("--only", choices=("logits", "shapes", "batches"))
+    parser.add_argument("--models", nargs="+", choices=SAMPLERS, default=list(SAMPLERS), help="models of the batches")
     given = parser.parse_args()
     every = [json.loads(line)["turns"][0] for line in given.prompts.read_text(encoding="utf-8").splitlines()]
-    models = {name: pardec.load(str(given.model), device="cpu", **ways) for name, ways in WAYS.items()}
     file = HERE / "numerics.json"
     data: Row = json.loads(file.read_text(encoding="utf-8")) if given.only and file.is_file() else {}
-    asked = f"--positions {given.positions} --rows {given.rows} --new {given.new}"
+    asked = f"--positions {given.positions} --new {given.new}"
     files = f"--model {given.model.name} --prompts {given.prompts.name}"
-    data |= {"command": f"python benchmarks/numerics.py {files} {asked}"}
-    data |= {"processor": processor(), "torch": torch.__version__, "date": datetime.now(UTC).date().isoformat()}
-    first = next(iter(models.values()))
+    run = f"`{files} {asked}` on {processor()}, torch {torch.__version__}; {datetime.now(UTC).date().isoformat()}"
+    made = data.setdefault("made", {})
     if given.only in (None, "logits", "shapes"):
+        models = {name: pardec.load(str(given.model), device="cpu", **ways) for name, ways in WAYS.items()}
         texts = answers(models["packed weights, float32 activations"], every[:: 480 // 60], given.positions)
     if given.only in (None, "logits"):
-        data["logits"] = compared(texts, precise(given.model), models)
+        data["logits"], made["logits"] = compared(texts, precise(given.model), models), run
     if given.only in (None, "shapes"):
-        data["shapes"] = shapes(texts[:4], models)
-    if given.only in (None, "batches"):
-        prompts = [chat_ids(first, text)[-96:] for text in every[:: max(1, len(every) // given.rows)][: given.rows]]
-        data |= {"batches": list(batches(prompts, models, given.new)), "new": given.new}
+        data["shapes"], made["shapes"] = shapes(texts[:4], models), run
+    for name in given.models if given.only in (None, "batches") else ():
+        where, ways = (str(given.model), WAYS) if name not in EMBEDDED else (name, TYPES)
+        for way, options in ways.items():
+            model = pardec.load(where, device="cpu", **options)
+            prompts = batch_prompts(name, model, every)
+            for row in batches(name, way, model, prompts, given.new):
+                kept = [old for old in data.get("batches", ()) if key(old) != key(row)]
+                data |= {"batches": sorted([*kept, row], key=key), "new": given.new}
+                made["batches"] = run
+                write(file, data)
+    write(file, data)
+
+
+def write(file: Path, data: Row) -> None:
     file.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    (HERE / "numerics.md").write_text(page(data), encoding="utf-8")
+    file.with_suffix(".md").write_text(page(data), encoding="utf-8")
+
+
+def batch_prompts(name: str, model: pardec.Model, texts: list[str]) -> list[list[int]]:
+    """The ids of 64 prompts of unequal length."""
+    count = SIZES[-1]
+    if name in EMBEDDED:
+        return [chat_ids(model, problem.prompt) for problem in pardec.task("arithmetic").problems(n=count)]
+    chosen = texts[:: len(texts) // count][:count]
+    return [chat_ids(model, text)[-8 - at // 2 :] for at, text in enumerate(chosen)]
+
+
+def key(row: Row) -> tuple[int, int, int]:
+    """The place of a row among the batches."""
+    name = row["model"]
+    return list(SAMPLERS).index(name), list(WAYS).index(row["way"]), SAMPLERS[name].index(row["sampler"])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Greedy tokens of each speculative mode of five engines, compared with the plain greedy tokens of the same engine.
 
     python benchmarks/speculative_equality.py --model FILE.gguf --prompts QUESTIONS.jsonl [--count 30]
-        [--max-new-tokens 64] [--venv FOLDER] [--rows NAME ...] [--run FOLDER]
+        [--max-new-tokens 64] [--venv FOLDER] [--rows NAME ...] [--modes NAME ...] [--keep] [--run FOLDER]
 
 Prompts are first turns of Spec-Bench, of each kind in turn, in the chat template of FILE (SmolLM2-135M-Instruct in
 Q4_1: `scripts/get_smollm2` fetches it). float32 and bfloat16 are the dequantized weights of FILE. OpenVINO computes the
@@ -9,7 +9,8 @@ Q4_1: `scripts/get_smollm2` fetches it). float32 and bfloat16 are the dequantize
 cache in float16; vLLM runs without its compiler. Draft models are FILE again with its 4-bit tensors as Q4_0, so that
 most drafts are right and some are wrong. Each engine decodes one prompt at a time on one thread, in an environment of
 its own, as in benchmarks/cpu_engines.py. The tokens are kept in the folder --run, and the same command continues from
-there; --rows chooses engines by a part of their name. The page is benchmarks/speculative_equality.md.
+there; --rows chooses engines by a part of their name, and --modes among their modes. The page is
+benchmarks/speculative_equality.md; with --keep, lines of the page that is there stay where this run has none.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -69,12 +71,13 @@ PAGE = """# Greedy tokens with drafts, by engine
 
 Made by `python benchmarks/speculative_equality.py --model {model} --prompts spec_bench.jsonl --count {count}`, whose
 docstring says what is compared. {count} first turns of Spec-Bench ({lengths} tokens), {new} new tokens at most, one
-thread of a processor with {processor}; {date}.
+thread.
 
 `as plain` counts prompts whose tokens are those of the same engine without drafts. `from drafts` is the share of
 decoded tokens that were accepted drafts: a mode that accepts none is not tested by its row. `first other token` is the
 place of the first token that differs, the median of the prompts where one does. `as float32` compares plain tokens
-with transformers' in float32. The row `{again}` decodes the first prompts a second time.
+with transformers' in float32. The row `{again}` decodes the first prompts a second time. `made` is the day of a row,
+with the newest instructions of its processor.
 
 """
 
@@ -222,6 +225,8 @@ class Rows:
         return any((row["engine"], row["mode"], row.get("prompt")) == key for row in self.rows)
 
     def add(self, row: Row) -> None:
+        newest = processor_features(processor_flags()).rpartition(", ")[2]
+        row = {**row, "made": f"{datetime.now(UTC).date().isoformat()}, {newest}"}
         self.rows.append(row)
         with self.file.open("a", encoding="utf-8") as out:
             out.write(json.dumps(row) + "\n")
@@ -232,8 +237,10 @@ class Rows:
         """Lines of the table."""
         groups: dict[tuple[str, str], dict[int, list[Row]]] = {}
         reasons: dict[tuple[str, str], str] = {}
+        made: dict[tuple[str, str], str] = {}
         for row in self.rows:
             key = (row["engine"], row["mode"])
+            made[key] = row.get("made", "")
             if "reason" in row:
                 reasons[key] = row["reason"]
             else:
@@ -242,7 +249,7 @@ class Rows:
             done = groups.get((engine, mode), {})
             plain, reference = groups.get((engine, PLAIN), {}), groups.get((REFERENCE, PLAIN), {})
             if not done:
-                yield [engine, mode, "0", f"not available: {reasons[engine, mode]}", "", "", ""]
+                yield [engine, mode, "0", f"not available: {reasons[engine, mode]}", "", "", "", made[engine, mode]]
                 continue
             same = equal(done, plain)
             decoded = [row for [row] in done.values()]
@@ -256,6 +263,7 @@ class Rows:
                 "" if mode in (PLAIN, AGAIN) else f"{accepted:.0%}",
                 f"{statistics.median(places):.0f}" if places else "",
                 "" if float32 is None or mode != PLAIN else f"{float32} of {len(done)}",
+                made[engine, mode],
             ]  # fmt: skip
 
 
@@ -267,16 +275,31 @@ def first_other(tokens: list[int], others: list[int]) -> int | None:
     return next((place for place, (one, other) in pairs if one != other), 1 + min(len(tokens), len(others)))
 
 
-def page(options: argparse.Namespace, prompts: dict[int, list[int]], rows: Rows) -> str:
+def kept_from(file: Path) -> tuple[list[list[str]], dict[str, str]]:
+    """The lines of a page's table, and the versions that it names."""
+    text = file.read_text(encoding="utf-8")
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    named = text.rpartition("Versions: ")[2].strip().removesuffix(".")
+    return lines[2:], dict(package.rsplit(" ", 1) for package in named.split(", "))
+
+
+def merged(new: list[list[str]], old: list[list[str]], engines: list[str]) -> list[list[str]]:
+    """Lines by the order of `engines`; each of a mode that a run has made again replaces the old one."""
+    lines = {(line[0], line[1]): line for line in [*old, *new]}
+    return sorted(lines.values(), key=lambda line: engines.index(line[0]) if line[0] in engines else len(engines))
+
+
+def page(options: argparse.Namespace, prompts: dict[int, list[int]], rows: Rows, engines: list[str]) -> str:
     lengths = sorted(map(len, prompts.values()))
     said = {
         "model": options.model.name, "count": len(prompts), "new": options.max_new_tokens, "again": AGAIN,
-        "lengths": f"{lengths[0]} to {lengths[-1]}", "processor": processor_features(processor_flags()),
-        "date": datetime.now(UTC).date().isoformat(),
+        "lengths": f"{lengths[0]} to {lengths[-1]}",
     }  # fmt: skip
-    head = ["engine", "mode", "prompts", "as plain", "from drafts", "first other token", "as float32"]
-    named = {f"{row['engine']}: {name}": value for row in rows.rows for name, value in row.get("versions", {}).items()}
-    return PAGE.format(**said) + table(head, rows.lines()) + f"\nVersions: {versions(named)}.\n"
+    head = ["engine", "mode", "prompts", "as plain", "from drafts", "first other token", "as float32", "made"]
+    old, named = kept_from(options.out) if options.keep and options.out.is_file() else ([], {})
+    named |= {name: value for row in rows.rows for name, value in row.get("versions", {}).items()}
+    lines = merged(list(rows.lines()), old, engines)
+    return PAGE.format(**said) + table(head, lines) + f"\nVersions: {versions(named)}.\n"
 
 
 def main() -> None:
@@ -286,6 +309,8 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=30)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--rows", nargs="+", default=[], help="measure only engines whose name has one of these parts")
+    parser.add_argument("--modes", nargs="+", default=[], help="measure only these modes of them")
+    parser.add_argument("--keep", action="store_true", help="keep lines of the page that this run does not make")
     parser.add_argument("--venv", type=Path, help="folder that keeps the environments and converted models")
     parser.add_argument("--run", type=Path, default=Path("runs/speculative_equality"), help="folder of results so far")
     parser.add_argument("--out", type=Path, default=HERE / "speculative_equality.md")
@@ -297,10 +322,13 @@ def main() -> None:
         chosen_ones = chosen_prompts(options.prompts, options.count)
         ids, stop = encoded(peers, options.model, [text for _, text in chosen_ones])
         prompts = dict(zip([prompt for prompt, _ in chosen_ones], ids, strict=True))
-        for arm in arms(peers, options.model.resolve(), stop):
-            if chosen(options, arm.row):
-                decode(arm, peers, prompts, stop, options.max_new_tokens, rows)
-                options.out.write_text(page(options, prompts, rows), encoding="utf-8")
+        every = arms(peers, options.model.resolve(), stop)
+        engines = list(dict.fromkeys(arm.row for arm in every))
+        for arm in every:
+            modes = {mode: spec for mode, spec in arm.modes.items() if not options.modes or mode in options.modes}
+            if modes and chosen(options, arm.row):
+                decode(replace(arm, modes=modes), peers, prompts, stop, options.max_new_tokens, rows)
+                options.out.write_text(page(options, prompts, rows, engines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import curves
 import endurance
 import numerics
+import numpy as np
 from pages import benchmarks, claims
+
+from pardec.samplers.logprobs import TokenLogprobs
 
 
 def point(sampler: str, accuracy: float, nfe: float, gain: dict[str, float] | None = None) -> dict[str, Any]:
@@ -78,14 +82,19 @@ def test_the_documentation_quotes_both_tables_and_the_sections(tmp_path: Path) -
 def test_the_pages_of_rounding_and_of_long_runs() -> None:
     row = {"way": "bfloat16", "positions": 10, "largest": 0.5, "error": 0.1, "kl": 0.01, "ties": 0.25, "near": 0.5}
     data = {
-        "processor": "P", "torch": "2", "date": "D", "new": 4, "command": "C", "logits": [{**row, "other": 0.125}],
+        "made": {"logits": "A, torch 2; D", "shapes": "B", "batches": "A, torch 2; D"}, "new": 4,
+        "logits": [{**row, "other": 0.125}],
         "shapes": [{"way": "bfloat16", "positions": 8, "same": 0.5, "other": 0.25, "largest": 0.125}],
-        "batches": [{"way": "bfloat16", "rows": 64, "equal": {str(size): 64 - size for size in numerics.SIZES}}],
+        "batches": [{
+            "model": "m", "way": "bfloat16", "sampler": "s", "other": {str(size): size for size in numerics.SIZES},
+            "largest": 0.125, "gap": None,
+        }],
     }  # fmt: skip
     page = numerics.page(data)
     assert "| bfloat16 | 0.5 | 0.1 | 0.01 | 25.00% | 50.00% | 12.50% |" in page
     assert "| bfloat16 | 8 | 50.0% | 25.00% | 0.12 |" in page
-    assert "| bfloat16 | 62 | 60 | 56 | 48 | 32 | 0 |" in page
+    assert "| m | bfloat16 | `s` | 1 | 2 | 3 | 4 | 6 | 8 | 12 | 16 | 24 | 32 | 48 | 64 | 0.12 |  |" in page
+    assert page.count("A, torch 2; D.") == 2
     part = {"memory": 100.0, "files": 8, "p50": 0.1, "p99": 0.5, "cpu": 60.0}
     soak = {"model": "m", "requests": 4000, "failed": 0, "compared": 80, "unequal": 1}
     parts = [{**part, "memory": 100.0 + 10 * at} for at in range(4)]
@@ -93,3 +102,27 @@ def test_the_pages_of_rounding_and_of_long_runs() -> None:
     assert "| m | 4,000 | 0 | 80 | 1 | 100 | 110 | 130 | +18.2% | 0.50 | 0.50 | 8, 8 |" in text
     assert "P, torch 2; D. 16 clients" in text
     assert "| m | 3,000 | 120 | 60.0 | 0.10 | 0.50 |" in text
+
+
+class Other:
+    """A model whose second row of a batch has the second likeliest token in place of the first, from `FROM` on."""
+
+    FROM, CLOSE = 2, 0.25
+
+    def generate(self, *, input_ids: list[list[int]], max_new_tokens: int, **_: Any) -> SimpleNamespace:
+        tokens, listed = [], []
+        for at, _ids in enumerate(input_ids):
+            astray = np.arange(max_new_tokens) >= (self.FROM if at == 1 else max_new_tokens)
+            tokens.append(list(np.where(astray, 8, 7)))
+            top = np.tile(np.float32([-1, -1 - self.CLOSE]), (max_new_tokens, 1)) - np.float32(0.5) * astray[:, None]
+            own = np.where(astray, top[:, 1], top[:, 0])
+            listed.append(TokenLogprobs(own, np.tile([7, 8], (max_new_tokens, 1)), top, np.empty((max_new_tokens, 0))))
+        return SimpleNamespace(tokens=tokens, logprobs=listed)
+
+
+def test_rows_that_a_batch_changes_are_counted_with_their_gap() -> None:
+    model: Any = Other()
+    first = next(numerics.batches("tiny-llama", "float32", model, [[1]] * 64, 5))
+    assert first["other"] == {str(size): int(size > 1) for size in numerics.SIZES}
+    assert first["gap"] == Other.CLOSE
+    assert first["largest"] == 0.5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,9 @@ def decoded(folder: Path) -> tuple[program.Rows, Peers]:
 
 def test_rows_say_which_prompts_have_the_plain_tokens(tmp_path: Path) -> None:
     rows, _ = decoded(tmp_path)
-    assert list(rows.lines()) == [
+    made = datetime.now(UTC).date().isoformat()
+    assert all(line[-1].startswith(f"{made}, ") for line in rows.lines())
+    assert [line[:-1] for line in rows.lines()] == [
         ["engine", "plain", "3", "", "", "", ""],
         ["engine", "plain, again", "2", "2 of 2", "", "", ""],
         ["engine", "drafts", "3", "3 of 3", "67%", "", ""],
@@ -80,6 +83,17 @@ def test_a_second_run_decodes_only_what_is_missing(tmp_path: Path) -> None:
     rows, peers = decoded(tmp_path)
     assert [worker.asked for worker in peers.started] == [["broken"]]
     assert len(list(rows.lines())) == 5
+
+
+def test_kept_lines_stay_where_a_run_has_none(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    old = [["one", "plain", "30", "", "", "", "", "day 1"], ["two", "plain", "30", "", "", "", "", "day 1"]]
+    page.write_text(program.table(["engine", "mode", *"abcdef"], old) + "\nVersions: one 1.0, two 2.0+cpu.\n")
+    lines, named = program.kept_from(page)
+    assert lines == old
+    assert named == {"one": "1.0", "two": "2.0+cpu"}
+    new = [["two", "plain", "3", "", "", "", "", "day 2"], ["one", "drafts", "3", "3 of 3", "5%", "", "", "day 2"]]
+    assert program.merged(new, lines, ["two", "one"]) == [new[0], old[0], new[1]]
 
 
 def test_first_other_token_of_texts_that_end_early() -> None:

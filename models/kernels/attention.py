@@ -76,6 +76,10 @@ class AttentionPattern:
             nodes = nodes[rows, picked]
         backend: Backend = "reference" if self.causal else self.backend
         own = replace(self, backend=backend, mask=mask, causal=False, last=last)
+        if self.causal and self.backend == "c":  # the other layers run in C, and so does a batch of unequal rows
+            assert isinstance(mask, Tensor)
+            hidden = torch.zeros(mask[:, 0].shape).masked_fill_(~mask[:, 0], float("-inf"))
+            return _of_row_ends(own, hidden, picked.amax(1) + 1, self.extent)
         return replace(own, positions=positions, allowed=allowed, nodes=nodes)
 
 

@@ -47,12 +47,12 @@ class EncodedKV:
         for name, part in self.codec.encode(x, calibration).items():
             self.parts[name][row, start : start + len(x)] = part
 
-    def read(self, rows: Tensor | slice, count: int) -> Tensor:
-        """The first `count` chunks of these rows, [R, count * G, K, D]."""
-        parts = {name: part[rows, :count].flatten(0, 1) for name, part in self.parts.items()}
-        chosen = {name: part[rows].repeat_interleave(count, 0) for name, part in self.calibration.items()}
-        chunks = self.codec.decode(parts, chosen, self.shape)
-        return chunks.reshape(-1, count * self.shape.tokens, *chunks.shape[2:])
+    def read_to(self, out: Tensor, rows: Tensor | slice, count: int) -> None:
+        """Writes the first `count` chunks of these rows to out [R, count * G, K, D]."""
+        parts = {name: part[rows, :count] for name, part in self.parts.items()}
+        calibration = {name: part[rows] for name, part in self.calibration.items()}
+        chunks = out.view(len(out), count, self.shape.tokens, *out.shape[2:])
+        self.codec.decode_to(chunks, parts, calibration, self.shape)
 
     def keep(self, rows: Tensor) -> None:
         rows = rows.to(self.device)
@@ -186,12 +186,16 @@ class StoredCache(KVCache):
                 x = self.rotate(layer, x, slice(row, row + 1), first + lead, back=True)
             encoded.write(row, (first + lead - store.sinks) // store.chunk, x.reshape(-1, store.chunk, *x.shape[2:]))
 
-    def decode(self, layer: int, rows: Tensor | slice, count: int) -> tuple[Tensor, Tensor]:
-        """K and V [R, count * G, K, D] of the first `count` chunks of these rows, with rotated keys."""
-        keys, values = (encoded.read(rows, count) for encoded in self.encoded[layer])
+    def decode_to(self, out: Sequence[Tensor], layer: int, rows: Tensor | slice, count: int) -> None:
+        """Writes the first `count` chunks of these rows to K and V [R, count * G, K, D], with rotated keys."""
+        keys, values = self.encoded[layer]
         if self.store.before_rotation:
-            keys = self.rotate(layer, keys, rows, self.store.sinks)
-        return keys, values
+            wide = out[0].new_empty(out[0].shape, dtype=keys.shape.wide)
+            keys.read_to(wide, rows, count)
+            out[0].copy_(self.rotate(layer, wide, rows, self.store.sinks))
+        else:
+            keys.read_to(out[0], rows, count)
+        values.read_to(out[1], rows, count)
 
     def rotate(self, layer: int, keys: Tensor, rows: Tensor | slice, first: int, *, back: bool = False) -> Tensor:
         """keys [R, S, K, D] of the slots from `first` on, rotated to their positions, or `back` from there."""
@@ -337,8 +341,11 @@ class StoredSlots(Slots):
         cache, sinks = self.cache, self.cache.store.sinks
         rows = slice(None) if len(some) == cache.batch else some
         stop = sinks + self.chunks * cache.store.chunk
-        for whole, sink, part in zip(dense, cache.sinks[layer], cache.decode(layer, rows, self.chunks), strict=True):
-            whole[rows, sinks:stop] = part.to(whole.dtype)
+        parts = [whole[rows, sinks:stop] for whole in dense]  # views of all rows, but copies of some
+        cache.decode_to(parts, layer, rows, self.chunks)
+        for whole, sink, part in zip(dense, cache.sinks[layer], parts, strict=True):
+            if some is rows:
+                whole[rows, sinks:stop] = part
             if sinks:
                 whole[rows, :sinks] = sink[rows]
 

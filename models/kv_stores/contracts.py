@@ -54,6 +54,12 @@ class Codec:
         """The chunks [N, G, K, D], in dtype `shape.wide`."""
         raise NotImplementedError
 
+    def decode_to(self, out: Tensor, parts: Parts, calibration: Parts, shape: ChunkShape) -> None:
+        """Writes the chunks to out [R, N, G, K, D], of any dtype; parts [R, N, ...], and calibration [R, ...]."""
+        flat = {name: part.flatten(0, 1) for name, part in parts.items()}
+        each = {name: part.repeat_interleave(out.shape[1], 0) for name, part in calibration.items()}
+        out.copy_(self.decode(flat, each, shape).reshape(out.shape))
+
 
 @dataclass(frozen=True)
 class Exact(Codec):

@@ -70,6 +70,9 @@ def test_rows_of_unequal_length_have_the_bits_that_they_have_alone(activations):
         own = network.new_cache(1, 44)
         alone = network.forward(Plan.full(tokens[row : row + 1, :length], network.visible()), own).logits()
         assert torch.equal(alone[0], prompts[row, :length])
+        last = replace(Plan.full(tokens[row : row + 1, :length], network.visible()), narrow=True)
+        last = replace(last, want=torch.tensor([[length - 1]]))
+        assert torch.equal(network.forward(last, network.new_cache(1, 44)).logits()[0, 0], prompts[row, length - 1])
         for at, step in enumerate(steps):
             plan = Plan(
                 tokens[row : row + 1, at : at + 1], *[torch.tensor([[length + at]])] * 2, network.visible(),

@@ -55,3 +55,9 @@ class TokenInt8(Codec):
 
     def decode(self, parts: Parts, calibration: Parts, shape: ChunkShape) -> Tensor:
         return parts["codes"] * parts["scale"].to(shape.wide)[..., None]
+
+    def decode_to(self, out: Tensor, parts: Parts, calibration: Parts, shape: ChunkShape) -> None:
+        if out.dtype != shape.wide:
+            return super().decode_to(out, parts, calibration, shape)
+        # In place: memory for all chunks would take longer to get and to copy than the arithmetic.
+        out.copy_(parts["codes"]).mul_(parts["scale"].to(out.dtype)[..., None])
