@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from pardec.models.errors import ModelError
 from pardec.models.load import load
 from pardec.models.plan import Hidden, Plan, Visible
-from pardec.models.trimmed import ORDER, frequent_ids, parameters_read, read_ids, trimmed
+from pardec.models.trimmed import ORDER, bytes_read, frequent_ids, parameters_read, read_ids, trimmed
 from tests.samplers.ar_toys import toy_ar
 
 
@@ -52,6 +52,19 @@ def test_only_the_rows_that_are_left_are_multiplied() -> None:
     assert parameters_read(model) == model.parameters
     assert parameters_read(cut) == model.parameters - (model.vocab_size - len(ids)) * model.width
     assert f"head of {len(ids)} of {model.vocab_size} ids" in cut.describe()
+
+
+def test_a_table_that_is_the_head_too_is_read_whole() -> None:
+    """12 layers' weights are all read; of a table of its own only the rows of a few tokens are."""
+    for tied in (False, True):
+        model = toy_ar(3, 11)
+        stack: Any = model.decoder
+        if tied:
+            stack.head.weight = stack.embed.weight
+        table = 4 * 11 * model.width
+        whole = 4 * sum(weight.numel() for weight in stack.parameters())
+        assert bytes_read(model) == whole - (0 if tied else table)
+        assert bytes_read(trimmed(model, [1, 2])) == (whole if tied else whole - table) - 4 * 9 * model.width
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """The default of every parameter of every method; what a paper or its code names is theirs.
 
-A line has the family, the papers whose named tests hold it, and the method with all of its parameters.
+A line of `ROWS` has the family, the papers whose named tests hold it, and the method with all of its parameters; a line
+of `CONSTANTS` has the papers, a module, and numbers of its rule that are no parameters.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 
 from pardec.samplers import registry
 
@@ -169,13 +171,57 @@ scales | 2411.17787 | sequential:temperatures=none,top_ks=none,cfgs=none,order=f
 """.strip().splitlines()
 )
 
+CONSTANTS: tuple[tuple[str, str, dict[str, object]], ...] = (
+    ("2404.18911", "models.draft_modules.kangaroo", {"_EXIT": 2}),
+    ("2410.06916", "samplers.speculative.draft.layerskip", {"_ENOUGH": 0.95, "_PATIENCE": 300, "_TRIES": 1000}),
+    ("2410.01699 2512.07503 2603.18599", "samplers.speculative.draft.sjd", {"_TEXT": 16, "_IMAGE": 32}),
+    ("2411.11925", "samplers.continuous.methods.cspd", {"TRIES": 100}),
+    ("2501.16383", "samplers.speculative.cache.rotatekv", {"_CLIP": 0.8}),
+    ("2502.17421", "models.draft_modules.longspec", {"_WINDOW": 512}),
+    ("2502.20330", "samplers.speculative.draft.rapid", {"_K1": 1.5, "_B": 0.75}),
+    ("2503.04482", "samplers.masked.ops.uniform_noise", {"_EDGE": 1e-4, "_COSINE_EDGE": 1e-3, "_LEAST": 1e-6}),
+    (
+        "2503.12450",
+        "samplers.continuous.methods.mar",
+        {"_SHARES": ((20, 1.0), (21, 0.6), (25, 0.5), (30, 0.4), (35, 0.15), (40, 0.12), (64, 0.05))},
+    ),
+    ("2508.00819", "samplers.masked.finish.grow", {"_TAIL": 32}),
+    ("2508.19982", "samplers.masked.finish.prophet", {"_BOUNDS": (0.33, 0.67)}),
+    ("2510.06308", "samplers.masked.cache.mlcache", {"_WARMUP": 0.3}),
+    ("2510.18165", "samplers.masked.revise.saber", {"_EVERY": 8}),
+    (
+        "2602.02544",
+        "samplers.masked.cache.spa",
+        {"_LEAST": 1 / 32, "_PUBLISHED": ((0.75, 0.12, 0.52), (0.5, 1 / 6, 5 / 6))},
+    ),
+    (
+        "2602.06953",
+        "samplers.masked.select.dawn",
+        {
+            "_PUBLISHED": (
+                {"sink": 0.01, "edge": 0.07, "induce": 0.7, "low": 0.75},
+                {"sink": 0.03, "edge": 0.1, "induce": 0.75, "low": 0.8},
+            )
+        },
+    ),
+    ("", "samplers.masked.select.klass", {"_LEAST": 1e-12}),
+    ("", "samplers.masked.select.maskgit", {"_LEAST": 1e-20}),
+    ("", "samplers.masked.revise.wino", {"_FIRST": 30, "_SHARE": 0.7, "_LEAST": 5, "_MOST": 20}),
+    ("", "samplers.speculative.accept.gsd", {"_COMPARED": 10000}),
+)
+
 
 @cache
 def check(paper: str, method: str) -> None:
-    """Raises AssertionError if a default of `method`, or of the methods that `paper` is shown with, is another one."""
+    """Raises AssertionError if a default or constant of `method`, or of those `paper` is shown with, is another one."""
     for family, papers, full in ROWS:
         name = full.partition(":")[0]
         if name == method or paper in papers.split():
             own = registry.find(name, family).parameters
             here = f"{name}:" + ",".join(f"{each['name']}={each['default']}" for each in own)
             assert here == full, f"the defaults are {here}, the published ones {full}"
+    for papers, module, values in CONSTANTS:
+        if module.rpartition(".")[2] == method or paper in papers.split():
+            for name, value in values.items():
+                here = getattr(import_module(f"pardec.{module}"), name)
+                assert here == value, f"{module}.{name} is {here}, the published one {value}"

@@ -83,6 +83,8 @@ def test_the_defaults_of_every_method_are_in_the_table() -> None:
     for _, paper, full in published_defaults.ROWS:
         for each in paper.split() or [""]:
             published_defaults.check(each, full.partition(":")[0])
+    for _, module, _ in published_defaults.CONSTANTS:
+        published_defaults.check("", module.rpartition(".")[2])
 
 
 @pytest.mark.parametrize("name", CARDS)

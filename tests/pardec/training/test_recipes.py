@@ -100,6 +100,7 @@ def test_distilling_the_target_s_distribution_raises_acceptance_over_its_tokens_
     lenience.test_a_point_mass_is_mixed_by_hand()
     lenience.test_each_row_of_a_batch_has_its_own_share_of_the_budget()
     lenience.test_siblings_share_one_mixture(2)
+    lenience.test_at_temperature_0_the_likeliest_token_alone_is_accepted()
     lenience.test_with_a_budget_the_distribution_is_that_far_and_acceptance_is_as_much_higher(0.3)
     few, heldout = written(12, 1), written(100, 2)
     found = {name: acceptance(trained(name, few), heldout) for name in ("ce", "fkl", "tvd")}

@@ -31,6 +31,7 @@ def transitions_by_hand() -> None:
     assert [int(each[k]) for k in (0, 1, 2, 31, 62, 63)] == [50, 49, 48, 27, 5, 5]
     assert unmasking(16, 1).transitions(50, 5).tolist() == [50]
     assert unmasking(16, 4).transitions(9, 9).tolist() == [9] * 4
+    resolve("mar:head=10,head_to=2", "continuous")  # the fewest that a head has
 
 
 def naive(model: ContinuousModel, when: np.ndarray, label: int, seed: int, chains: list[int], cfg: float) -> np.ndarray:

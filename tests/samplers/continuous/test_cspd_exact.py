@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -261,6 +262,13 @@ def dropped_drafts_have_other_noise_when_they_are_drafted_again() -> None:
     assert len(seen) == len(set(seen)) > 10 * TOKENS
 
 
+def as_published_the_target_takes_the_step_at_the_border_too() -> None:
+    """.15 of 20 steps are 3, and of 30 steps 4.5."""
+    for mode, steps, alone in (("reference", 20, 4), ("exact", 20, 3), ("reference", 30, 5), ("exact", 30, 5)):
+        context: Any = SimpleNamespace(images=SimpleNamespace(tokens=400), model=pair(1, 1, 1)[0])
+        assert CSpD(draft="d", mode=mode, steps=steps).prefill_steps(context) == alone  # type: ignore[arg-type]
+
+
 @pytest.mark.seeds("arXiv:2411.11925")
 def test_accepted_and_redrawn_vectors_pass_a_kolmogorov_test_and_a_smaller_mar_drafts_for_a_larger() -> None:
     published.test_the_ratio_by_hand()
@@ -269,6 +277,7 @@ def test_accepted_and_redrawn_vectors_pass_a_kolmogorov_test_and_a_smaller_mar_d
     parts = [each.int().tolist() for each in _cspd_exact.split_drafts(accepted, number, 3)]
     assert parts == [[[1, 0, 1, 0], [1, 1, 1, 0]], [[0, 1, 0, 0], [0, 0, 0, 1]], [[0, 0, 0, 1], [0] * 4]]
     dropped_drafts_have_other_noise_when_they_are_drafted_again()
+    as_published_the_target_takes_the_step_at_the_border_too()
     published.test_tries_for_the_rejected(0.2)
     published.test_rounds_go_as_the_authors_runner_goes(2, 0.3, 7, False, 2.0)
     test_drafts_stand_as_often_as_the_divergence_of_paths_says(10)

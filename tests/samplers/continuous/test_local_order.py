@@ -58,6 +58,9 @@ def three_by_three_by_hand() -> None:
     # 0 is known: 1 and 3 touch it, 3 has the lower key. Then 0 and 3 are known: 1 and 4 have 1 + .71, 4 the lower key
     # of the two; of those that are no neighbours of 4 there are none left, and 8, 2 and 6 are 1.41 away: 8 by its key.
     assert rank.argsort().tolist()[:4] == [0, 3, 4, 8]
+    # Two rows of three: 1 and 3 touch 0, side by side and below it, and 3 has the lower key; 4 touches at a corner.
+    two_rows = local_order(2, 3, np.array([0, 1, 2, 6]), np.array([0.1, 0.5, 0.6, 0.2, 0.15, 0.8]))
+    assert two_rows.argsort().tolist()[:2] == [0, 3]
     in_a_row = local_order(1, 5, np.array([0, 1, 3, 5]), np.array([0.5, 0.2, 0.1, 0.3, 0.4]))
     assert in_a_row.argsort().tolist()[:3] == [2, 1, 3], "a known neighbour, 1 / 1, is enough: 3, not the farther 4"
 

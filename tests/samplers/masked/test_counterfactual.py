@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from pardec.models.model import LanguageModel
 from pardec.models.plan import Plan, Visible
 from pardec.samplers import registry
 from pardec.samplers.masked.contracts import Proposal
+from pardec.samplers.masked.predict import DraftedForward, Drafts
 from pardec.samplers.masked.select.counterfactual import Counterfactual
 from tests.samplers.eight_tokens import proposal
 from tests.samplers.spec_checks import refused_specs
@@ -85,10 +87,48 @@ def naive(
     return tokens, when, held, second
 
 
+def a_token_is_drafted_if_it_is_likelier_than_asked_for() -> None:
+    """A model that knows nothing gives each of the tokens that are no mask the same probability."""
+    model, note, counts = toy("llada", sharp=0.0), DraftedForward.note, list[int]()
+    equal = 1 / (model.vocab_size - 1)
+
+    def watched(self: DraftedForward, read: Any) -> None:
+        counts.append(int(read["drafted"].sum()))
+        note(self, read)
+
+    for draft, most in ((np.nextafter(np.float32(equal), np.float32(1)), 0), (equal, 0), (equal - 1e-3, 4)):
+        counts.clear()
+        with patch.object(DraftedForward, "note", watched):
+            fill(model, f"counterfactual:tau=0.9,draft={float(np.float32(draft)):.17g}@none", [[5, 6, 7]], 4)
+        assert max(counts) == most
+
+
+def a_token_that_was_drawn_and_committed_is_no_draft_any_more() -> None:
+    """Copies that stand at committed positions have the tokens there, and not what was the likeliest in their place."""
+    prepare, drawn = Drafts.prepare, [0]
+
+    def watched(self: Drafts, plan: Plan, group: Any) -> Plan:
+        made, canvas = prepare(self, plan, group), self.forward.canvas
+        at = group.plan.positions[: len(group.want), plan.tokens.shape[1] :]
+        likely, tokens, masks = (
+            group.of(each).gather(1, at.clamp(min=0)) for each in (self.forward.likely, canvas.tokens, canvas.open)
+        )
+        closed = (at >= 0) & ~masks
+        assert (made.tokens[:, plan.tokens.shape[1] :] == tokens)[closed].all()
+        drawn[0] += int((closed & (likely != tokens) & (likely > 0)).sum())
+        return made
+
+    with patch.object(Drafts, "prepare", watched):
+        fill(toy("dream", sharp=1.2), "counterfactual:tau=0.1,draft=0.1@none", [[5, 6, 7]] * 3, 14, temperature=1.0)
+    assert drawn[0] > 3
+
+
 @pytest.mark.parametrize("family", ["llada", "dream"])
 @pytest.mark.seeds("arXiv:2605.10980")
 def test_it_is_the_naive_rule(family: str) -> None:
     test_rows_of_a_batch_have_their_own_drafts()
+    a_token_is_drafted_if_it_is_likelier_than_asked_for()
+    a_token_that_was_drawn_and_committed_is_no_draft_any_more()
     model, held, select = toy(family, sharp=1.2), 0, Counterfactual.select
     for seed in range(8):
         seen: list[dict[int, float]] = []

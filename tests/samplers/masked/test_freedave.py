@@ -260,6 +260,10 @@ def a_state_is_reached_over_either_order() -> None:
     assert text_of(read_nodes("1.0-0_2b-1")) == "0_2b-1-1.0"
     assert graph_of("0-1.0-1").commits[:, 3].tolist() == [[[1, 0]], [[0, 0]]]
     assert graph_of("0-0.1").commits[:, 2].tolist() == [[[0, 0]], [[0, 0]]]  # of what is left, again the surest
+    assert tree_tokens(5, 2) == ((0,), (1,), (0, 0), (0, 1), (0, 0, 0)), "costs of 1, 2, 2, 3, 3"
+    whole = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
+    assert tree_tokens(7, 3) == whole, "the third token costs as much as three steps, of which the deepest come first"
+    assert tree_tokens(6, 3) == tuple(node for node in whole if node != (2,))
     assert (graph_of("0-2-0.2").depths, graph_of("0-2-0.2").needs) == ((0, 1, 1, 2), (0, 1, 3, 3))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -62,6 +63,7 @@ def test_one_model_at_both_ends_is_plain_sampling(steps: int, cfg: float | None)
 def test_the_first_scales_are_the_large_model_s_and_the_refiner_enters_once() -> None:
     without_steps_four_fifths_of_the_scales_are_the_large_model_s()
     the_refiner_has_the_guidance_of_its_scales()
+    both_models_have_the_request_s_top_k_and_size()
     test_both_ends_are_plain_sampling_bit_for_bit(None)
     first = generate(toy(), "code:refiner=x,steps=1", refiner=small())
     assert (first.nfe, first.draft_forwards) == ((1,) * 3, (3,) * 3)
@@ -78,6 +80,23 @@ def test_the_first_scales_are_the_large_model_s_and_the_refiner_enters_once() ->
     assert end.trace.commit_step[0].tolist() == [0] + [1] * 4 + [2] * 9 + [3] * 16
     assert end.tokens_fed == (10, 5, 10)
     assert set(end.seconds) == {"transformer", "refiner", "draw"}
+
+
+def both_models_have_the_request_s_top_k_and_size() -> None:
+    spec, asked = "code:refiner=x,steps=2", list[object]()
+    greedy = generate(toy(), spec, refiner=small(), temperature=0.0)
+    assert (generate(toy(), spec, refiner=small(), top_k=1).tokens == greedy.tokens).all()
+    assert (generate(toy(), f"{spec},top_ks=0", refiner=small(), top_k=1).tokens != greedy.tokens).any(), "a list's"
+    other = toy(1, 2, name="small")
+
+    def sized(self: ScaleModel, size: object) -> ScaleModel:
+        asked.append(size)
+        return small() if self is other else self
+
+    with patch.object(ScaleModel, "of_size", sized):
+        whole = generate(toy(), spec, refiner=other, temperature=0.0, size=(8, 8))
+    assert set(asked) == {(8, 8)}
+    assert (whole.tokens == greedy.tokens).all()
 
 
 def the_refiner_has_the_guidance_of_its_scales() -> None:

@@ -179,6 +179,8 @@ def test_acceptance_rises_over_a_stream_as_the_map_fills() -> None:
     """The drafter's tokens are bytes, the target's are words; equal strings alone reach a lower acceptance."""
     the_longest_run_wins_and_what_may_still_grow_waits()
     a_run_is_as_likely_as_all_of_its_tokens()
+    what_has_been_read_may_still_change_but_not_before_a_special_token()
+    drafts_end_with_the_budget_and_with_the_drafter_s_positions()
     an_id_is_the_likeliest_behind_all_before_it_without_a_cache()
     for length, most in (("unsure:tau=1", 1), ("fallback:below=1", 0)):  # an unsure token is drafted, or is not
         assert max(map(max, run(target(), f"{SPEC}+{length}", PROMPTS, NEW).trace.drafted)) == most
@@ -212,3 +214,41 @@ def a_run_is_as_likely_as_all_of_its_tokens() -> None:
     assert row.next_token() == (1, pytest.approx(0.3))
     assert row.next_token() is None
     assert row.live
+    row.pending = [(1, 0.9), (0, 0.8)]
+    assert row.next_token() is None, "the target has no such token: what comes after it is of no use"
+    assert not row.live
+    row.fed = [2, 0, 2]
+    row.follow([0, 1, 0])
+    assert (row.ids, row.fed) == ([2, 0, 2], [2, 0]), "the last id is fed again, for its logits"
+
+
+def what_has_been_read_may_still_change_but_not_before_a_special_token() -> None:
+    """The drafter's words are the target's here, so that b after a makes ab of both; an end closes the text before."""
+    tokens = TokenMap(target(), letters())
+    read = DrafterText(tokens, target(), letters())
+    for row, ids in (([2], [0]), ([2, 0], [2]), ([2, 0, 0], [2, 1])):
+        read.extend(row)
+        assert read.ids == ids
+    drafter, model = (load(name, device="cpu") for name in ("tiny-llama-bytes", "tiny-llama"))
+    assert model.tokenizer is not None
+    ids, end = model.tokenizer("Tom has 18 cups", add_special_tokens=False)["input_ids"], model.tokenizer.eos_token_id
+    tokens = TokenMap(drafter, model)
+    grown = DrafterText(tokens, drafter, model)
+    for size in range(1, 2 * len(ids) + 2):
+        grown.extend([*ids, end, *ids][:size])
+    spelled, space = (tokens.drafter.encode(text) for text in (b"Tom has 18 cups", b" "))
+    assert grown.ids[1:] == [*spelled, tokens.same[end], *space, *spelled]
+
+
+def drafts_end_with_the_budget_and_with_the_drafter_s_positions() -> None:
+    """The third draft position needs ids up to the limit: a text of n letters is fed whole if the limit is n."""
+    done = run(target(), SPEC, PROMPTS, NEW)
+    for new, gained, drafted in zip(NEW, done.trace.gained, done.trace.drafted, strict=True):
+        left = new - np.cumsum((0, *gained[:-1]))
+        assert all(count < room for count, room in zip(drafted, left, strict=True))
+    given = [4] * 16
+    size = sum(len(WORDS[token]) for token in plain_greedy(target(), given, 1))
+    for short, count in ((1, 0), (0, 1), (-1, 2)):
+        with named(letters=replace(letters(), limit=size - short)):
+            done = run(target(), "model:name=letters,k=3,map=direct", [given], 5)
+        assert done.trace.drafted[0][1] == count

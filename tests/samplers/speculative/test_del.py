@@ -120,6 +120,10 @@ def the_threshold_lies_between_the_means_of_accepted_and_rejected_tokens() -> No
     choice.observe(outcome([1, 1], [1, 0]), None, None)  # type: ignore[arg-type]
     accepted = [(0.5 * 1.6 + 0.6) / 2, (0.5 * 2.0) / 1.5]
     assert choice.threshold.tolist() == pytest.approx([(accepted[0] + 0.5) / 2, (accepted[1] + 0.01) / 2])
+    sums = choice.sure.copy()
+    choice.observe(outcome([2, 0], [1, 0]), None, None)  # type: ignore[arg-type]
+    assert choice.sure[0].tolist() == (sums[0] / 2).tolist()
+    assert choice.sure[1].tolist() == sums[1].tolist(), "a row that drafted nothing forgets nothing"
     first = Choice(1, (1,), 2, k=3, decay=0.5)
     for sure in (0.9, 0.5, 0.1):
         first.stop(torch.tensor([sure]), 0, None, None)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from pardec.samplers.speculative.contracts import Draft
 from pardec.samplers.speculative.draft.diffusion import DiffusionState
 from pardec.tasks import task
 from tests.reference import naive_diffusion_draft
-from tests.samplers.ar_toys import rows, run, toy_ar
+from tests.samplers.ar_toys import plain_greedy, rows, run, toy_ar
 from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, target
 from tests.samplers.toys import EVERY_FAMILY, biased, toy
 
@@ -117,10 +117,22 @@ def a_confidence_of_just_the_bound_is_enough() -> None:
     assert counts == [(4, 1), (2, 1)], "the tokens of the longest draft, and the forwards of the first step"
 
 
+def a_draft_ends_where_the_masked_model_does() -> None:
+    """Of 8 positions 4 are the prompt and one the first token: three are drafted, and none once the text has 8."""
+    for family in ("sdar", "llada"):
+        with masked(replace(toy(family, vocab=5, sharp=1.0), max_positions=8)):
+            done = run(target(), "diffusion:name=toy,step=3,k=9,low=0", [[1, 0, 4, 2]], 20)
+        assert done.trace.drafted[0][:2] == (0, 3)
+        lengths = 4 + np.cumsum(done.trace.gained[0][:-1])
+        assert (np.minimum(done.trace.drafted[0][1:], 8 - lengths.clip(max=8)) == done.trace.drafted[0][1:]).all()
+        assert rows(done) == [plain_greedy(target(), [1, 0, 4, 2], 20)]
+
+
 @pytest.mark.seeds("arXiv:2512.20573")
 def test_diffusion_drafts_grow_where_the_model_is_sure_and_take_fewer_forwards_than_copies() -> None:
     """Lists are drafted far beyond one step, sums of several are not; the text is the target's."""
     a_confidence_of_just_the_bound_is_enough()
+    a_draft_ends_where_the_masked_model_does()
     for family in ("sdar", "llada"):  # block-causal and bidirectional
         test_diffusion_drafts_are_those_of_a_plain_version_after_any_history(family)
     model = pardec.load("tiny-llama", device="cpu")

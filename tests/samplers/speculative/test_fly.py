@@ -85,7 +85,9 @@ def test_a_synonym_stands_and_an_error_does_not() -> None:
         made = rule.accept(tree(torch.tensor([tokens]), None), target, Given(torch.zeros(1, 4)), None)
         assert (int(made.count), int(made.next)) == (count, following)
         assert made.deviation is not None
+        assert made.ratio is not None
         assert int(made.deviation) == (tokens[1] == 1 and count == 3)
+        assert float(made.ratio[0, 1]) == (count == 3), "an overruled token is as good as accepted"
     p[0, 0] = torch.tensor([0.5, 0.5, 0.0])  # as unsure as asked for
     made = Fly(math.log(2), window=2, top=2).accept(
         tree(torch.tensor([[9, 1, 0, 0]]), None), distributions(p.double(), greedy=True), Given(torch.zeros(1, 4)), None

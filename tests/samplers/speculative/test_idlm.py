@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import pardec
+from pardec.models.draft_modules.idlm import Gate, GatedAdapter
 from pardec.models.errors import ModelError, SpecError
 from pardec.models.model import BlockDenoising
 from pardec.samplers import registry
@@ -118,6 +119,7 @@ def test_tokens_and_forwards_are_those_of_whole_forwards(adapted: tuple[Path, Pa
     So does that of an adapter, which applies at mask positions only.
     """
     the_spec_s_mask_wins_over_the_lora_s_and_that_over_the_checkpoint_s()
+    the_adapter_is_on_where_there_is_no_token()
     assert Idlm(k=k).most_queries(1 + k, request([[1]], 1)) == k, "room for a mask per drafted token"
     taken, begun = 0, 0
     for seed in range(4):
@@ -131,6 +133,21 @@ def test_tokens_and_forwards_are_those_of_whole_forwards(adapted: tuple[Path, Pa
     assert taken, "no draft was ever accepted: the test shows nothing"
     assert begun > 6, "no draft was ever refused: the test shows nothing"
     assert_on_at_masks_alone(adapted, k)
+
+
+def the_adapter_is_on_where_there_is_no_token() -> None:
+    seen: list[list[list[bool]]] = []
+    gate = Gate(torch.zeros(0, 1, dtype=torch.bool))
+
+    class Stack:
+        layers = ()
+
+        def __call__(self, plan: Any, cache: None) -> None:
+            seen.append(gate.on.tolist())
+
+    plan: Any = SimpleNamespace(tokens=torch.tensor([[0, 3, -1], [2, -1, -1]]))
+    GatedAdapter("lora", Stack(), gate, {}).run(plan, None)  # type: ignore[arg-type]
+    assert seen == [[[False], [False], [True], [False], [True], [True]]]
 
 
 def the_spec_s_mask_wins_over_the_lora_s_and_that_over_the_checkpoint_s() -> None:

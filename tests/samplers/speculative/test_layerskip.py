@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -215,6 +217,29 @@ def a_choice_is_judged_once_its_texts_weigh_one_together() -> None:
             search.record(gains[-1], score)
     assert search.best == gains[0] == gains[2]
     assert not search.open, "the other one's gain was over a set that is no longer the best"
+    search, seen = Search(8, 0.5), list[Skip]()
+    for text, weight, scores in ((0, 0.25, {0: 0.5, 1: 0.7}), (1, 0.25, {1: 0.7}), (2, 0.5, {0: 0.5, 1: 0.7})):
+        search.record(search.next(text, weight) or search.best, 0.4)
+        for at, score in scores.items():
+            seen += [search.next(text, weight) or search.best] if at == len(seen) else []
+            search.record(seen[at], score)
+    assert search.best == seen[1], "the other one has 3/4 so far"
+    search.next(3, 0.5)
+    assert not search.open, "and none of it counts against the new best set"
+
+
+def rows_with_enough_tokens_are_scored_and_a_half_or_a_quarter_only_where_no_row_has_them() -> None:
+    asked: list[tuple[int, float]] = []
+    search: Any = SimpleNamespace(next=lambda prompts, weight: asked.append((len(prompts), weight)), best=frozenset())
+    for generated in ((8, 3), (5, 4), (3, 2), (1, 1)):
+        text: Any = SimpleNamespace(
+            length=2 + np.array(generated), prompt=np.array([2, 2]), row=lambda at: np.arange(9)
+        )
+        state: Any = SimpleNamespace(
+            context=SimpleNamespace(text=text), search=search, cache=SimpleNamespace(reach=99), skip=None
+        )
+        assert Skipping.improve(state, 8) == 0
+    assert asked == [(1, 1.0), (2, 0.5), (2, 0.25)]
 
 
 def lame() -> LanguageModel:
@@ -352,6 +377,7 @@ def test_swift_finds_better_layers_than_evenly_spread_ones() -> None:
     a_good_match_or_many_vain_tries_end_it()
     the_search_finds_the_best_choice_and_scores_only_rise()
     a_choice_is_judged_once_its_texts_weigh_one_together()
+    rows_with_enough_tokens_are_scored_and_a_half_or_a_quarter_only_where_no_row_has_them()
     the_match_is_the_share_that_the_skipping_stack_would_have_said()
     model, text = uneven(), [[1, 2, 3]]
     matches, record = [], Search.record
@@ -379,6 +405,7 @@ def test_unified_layer_skipping_runs_as_few_layers_as_the_target_speed_up_says()
     for layers, ratio, count in ((4, 0.45, 1), (32, 0.45, 27), (6, 1.0, 8), (6, 0.0, 0)):
         test_a_share_of_the_inner_sub_blocks_is_skipped(layers, ratio, count)
     assert uniform(4, 0.45) == {(2, "attn")}  # of an odd number the last is the attention of a layer
+    assert uniform(6, 0.4) == {(2, "attn"), (3, "attn"), (3, "mlp")}  # in the middle of those that are left
     assert {layer for layer, _ in uniform(8, 0.5)} == {2, 4, 6}  # from the middle of each of three parts
     model, prompt = uneven(), [1, 2, 3]
     with counted_blocks() as count:

@@ -98,6 +98,14 @@ def test_a_point_mass_is_mixed_by_hand() -> None:
     assert float(verdict.deviation) == pytest.approx(0.32)
 
 
+def test_at_temperature_0_the_likeliest_token_alone_is_accepted() -> None:
+    p = distributions(torch.tensor([[[0.5, 0.4, 0.1]] * 2], dtype=torch.float64), greedy=True)
+    q = torch.tensor([[[0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]], dtype=torch.float64)
+    for rule in (Lenience(1.0), Lenience(tv=1.0), Lenience(eps=0.1, mode="reference")):
+        verdict = rule.accept(tree(torch.tensor([[0, 1]]), None, q), p, Given(torch.zeros(1, 2)), None)
+        assert (int(verdict.count), int(verdict.next)) == (0, 0)
+
+
 def test_strict_ends_are_the_exact_rule_on_random_trees() -> None:
     seeded = np.random.RandomState(4)
     for _ in range(20):

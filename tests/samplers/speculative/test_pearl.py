@@ -46,6 +46,7 @@ def rounds_are_those_of_a_plain_version_of_the_two_modes(k: int) -> None:
 
 def a_drafter_that_is_always_right_gains_k_tokens_a_round() -> None:
     """With 4 tokens left 3 are drafted, since the target adds one; the last of them is the prediction, not fed."""
+    assert registry.resolve("pearl:name=same,k=4", "ar").draft.width(target()) == 4, "the last token and k - 1"
     with named(same=target()):
         done = run(target(), "pearl:name=same,k=4", RAGGED, 2 + 3 * 4)
     assert list(done.trace.gained) == [[1, 1, 4, 4, 3, 1]] * len(RAGGED)

@@ -173,6 +173,21 @@ def branches_that_the_model_rules_out_are_pruned() -> None:
     assert widths[2:] == widths[:2]  # .3 is enough where .3 is asked for
 
 
+def nothing_is_drafted_deeper_than_the_row_has_room() -> None:
+    """Texts that repeat have long continuations, and 6 tokens after each prompt have room for fewer and fewer."""
+    propose, depths = rasd.Rasd.propose, list[tuple[int, int]]()
+
+    def watched(self: Any, context: Any, remaining: np.ndarray, uniforms: Any, state: Any) -> Draft:
+        draft = propose(self, context, remaining, uniforms, state)
+        depths.extend(zip(draft.depth.amax(1).tolist(), remaining.tolist(), strict=True))
+        return draft
+
+    with named(near=near()), patch.object(rasd.Rasd, "propose", watched):
+        run(target(), 'rasd:model="model:name=near,k=1",least=0', [[1, 2, 3] * 5, [4, 0] * 6], [6, 9])
+    assert all(depth <= room for depth, room in depths)
+    assert (4, 4) in depths, "cut to the room"
+
+
 # --- a decode ---
 
 
@@ -211,6 +226,7 @@ def test_questions_about_documents_are_accepted_longer_than_by_either_source(tmp
         drafts_alone_what_it_drafts_in_a_batch('rasd:model="model:name=near,k=2"')
     the_budget_cuts_what_was_retrieved_and_never_the_model_s_nodes()
     branches_that_the_model_rules_out_are_pruned()
+    nothing_is_drafted_deeper_than_the_row_has_room()
     model = pardec.load("tiny-llama", device="cpu")
     lists = pardec.task("lists").problems(split="heldout", n=30, seed=7)
     records = pardec.task("records")

@@ -145,6 +145,8 @@ def siblings_by_hand() -> None:
         assert made.tokens.tolist() == [[tokens]]
         assert made.share[0, 0].tolist() == pytest.approx(shares)
         assert made.real.all()
+    made = siblings(logits, 5, context, ends, torch.zeros(1, 1, dtype=torch.int64))
+    assert made.real.tolist() == [[[True] * 3 + [False] * 2]], "three tokens are possible"
 
 
 @pytest.mark.seeds("arXiv:2402.14160")

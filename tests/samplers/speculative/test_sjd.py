@@ -144,17 +144,17 @@ def kept_share(made: Scripted) -> tuple[float, float]:
 
 
 def a_coupled_draw_by_hand() -> None:
-    p = torch.tensor([[0.5, 0.2, 0.3]] * 6)
-    q = torch.tensor([[0.1, 0.5, 0.4]] * 6)
-    old = torch.tensor([1, 1, 2, 2, 1, 1])
-    keep = torch.tensor([0.39, 0.41, 0.74, 0.76, 0.1, 0.3]).double()
-    u = torch.tensor([0.9, 0.9, 0.9, 0.9, 0.9, 0.6]).double()
-    point = torch.tensor([False, False, False, False, True, True])
-    has_old = torch.tensor([True] * 6)
+    p = torch.tensor([[0.5, 0.2, 0.3]] * 7)
+    q = torch.tensor([[0.1, 0.5, 0.4]] * 7)
+    old = torch.tensor([1, 1, 2, 2, 1, 1, 1])
+    keep = torch.tensor([0.39, 0.41, 0.74, 0.76, 0.1, 0.3, 0.3]).double()
+    u = torch.tensor([0.9, 0.9, 0.9, 0.9, 0.9, 0.6, 0.9]).double()
+    point = torch.tensor([False, False, False, False, True, True, True])
+    has_old = torch.tensor([True] * 7)
     # 1 stays below p/q = .4, 2 below .75, a point mass of 1 below .2; the residual is token 0 alone, .4 + 0 + 0;
-    # p without 1 is .5, .3: .6 of .8 is token 0.
-    assert coupled_sample(p, old, q, point, has_old, keep, u).tolist() == [1, 0, 2, 0, 1, 0]
-    assert coupled_sample(p, old, q, point, ~has_old, keep, u).tolist() == [2, 2, 2, 2, 2, 1]  # p itself: .5, .7, 1
+    # p without 1 is .5, .3: .6 of .8 is token 0, and .9 of it token 2.
+    assert coupled_sample(p, old, q, point, has_old, keep, u).tolist() == [1, 0, 2, 0, 1, 0, 2]
+    assert coupled_sample(p, old, q, point, ~has_old, keep, u).tolist() == [2, 2, 2, 2, 2, 1, 2]  # p itself: .5, .7, 1
     p, q, zero = torch.tensor([[0.0, 0.5, 0.5]]), torch.tensor([[1.0, 0.0, 0.0]]), torch.zeros(1)
     impossible = coupled_sample(p, zero.long(), q, zero.bool(), ~zero.bool(), zero, torch.tensor([0.1]))
     assert impossible.tolist() == [1], "0 < 0 lets nothing stay"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -13,8 +14,11 @@ from torch import Tensor
 import pardec
 from pardec.models.errors import SpecError
 from pardec.samplers import registry
+from pardec.samplers.ops.allowed import AllowedRows
+from pardec.samplers.rng import Keyed
 from pardec.samplers.speculative.contracts import DecodeContext, Draft, RoundResult, RoundUniforms
 from pardec.samplers.speculative.draft.sjd import Sjd, WindowState, window_tree
+from pardec.samplers.speculative.sequences import Sequences
 from tests.samplers.ar_toys import counted, g_test, joint, logits, rows, run, toy_ar
 from tests.samplers.fake_draft_model import NEW, RAGGED, greedy, target
 from tests.samplers.picture_toys import codes, draw, features, toy_pictures
@@ -46,6 +50,19 @@ def siblings_of_a_position_have_its_own_noise() -> None:
         done = run(toy_ar(8, 3), "sjd:window=5,tree=3x2+rrs", [[2, 0]], 8, temperature=1.0)
     ends = np.cumsum(done.trace.gained[0])[1:-1]  # the first tree follows the second round
     assert [each for each in seen if len(each) == 2][:2] == [[2 + end, 3 + end] for end in ends.tolist()[:2]]
+
+
+def fresh_guesses_have_no_siblings() -> None:
+    """Not even those that are tested as samples of the uniform distribution: every second child is not tested."""
+    text, free = Sequences([torch.tensor([1])], [100], pad_id=0), AllowedRows(None, 1, torch.device("cpu"))
+    context: Any = SimpleNamespace(
+        text=text, model=SimpleNamespace(vocab_size=3), request=SimpleNamespace(conditions=()), allowed=free
+    )
+    drafter = Sjd(5, init="random", uniform=True, tree="2x2")
+    uniforms = RoundUniforms(Keyed((0,)), text.rows, text.nfe.copy(), text.device)
+    draft = drafter.propose(context, np.array([90]), uniforms, drafter.start(context))
+    assert draft.parents is not None
+    assert draft.tested[0].tolist() == [False, True, False, True, False, True, False, True, True]
 
 
 def the_law_is_kept(spec: str, accept: str, **more: Any) -> None:
@@ -122,6 +139,7 @@ def test_the_next_round_reads_distributions_after_the_accepted_tokens() -> None:
 def test_a_sjd_tree_takes_fewer_forwards_than_coupled_samples_alone_and_keeps_the_distribution() -> None:
     the_next_round_reads_distributions_after_the_accepted_tokens()
     siblings_of_a_position_have_its_own_noise()
+    fresh_guesses_have_no_siblings()
     the_law_is_kept("3x2", "rrs", temperature=1.0)
     model = pardec.load("tiny-llamagen", device="cpu")
     prompts = [one.prompt for one in pardec.task("captions").problems(split="heldout", n=4, seed=3)]

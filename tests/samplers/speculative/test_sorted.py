@@ -108,6 +108,12 @@ def test_a_layer_runs_once_on_a_token_and_only_if_it_is_needed() -> None:
             assert 0 < calls[2] < calls[1] < calls[0]
             assert queries[2] <= queries[1] <= queries[0]
             assert queries[1] > calls[1], "what was left out is filled up, several tokens in one forward"
+    model = toy_ar(0, 4, layers=2)
+    model.decoder.head.weight.data.zero_()  # type: ignore[attr-defined]
+    plans.clear()
+    with named(flat=model), patch.object(LanguageModel, "run", watched):
+        run(toy_ar(1, 4), "sorted:name=flat,exits=1-2,tau=0.25,k=3", [[1, 2]], 9)
+    assert {plan.layers.start for plan in plans if plan.layers} == {0}, "of four equal tokens each has a quarter"
 
 
 def test_one_drafter_serves_two_targets() -> None:

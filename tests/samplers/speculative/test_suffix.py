@@ -111,9 +111,10 @@ def test_a_text_enters_the_store_when_it_is_complete_after_the_prompt_s_last_tok
 def test_the_oldest_texts_leave_a_full_store() -> None:
     store, whole = Store(20), list[list[int]]()
     for number in range(12):
-        text = list(range(10 * number, 10 * number + 2 + number * 5 % 7))
+        text, before = list(range(10 * number, 10 * number + 2 + number * 5 % 7)), len(store.sizes)
         store.add(text)
         whole.append([*text, -1])
+        assert len(store.sizes) == before + 1 or store.length <= 15, "a quarter is free"
         assert store.length <= 20
         assert store.ids[: store.length].tolist() == [token for each in whole[-len(store.sizes) :] for token in each]
         assert all(store.ids[at - 1] == token for token, places in store.after.items() for at in places)

@@ -15,6 +15,7 @@ from pardec.samplers import registry
 from pardec.samplers.speculative.contracts import DecodeContext, Draft, Uniforms
 from pardec.samplers.speculative.draft.triforce import TriForce
 from tests.samplers.ar_toys import g_test, logits, run, toy_ar
+from tests.samplers.fake_draft_model import RAGGED, named, target
 from tests.samplers.joint_distributions import SMALL, WORLDS, drafting, measure
 from tests.samplers.reading_drafts import accepts_all_with_room, survives_garbage
 
@@ -70,6 +71,14 @@ def test_a_row_that_has_gamma_tokens_waits_for_the_others() -> None:
     sizes = {count for row in done.trace.drafted for count in row[1:-1]}
     assert {4, 5} <= sizes
     assert max(sizes) <= 4 + 2
+
+
+def test_a_small_model_that_is_always_right_drafts_gamma_tokens_and_never_more_than_are_left() -> None:
+    """Inner rounds of 2 tokens and one more: two make 6. Then 4 are left, the last of them the target's own."""
+    with named(same=target()):
+        done = run(target(), 'triforce:name=same,k=2,gamma=6,read="retrieval:budget=64"', RAGGED, 1 + 7 + 4)
+    assert list(done.trace.drafted) == [(0, 6, 3)] * len(RAGGED)
+    assert list(done.trace.gained) == [[1, 7, 4]] * len(RAGGED)
 
 
 def test_it_has_to_be_named() -> None:

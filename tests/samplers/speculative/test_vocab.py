@@ -101,6 +101,7 @@ def test_a_quarter_of_the_rows_drafts_nearly_as_well(tmp_path: Path) -> None:
     heads.test_the_ids_that_are_left_have_the_logits_of_the_whole_head_and_no_others_have_any()
     heads.test_ids_that_cannot_be_are_refused([3, 4, 3], "listed twice: 3")
     heads.test_only_the_rows_that_are_left_are_multiplied()
+    heads.test_a_table_that_is_the_head_too_is_read_whole()
     heads.test_the_commonest_ids_of_texts()
     heads.test_lists_in_files_and_the_first_ids_of_the_one_beside_a_checkpoint(tmp_path)
     model = pardec.load("tiny-llama", dtype="float32", device="cpu")
