@@ -244,7 +244,7 @@ class Pjd(Drafter):
             is_point_mass=state.point.gather(1, cell) & own,
         )
         sides = tree_sides("pjd", self.tree)
-        if sides[0] == 1 or not redrawn.any():
+        if sides[0] == 1 or chain.width == 1:
             return chain
         drawn = upload(np.take_along_axis(redrawn, at, 1) & real, device)
         return with_siblings(chain, sides, counts, drawn, uniforms)

@@ -278,7 +278,8 @@ class Sjd(Drafter):
         redrawn, distribution, stays = (each[:, :most] for each in self._redraw(context, uniforms, state))
         missing = most - redrawn.shape[1]
         tokens = fresh(self.opening(context.model), pad(redrawn, (0, missing)), known, context, uniforms)
-        if not known.any() and not self.uniform:
+        single = self.sides[0] == 1 or not most  # no row gets a tree, whatever the others know
+        if single and not known.any() and not self.uniform:
             return Draft.chain(context.text, tokens, counts)
         new = torch.arange(-1, most, device=tokens.device) >= upload(known, tokens.device)[:, None]
         q = pad(distribution, (0, 0, 1, missing))
@@ -286,7 +287,7 @@ class Sjd(Drafter):
         if self.uniform:
             q, point = q.masked_fill(new[..., None], 1 / q.shape[-1]), None
         draft = Draft.chain(context.text, tokens, counts, q=q, is_point_mass=point)
-        if self.sides[0] == 1 or not most:
+        if single:
             return draft
         return with_siblings(draft, self.sides, counts, ~new, uniforms)
 

@@ -98,7 +98,9 @@ def test_joint_with_a_lag_of_a_row_is_sjd_with_other_first_guesses(temperature: 
         assert (draw(MODEL, "pjd:lag=1,joint=true", CAPTIONS, temperature=1.0).tokens != theirs.tokens).any()
 
 
-@pytest.mark.parametrize("how", ["wait=false", "wait=true", "joint=true", "joint=true,tree=3x2"])
+@pytest.mark.parametrize(
+    "how", ["wait=false", "wait=true", "joint=true", "joint=true,tree=3x2", "joint=true,tree=3x2,window=3"]
+)
 @pytest.mark.parametrize("lag", [1, 3])
 def test_an_image_is_the_same_alone_and_in_a_batch(lag: int, how: str) -> None:
     spec = f"pjd:lag={lag},{how}"
@@ -277,6 +279,7 @@ def test_rows_begin_and_are_guessed_by_hand() -> None:
     the_first_guess_of_a_row_is_the_newest_token_above_by_hand()
     the_newest_token_above_stands_in_for_the_one_before_a_row()
     a_row_goes_on_to_where_the_row_above_was_accepted_by_hand()
+    rows_below_see_the_first_tokens_of_a_tree_by_hand()
 
 
 @pytest.mark.slow  # seconds for 18 pictures; the tests above have the rules
@@ -343,6 +346,25 @@ def only_the_last_forward_s_distributions_draw_drafts_by_hand() -> None:
     assert state.known[0].nonzero()[0].tolist() == [2, 3, 4]
     assert torch.equal(state.p[:, 2:5], probs)
     assert state.accepted[0].nonzero()[0].tolist() == [0, 1]
+
+
+def rows_below_see_the_first_tokens_of_a_tree_by_hand() -> None:
+    """Of 2 x 2 tokens and one more, the path takes the second token of cell 3, node 4; cell 4 is node 7."""
+    context, none = _Context(), np.zeros((1, 8), dtype=bool)
+    text = SimpleNamespace(prompt=np.array([1]), length=np.array([5]), host=np.array([[0, 1, 1, 1, 1]]))
+    context.text = text  # type: ignore[assignment]
+    tokens, p = torch.zeros(1, 8, dtype=torch.int64), torch.zeros(1, 8, 2)
+    state = Grid(none, tokens, p, p.clone(), tokens < 0, np.array([[1, 2, 3, 4]]), none, none, none, np.array([8]))
+    probs = torch.stack((torch.arange(8) / 8, 1 - torch.arange(8) / 8), 1)[None]
+    verdict = SimpleNamespace(path=torch.tensor([[0, 1, 4]]), count=torch.tensor([2]))
+    draft = SimpleNamespace(sizes=np.array([8]), parents=torch.tensor([-1, 0, 0, 1, 1, 2, 2, 3]), deepest=3)
+    outcome: Any = SimpleNamespace(draft=draft, verdict=verdict, distributions=SimpleNamespace(probs=probs))
+    Pjd(joint=True, tree="2x2").observe(outcome, context, state)  # type: ignore[arg-type]
+    assert state.departed.tolist() == [3]
+    assert (8 * state.p[0, 2:6, 0]).tolist() == [0, 1, 4, 7]
+    verdict.path = torch.tensor([[0, 1, 3]])
+    Pjd(joint=True, tree="2x2").observe(outcome, context, state)  # type: ignore[arg-type]
+    assert state.departed.tolist() == [8], "all tokens of the path are first ones"
 
 
 def the_newest_token_above_stands_in_for_the_one_before_a_row() -> None:
