@@ -80,7 +80,7 @@ class Pjd(Drafter):
     ] = 32
     wait: Annotated[bool, "as published: a later row gains no token in place of a rejected one"] = False
     joint: Annotated[bool, "drafts attend to those of the rows above, and several rows may end in one forward"] = False
-    tree: Annotated[str | None, "joint: tokens per position x positions, such as 3x3; none: one token each"] = None
+    tree: Annotated[str | None, "with joint: tokens per position x positions, such as 3x3; none: one token each"] = None
 
     def __post_init__(self) -> None:
         self.require("lag", least=1)
@@ -89,7 +89,10 @@ class Pjd(Drafter):
                 "pjd: wait=true needs joint=false: joint=true redraws rejected tokens", hint="leave wait out"
             )
         if tree_sides("pjd", self.tree)[0] > 1 and not self.joint:
-            raise SpecError("pjd: tree needs joint=true: other drafts of a row see no siblings", hint="add joint=true")
+            raise SpecError(
+                f"pjd: tree={self.tree} needs joint=true: without it each row of the image has a window of its own",
+                hint="add joint=true",
+            )
         refuse_narrow("pjd", self.window)
 
     def width(self, model: LanguageModel) -> int:

@@ -257,7 +257,7 @@ def test_it_is_declared_relaxed_and_refuses_what_it_cannot_do() -> None:
         draw(MODEL, "pjd:lag=5", CAPTIONS)
     for spec, why in {
         "joint=true,wait=true": "joint=true redraws rejected tokens",
-        "tree=3x3": "pjd: tree needs joint=true",
+        "tree=3x3": "pjd: tree=3x3 needs joint=true",
         "joint=true,tree=9x1": "pjd: tree must be tokens x positions, at most 8x4",
     }.items():
         with pytest.raises(SpecError, match=why):
