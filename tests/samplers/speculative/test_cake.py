@@ -80,6 +80,10 @@ def a_layers_preference_and_the_indicator_are_those_of_the_formulas() -> None:
         expected = [naive_preference(row, tau1, tau2) for row in a]
         assert preference(a, tau1, tau2).tolist() == pytest.approx(expected, rel=1e-5)
         assert Cake(tau1=tau1, tau2=tau2)._preference(a).tolist() == pytest.approx(expected, rel=1e-5)
+        shared = naive_preference(a.flatten(0, 1), tau1, tau2)  # the heads of all rows
+        assert Cake(tau1=tau1, tau2=tau2, reference=True)._preference(a).tolist() == pytest.approx(
+            [shared] * 3, rel=1e-5
+        )
     score = indicator(a, 2, 50.0)
     alone = indicator(a[1:2, ..., :7], 2, 50.0)
     assert torch.allclose(score[1, :7], alone[0])
@@ -161,6 +165,7 @@ def a_prompt_keeps_what_the_plain_version_keeps_and_nothing_comes_back() -> None
                 new = {slot for slot in after.chosen[layer][row].flatten().tolist() if slot >= 0}
                 assert all(slot in old or slot >= before.first[row] for slot in new)
     assert watch.calls[-1][3][3].tolist() == [6, 6, 6], "its queries were gone when it no longer did"
+    assert (watch.calls[-1][3][:3] == budgets[:3]).all(), "the other rows keep theirs"
 
 
 @pytest.mark.parametrize("spec", [FEW, f"{FEW[:-1]}3"])
