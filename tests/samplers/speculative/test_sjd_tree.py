@@ -48,7 +48,7 @@ def siblings_of_a_position_have_its_own_noise() -> None:
 
     with patch.object(RoundUniforms, "noise", watched):
         done = run(toy_ar(8, 3), "sjd:window=5,tree=3x2+rrs", [[2, 0]], 8, temperature=1.0)
-    ends = np.cumsum(done.trace.gained[0])[1:-1]  # the first tree follows the second round
+    ends = np.cumsum(done.trace.gained[0])  # each round but that of the prompt feeds a tree
     assert [each for each in seen if len(each) == 2][:2] == [[2 + end, 3 + end] for end in ends.tolist()[:2]]
 
 
