@@ -106,7 +106,7 @@ def known_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def pretrained_arguments(load: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Renames arguments of a pipeline's `from_pretrained` to those of `load`: diffusers' `torch_dtype` is `dtype`.
+    """Renames `torch_dtype` and `local_files_only` of diffusers' `from_pretrained` to `dtype` and `offline` of `load`.
 
     Raises SpecError for an argument that `load` does not take, and for `trust_remote_code=True`.
     """

@@ -88,7 +88,7 @@ class Pjd(Drafter):
             raise SpecError(
                 "pjd: wait=true needs joint=false: joint=true redraws rejected tokens", hint="leave wait out"
             )
-        if tree_sides("pjd", self.tree)[0] > 1 and not self.joint:
+        if self.sides[0] > 1 and not self.joint:
             raise SpecError(
                 f"pjd: tree={self.tree} needs joint=true: without it each row of the image has a window of its own",
                 hint="add joint=true",
@@ -96,13 +96,18 @@ class Pjd(Drafter):
         refuse_narrow("pjd", self.window)
 
     def width(self, model: LanguageModel) -> int:
-        rows, columns = self._sides(model)
+        rows, columns = self._grid_sides(model)
         self._lag(model)
-        nodes = max(self.window, rows * (columns + 1) + 1) + siblings(tree_sides("pjd", self.tree))
+        nodes = max(self.window, rows * (columns + 1) + 1) + siblings(self.sides)
         check_nodes("pjd", nodes)
         return nodes
 
-    def _sides(self, model: LanguageModel) -> tuple[int, int]:
+    @property
+    def sides(self) -> tuple[int, int]:
+        """The tree's tokens per position, and the number of positions that have them."""
+        return tree_sides("pjd", self.tree)
+
+    def _grid_sides(self, model: LanguageModel) -> tuple[int, int]:
         layout = layout_of(model, "pjd", "text has no rows: draft with lookup or sjd")
         if layout.row_end is not None or layout.closing or layout.stride != layout.columns:
             raise SpecError(
@@ -112,7 +117,7 @@ class Pjd(Drafter):
         return layout.rows, layout.columns
 
     def _lag(self, model: LanguageModel) -> int:
-        wide = self._sides(model)[1]
+        wide = self._grid_sides(model)[1]
         if self.lag is not None and self.lag > wide:
             raise SpecError(
                 f"pjd: lag={self.lag} is more than the {wide} tokens of a row of {model.name}",
@@ -121,7 +126,7 @@ class Pjd(Drafter):
         return self.lag or max(1, wide // 4)
 
     def start(self, context: DecodeContext) -> Grid:
-        batch, cells, device = len(context.text), int(np.prod(self._sides(context.model))), context.text.device
+        batch, cells, device = len(context.text), int(np.prod(self._grid_sides(context.model))), context.text.device
         none = np.zeros((batch, cells), dtype=bool)
         tokens = torch.zeros(batch, cells, dtype=torch.int64, device=device)
         p = torch.zeros(batch, cells, context.model.vocab_size, device=device)
@@ -134,7 +139,7 @@ class Pjd(Drafter):
         text, device = context.text, context.text.device
         if self.joint:
             return self._propose_joint(context, remaining, uniforms, state)
-        rows, wide = self._sides(context.model)
+        rows, wide = self._grid_sides(context.model)
         rejected = self._accept(context, uniforms, state)
         cells = np.arange(rows * wide)
         last = (text.length - text.prompt - 1)[:, None]  # the cell of node 0
@@ -188,7 +193,7 @@ class Pjd(Drafter):
         """
         if not state.waiting.any():
             return state.waiting
-        cells, wide = np.arange(state.accepted.shape[1]), self._sides(context.model)[1]
+        cells, wide = np.arange(state.accepted.shape[1]), self._grid_sides(context.model)[1]
         passed = self._passed(context, uniforms, state)
         run = (state.accepted | (passed & state.waiting)).reshape(len(passed), -1, wide)
         run = np.logical_and.accumulate(run, 2).reshape(passed.shape)
@@ -227,7 +232,7 @@ class Pjd(Drafter):
         redrawn, missing = draft & state.known, draft & ~state.known
         self._redraw(context, uniforms, state, redrawn, redrawn & state.drafted)
         given = (cells <= last) | fixed | redrawn
-        state.tokens = state.tokens.gather(1, upload(_newest(given, self._sides(context.model)[1]), device))
+        state.tokens = state.tokens.gather(1, upload(_newest(given, self._grid_sides(context.model)[1]), device))
         state.point = torch.where(upload(missing, device), True, state.point)
         state.drafted = draft
         nodes = np.arange(int(counts.max(initial=0)) + 1)
@@ -246,11 +251,10 @@ class Pjd(Drafter):
             q=q,
             is_point_mass=state.point.gather(1, cell) & own,
         )
-        sides = tree_sides("pjd", self.tree)
-        if sides[0] == 1 or chain.width == 1:
+        if self.sides[0] == 1 or chain.width == 1:
             return chain
         drawn = upload(np.take_along_axis(redrawn, at, 1) & real, device)
-        return with_siblings(chain, sides, counts, drawn, uniforms)
+        return with_siblings(chain, self.sides, counts, drawn, uniforms)
 
     def _accept_joint(self, context: DecodeContext, uniforms: Uniforms, state: Grid) -> None:
         """Accepts drafts below the row in which the last path ended, and redraws the first rejected one of each row.
@@ -259,7 +263,7 @@ class Pjd(Drafter):
         """
         if not state.drafted.any():
             return
-        (rows, wide), lag = self._sides(context.model), self._lag(context.model)
+        (rows, wide), lag = self._grid_sides(context.model), self._lag(context.model)
         tested = state.drafted & state.known
         passed = tested & self._passed(context, uniforms, state)
         # The last token was drawn after the forward, and none that is not a first one was seen by others.
@@ -341,7 +345,7 @@ class Pjd(Drafter):
     ) -> None:
         """Point masses for the cells `missing` [B, N]: copies of the token to the left."""
         text, device = context.text, state.tokens.device
-        wide = self._sides(context.model)[1]
+        wide = self._grid_sides(context.model)[1]
         first = (text.length - text.prompt)[:, None]
         ahead = np.minimum(first + np.arange(max(int(remaining.max(initial=0)), 1)), missing.shape[1] - 1)
         along = np.take_along_axis(given & ~waiting, ahead, 1)  # the first incomplete row, and what follows it
@@ -389,17 +393,17 @@ class Pjd(Drafter):
         state.tokens = torch.where(upload(committed, device), codes, state.tokens)
         state.accepted = state.accepted | committed
         state.known = np.zeros_like(committed)
-        if not outcome.draft.sizes.max(initial=0) or (state.fed < -1).all():
+        if not outcome.draft.sizes.max(initial=0):
             return
         sizes, probs = outcome.draft.sizes, outcome.distributions.probs
         state.departed = np.full(len(sizes), len(cells))
         if self.joint and outcome.draft.parents is not None:
-            at, first = window_nodes(sides := tree_sides("pjd", self.tree), outcome)
+            at, first = window_nodes(self.sides, outcome)
             probs = at_nodes(probs, at)
-            sizes = window_tree(*sides, outcome.draft.deepest).depths.numpy()[sizes - 1] + 1
+            sizes = window_tree(*self.sides, outcome.draft.deepest).depths.numpy()[sizes - 1] + 1
             other = download(at != first)
             state.departed = np.where(other.any(1), state.fed[:, 0] + other.argmax(1), len(cells))
-        row, node = ((state.fed >= -1) & (np.arange(state.fed.shape[1]) < sizes[:, None])).nonzero()
+        row, node = (np.arange(state.fed.shape[1]) < sizes[:, None]).nonzero()
         target = state.fed[row, node] + 1
         inside = target < len(cells)
         row, node, target = row[inside], node[inside], target[inside]

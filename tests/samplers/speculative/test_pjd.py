@@ -231,7 +231,7 @@ def joint(lag: int, drafted: tuple[int, ...], p: dict[int, float], departed: int
     q = torch.full_like(laws, 0.5)
     state = Grid(accepted, tokens, laws, q, tokens < 0, np.full((1, 1), 1), tried, tried, tried, np.array([departed]))
     context.text.length = np.array([3])  # type: ignore[attr-defined]
-    with patch.object(Pjd, "_sides", lambda *_: (3, 4)):
+    with patch.object(Pjd, "_grid_sides", lambda *_: (3, 4)):
         rule._accept_joint(context, Given(torch.zeros(1, 1)), state)  # type: ignore[arg-type]
     gained = [cell for cell in range(2, 12) if state.accepted[0, cell]]
     return gained, [cell for cell in gained if state.tokens[0, cell] == 0]
